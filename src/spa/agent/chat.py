@@ -1,0 +1,145 @@
+"""Messages to tokens, append-only: every segment is tokenised once and never again.
+
+A conversation is a chain of segments: the opening (system and first user message and the generation prompt), then in
+turn a response (sampled ids, or text in SFT), the tokens that close it, and the next user message with its
+generation prompt. The segments are cut out of the tokenizer's own chat template, which must therefore keep what it once
+rendered: a template that rewrites earlier turns (Qwen3's drops past thinking) is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spa.agent.parse import Span
+
+_PROBE_ANSWER = "<think>probe</think><answer>probe</answer>"
+
+
+class TemplateError(ValueError):
+    """The chat template cannot be used append-only."""
+
+
+@dataclass(frozen=True)
+class EncodedResponse:
+    """``ids`` of a response text; ``offsets[i]`` is the character range of token i in the text;
+    ``num_forced`` leading tokens belong to the forced tag."""
+
+    ids: list[int]
+    offsets: list[Span]
+    num_forced: int
+
+
+class Chat:
+    """Chat tokens for one tokenizer.
+
+    Args:
+        tokenizer: a Hugging Face *fast* tokenizer with a chat template.
+        forced: text that every response starts with (``"<think>"``), inserted by the harness.
+
+    Raises:
+        TemplateError: no template, or one whose rendering of n messages is not a prefix of that of n+1.
+    """
+
+    def __init__(self, tokenizer: Any, forced: str = "<think>") -> None:
+        self.tokenizer = tokenizer
+        self.forced = forced
+        if not getattr(tokenizer, "chat_template", None):
+            raise TemplateError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned checkpoint "
+                "or put a chat_template into its tokenizer_config.json"
+            )
+        self.forced_ids = self.encode(forced) if forced else []
+        self._closing = self._check_template()
+        closing_ids = self.encode(self._closing)
+        if not closing_ids:
+            raise TemplateError("the chat template puts nothing after an assistant message, so a response could not end")
+        self.closing_ids = closing_ids
+        stop = {closing_ids[0], tokenizer.eos_token_id}
+        self.stop_ids: frozenset[int] = frozenset(i for i in stop if i is not None)
+        self._openings: dict[tuple[str | None, str], list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a piece of text as it stands (no special tokens added)."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of response ids, without end-of-turn and other special tokens."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        assert isinstance(text, str)
+        return text
+
+    def _check_template(self) -> str:
+        """Checks prefix preservation over two turns; returns the text that closes an assistant message."""
+        messages = [
+            {"role": "user", "content": "probe one"},
+            {"role": "assistant", "content": _PROBE_ANSWER},
+            {"role": "user", "content": "probe two"},
+            {"role": "assistant", "content": _PROBE_ANSWER},
+            {"role": "user", "content": "probe three"},
+        ]
+        try:
+            full = self._render(messages, generate=True)
+            closings = set()
+            for n in (1, 3):
+                asked = self._render(messages[:n], generate=True)
+                answered = self._render(messages[: n + 1])
+                if not (full.startswith(asked) and full.startswith(answered)):
+                    raise TemplateError(
+                        f"the chat template of {self.tokenizer.name_or_path!r} does not keep earlier turns as they were "
+                        "(its rendering of n messages is no prefix of that of n+1; Qwen3-style templates drop past "
+                        "thinking). Token ids could not be append-only: use a prefix-preserving template"
+                    )
+                if not answered.startswith(asked + _PROBE_ANSWER):
+                    raise TemplateError(
+                        f"the chat template of {self.tokenizer.name_or_path!r} does not put an assistant's text right "
+                        "after the generation prompt, so sampled tokens could not stay where they were sampled"
+                    )
+                closings.add(answered[len(asked) + len(_PROBE_ANSWER) :])
+        except TemplateError:
+            raise
+        except Exception as error:  # jinja errors of a template that cannot render such a conversation
+            raise TemplateError(f"the chat template failed on a plain conversation: {error}") from error
+        assert len(closings) == 1, closings
+        return closings.pop()
+
+    def opening(self, system: str | None, user: str) -> list[int]:
+        """Ids of system message, first user message and generation prompt."""
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return self.encode(self._render([*messages, {"role": "user", "content": user}], generate=True))
+
+    def following(self, user: str) -> list[int]:
+        """Ids of a later user message and the generation prompt, to be appended to a closed response."""
+        head = [{"role": "user", "content": "probe one"}, {"role": "assistant", "content": _PROBE_ANSWER}]
+        before = self._render(head)
+        after = self._render([*head, {"role": "user", "content": user}], generate=True)
+        return self.encode(after[len(before) :])
+
+    def closing(self, response_ids: list[int]) -> list[int]:
+        """What the harness must append after a response: the end-of-turn token unless it was sampled, and separators."""
+        ended = bool(response_ids) and response_ids[-1] == self.closing_ids[0]
+        return self.closing_ids[1:] if ended else self.closing_ids
+
+    def encode_response(self, text: str) -> EncodedResponse:
+        """Tokenises a response text as a rollout would have: the forced tag on its own, then the rest.
+
+        Raises:
+            ValueError: the tokenizer is a slow one (no character offsets).
+        """
+        if not self.tokenizer.is_fast:
+            raise ValueError("SFT masks need a fast tokenizer (character offsets); convert this one to tokenizer.json")
+        num_forced = start = 0
+        ids: list[int] = []
+        offsets: list[Span] = []
+        if self.forced and text.startswith(self.forced):
+            start = len(self.forced)
+            ids += self.forced_ids
+            offsets += [(0, start)] * len(self.forced_ids)
+            num_forced = len(self.forced_ids)
+        rest = self.tokenizer(text[start:], add_special_tokens=False, return_offsets_mapping=True)
+        ids += rest["input_ids"]
+        offsets += [(a + start, b + start) for a, b in rest["offset_mapping"]]
+        return EncodedResponse(ids, offsets, num_forced)

@@ -1,0 +1,148 @@
+"""The one object that everything reads: an episode, made by rollout. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from spa.runs.files import atomic_write
+
+
+@dataclass
+class TokenSequence:
+    """Token ids exactly as fed and sampled, append-only.
+
+    ``ids``, ``mask``, ``logprobs`` and ``turns`` have one entry a token. ``mask`` is 1 where the model sampled the token;
+    forced tags and everything else that the harness inserted is 0. ``logprobs`` are those of the sampling
+    distribution's model at its temperature (0.0 where mask is 0). ``turns`` is the turn index of a response token, -1 for
+    context. With a history window of k turns an episode has one sequence a turn, with full history one in all.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    def append(self, ids: Iterable[int], *, mask: int = 0, logprobs: Iterable[float] | None = None, turn: int = -1) -> None:
+        """Appends tokens of one kind; ``logprobs`` is required for sampled tokens (mask 1)."""
+        new = list(ids)
+        scores = list(logprobs) if logprobs is not None else [0.0] * len(new)
+        assert len(scores) == len(new), "one log-prob a token"
+        assert not mask or logprobs is not None, "sampled tokens need log-probs"
+        self.ids += new
+        self.mask += [mask] * len(new)
+        self.logprobs += scores
+        self.turns += [turn] * len(new)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class Turn:
+    """One exchange: a state shown, a response, the moves executed, what came of it."""
+
+    index: int
+    state: str  # true state before the response
+    user: str  # text of the user message, state included
+    response: str  # assistant text, forced first tag included
+    next_state: str = ""  # true state after all executed actions
+    format_ok: bool = False
+    observation: str | None = None  # what the model wrote as its observation
+    prediction: str | None = None
+    actions: list[str] = field(default_factory=list)  # as parsed
+    executed: list[str] = field(default_factory=list)  # in the world's spelling
+    reward: float = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
+    penalty: float = 0.0  # format penalty, not shown to the model
+    actions_left: int = 0  # before the response
+    finish_reason: str = "stop"  # stop | length
+    info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
+
+
+@dataclass
+class Episode:
+    """One play of one world.
+
+    ``status`` is ``completed`` (the world ended), ``truncated`` (a limit ended it) or ``error`` (the world or the engine
+    failed: ``error`` says how; such an episode is never trained on and never counted as a success).
+    ``total_reward`` is the sum of the turns' rewards, ``total_penalty`` of their format penalties.
+    ``content`` identifies the world by its content.
+    """
+
+    task: str
+    seed: int
+    group: int
+    member: int = 0
+    noise_seed: int = 0
+    content: str = ""
+    prompt: str = "base"  # prompt mode it was played in
+    system: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+    sequences: list[TokenSequence] = field(default_factory=list)
+    success: bool = False
+    status: str = "completed"
+    error: str = ""
+
+    @property
+    def total_reward(self) -> float:
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def total_penalty(self) -> float:
+        return float(sum(turn.penalty for turn in self.turns))
+
+    @property
+    def score(self) -> float:
+        """What RL maximises: reward plus penalties."""
+        return self.total_reward + self.total_penalty
+
+    @property
+    def states(self) -> list[str]:
+        """True states, one per turn and the final one: ``len(turns) + 1`` (empty without turns)."""
+        return [turn.state for turn in self.turns] + [turn.next_state for turn in self.turns[-1:]]
+
+    def to_json(self) -> str:
+        """One line of JSON; ``from_json`` gives an equal episode."""
+        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Episode:
+        """Reads a line that ``to_json`` wrote.
+
+        Raises:
+            ValueError: the line is no JSON object or not an episode.
+        """
+        try:
+            data = json.loads(line)
+            turns = [Turn(**turn) for turn in data.pop("turns")]
+            sequences = [TokenSequence(**sequence) for sequence in data.pop("sequences")]
+            return cls(turns=turns, sequences=sequences, **data)
+        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+            names = ", ".join(f.name for f in fields(cls))
+            raise ValueError(f"not an episode ({error}); expected a JSON object with the fields {names}") from error
+
+
+def write_episodes(path: str | os.PathLike[str], episodes: Iterable[Episode]) -> None:
+    """Writes episodes as JSONL, atomically."""
+    atomic_write(path, "".join(episode.to_json() + "\n" for episode in episodes))
+
+
+def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
+    """Reads JSONL episodes one by one.
+
+    Raises:
+        ValueError: no such file, or a line is not an episode (the message names the line).
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"no episode file {path}")
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield Episode.from_json(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from error

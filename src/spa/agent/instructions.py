@@ -1,0 +1,107 @@
+"""The instruction texts of prompt style ``paper``, by world. A world of one's own supplies ``rules`` or a config text."""
+
+from __future__ import annotations
+
+from spa.envs import TextEnv
+from spa.runs.schema import EnvConfig
+
+_BASE = {
+    "sokoban": (
+        "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets. "
+        "When you are right next to a box, you can push it by moving in the same direction. "
+        "You cannot push a box through a wall, and you cannot pull a box. "
+        "The answer must be one of action in a turn, format is <answer>Right || Up</answer>."
+    ),
+    "frozen_lake": (
+        "You are solving the FrozenLake puzzle. Forbid the hole and go to the target. "
+        "You may move to the unintended direction due to the slippery ice. Example answer format: "
+        "<think>To forbid the hole and go to the target, I should go left then go up.</think>"
+        "<answer>Left || Up</answer>"
+    ),
+    "sudoku": (
+        "You are solving a Sudoku puzzle. Fill in the empty cells so that every row, column and box holds each digit "
+        "once. An action places one digit: row, column, value, counted from 1. "
+        "Example answer format: <answer>1,1,4 || 2,3,1</answer>"
+    ),
+}
+
+# Worked examples of the world-model mode: (state, thoughts, next state, actions) per state format. The Sokoban one is the
+# paper's second state with the true outcome of its actions.
+_EXAMPLES: dict[str, dict[str, tuple[str, str, str, str]]] = {
+    "sokoban": {
+        "grid": (
+            "######\n#_####\n#_P###\n#_X#_#\n#__O_#\n######",
+            "I push the box down, go around it and push it on.",
+            "######\n#_####\n#__###\n#__#_#\n#PXO_#\n######",
+            "Down || Left || Down",
+        ),
+        "coordinates": (
+            "######\n#_####\n#_P###\n#_X#_#\n#__O_#\n######\n"
+            "Player (P) is at (2,2); box (X) is at (3,2); target (O) is at (4,3).",
+            "I push the box down, go around it and push it on.",
+            "######\n#_####\n#__###\n#__#_#\n#PXO_#\n######\n"
+            "Player (P) is at (4,1); box (X) is at (4,2); target (O) is at (4,3).",
+            "Down || Left || Down",
+        ),
+    },
+    "frozen_lake": {
+        "grid": (
+            "_O__\nO___\nG___\n__P_",
+            "The goal is one row up and two columns to the left.",
+            "_O__\nO___\nG_P_\n____",
+            "Up",
+        ),
+        "coordinates": (
+            "_O__\nO___\nG___\n__P_\nPlayer (P) is at (3,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).",
+            "The goal is one row up and two columns to the left.",
+            "_O__\nO___\nG_P_\n____\nPlayer (P) is at (2,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).",
+            "Up",
+        ),
+    },
+    "sudoku": {
+        "grid": (
+            "| 1 2 | 3 4 | 3 4 | 1 2 | 2 1 | 4 . | 4 3 | 2 1 ",
+            "Row 3 holds 2, 1 and 4, so the empty cell is 3.",
+            "| 1 2 | 3 4 | 3 4 | 1 2 | 2 1 | 4 3 | 4 3 | 2 1 ",
+            "3,4,3",
+        ),
+        "coordinates": (
+            "| 1 2 3 4 | 3 4 1 2 | 2 1 4 . | 4 3 2 1 \nEmpty position to be filled is at (3,4).",
+            "Row 3 holds 2, 1 and 4, so the empty cell is 3.",
+            "| 1 2 3 4 | 3 4 1 2 | 2 1 4 3 | 4 3 2 1 \nNo empty positions found (board might be complete).",
+            "3,4,3",
+        ),
+    },
+}
+_EXAMPLES["sudoku"]["grid"] = tuple(  # type: ignore[assignment]
+    part.split("\n")[0] for part in _EXAMPLES["sudoku"]["coordinates"]
+)
+
+_WORLD_MODEL = (
+    "\nFirst describe the current state inside <observation>, then think, then write the state that you expect after your "
+    "actions inside <prediction>, then answer."
+)
+
+
+def instruction(config: EnvConfig, prompt: str, env: TextEnv) -> str:
+    """The instruction of a world for a prompt mode.
+
+    The config's own text comes first, then the built-in one of the world, then the world's ``rules``. A world without a
+    world-model text gets its base text and the general request (never an empty one).
+    """
+    own = config.instruction_world_model if prompt == "world_model" else config.instruction
+    if own is not None:
+        return own
+    base = config.instruction or _BASE.get(config.id) or env.rules or f"You are playing {config.tag}."
+    if prompt == "base":
+        return base
+    text = base + _WORLD_MODEL
+    example = _EXAMPLES.get(config.id, {}).get(env.state_format)
+    # The examples are written with the default symbols and action names.
+    if example and not ({"grid_vocab", "action_names"} & set(config.settings)):
+        state, thoughts, after, actions = example
+        text += (
+            f"\nExample:\n<think> <observation>\n{state}\n</observation> {thoughts} "
+            f"<prediction>\n{after}\n</prediction> </think> <answer>{actions}</answer>"
+        )
+    return text

@@ -1,0 +1,125 @@
+"""A task: a world, its settings, its limits and the words in which it is put to a model. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from spa.agent.parse import PROMPT_MODES
+from spa.envs import STATE_FORMATS, TextEnv, make_env
+from spa.runs.schema import AgentConfig, EnvConfig
+
+STYLES: tuple[str, ...] = ("paper", "terse")
+SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
+
+FORMATS = {
+    "base": "<think> [Your thoughts] </think> <answer> [your answer] </answer>",
+    "world_model": (
+        "<think> <observation> [current state] </observation> [Your thoughts] "
+        "<prediction> [next state]</prediction> </think> <answer> [your answer] </answer>"
+    ),
+    "answer": "<answer> [your answer] </answer>",
+}
+TERSE_FORMATS = {
+    "base": "<think><answer>",
+    "world_model": "<think><observation><prediction><answer>",
+    "answer": "<answer>",
+}
+
+
+def choose(what: str, value: str, options: tuple[str, ...]) -> str:
+    """Returns ``value``; raises ValueError with the options (and the nearest of them) if it is none of them."""
+    if value not in options:
+        raise ValueError(unknown(what, value, options))
+    return value
+
+
+def unknown(what: str, value: str, options: tuple[str, ...] | list[str]) -> str:
+    """The message for an unknown name: the nearest known one, or all of them."""
+    import difflib
+
+    near = difflib.get_close_matches(value, options, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(options)}."
+    return f"unknown {what} {value!r}. {hint}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A world as a model is to play it.
+
+    Args:
+        env: the world, its settings and limits.
+        agent: how it is put to the model.
+        max_tokens: the response length that the prompt of style ``paper`` mentions.
+
+    Raises:
+        ValueError: unknown world, setting, state format, prompt mode or style.
+    """
+
+    env: EnvConfig
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    max_tokens: int = 400
+
+    def __post_init__(self) -> None:
+        choose("prompt mode", self.agent.prompt, PROMPT_MODES)
+        choose("prompt style", self.agent.style, STYLES)
+        choose("state format", self.env.state_format, STATE_FORMATS)
+        for name in ("max_turns", "max_actions_per_turn", "max_actions"):
+            if getattr(self.env, name) < 1:
+                raise ValueError(f"env.{name} must be at least 1, not {getattr(self.env, name)}")
+        if self.agent.window < 0:
+            raise ValueError(f"agent.window must be 0 (all turns) or more, not {self.agent.window}")
+        self.make_env()
+
+    @property
+    def tag(self) -> str:
+        return self.env.tag
+
+    @property
+    def forced(self) -> str:
+        """The tag that every response is made to start with."""
+        return "<think>" if self.agent.think else "<answer>"
+
+    def make_env(self) -> TextEnv:
+        settings: dict[str, Any] = {**self.env.settings, "state_format": self.env.state_format}
+        return make_env(self.env.id, **settings)
+
+    @property
+    def system(self) -> str | None:
+        return SYSTEM if self.agent.style == "paper" else None
+
+    def _format(self, formats: dict[str, str]) -> str:
+        return formats[self.agent.prompt if self.agent.think else "answer"]
+
+    def header(self, env: TextEnv) -> str:
+        """What stands before the first turn: instruction, symbols and actions of this very world."""
+        if self.agent.style == "terse":
+            return ""
+        from spa.agent.instructions import instruction
+
+        text = instruction(self.env, self.agent.prompt, env)
+        if env.symbols:
+            meaning = ", ".join(f"{symbol}: {name}" for symbol, name in env.symbols.items())
+            text += f"\nThe meaning of each symbol in the state is:\n{meaning}"
+        if env.actions:
+            text += f"\nYour available actions are:\n{', '.join(env.actions)}"
+            text += (
+                f"\nYou can make up to {self.env.max_actions} actions, "
+                f'separated by the action separator " {self.agent.action_sep} "\n'
+            )
+        return text
+
+    def turn_text(self, number: int, state: str, actions_left: int) -> str:
+        """The block that shows a state; ``number`` counts from 1 within what the model sees."""
+        if self.agent.style == "terse":
+            return f"{state}\n{actions_left} left\n{self._format(TERSE_FORMATS)}"
+        limit = self.env.response_hint or self.max_tokens
+        return (
+            f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. "
+            f"Always output: {self._format(FORMATS)} with no extra text. Strictly follow this format. "
+            f"Max response length: {limit} words (tokens).\n"
+        )
+
+    def reward_text(self, reward: float) -> str:
+        """What the model is told of its last turn: the raw Python number, as in the original."""
+        return "" if self.agent.style == "terse" else f"Reward:\n{reward}\n"

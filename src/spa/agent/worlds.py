@@ -1,0 +1,94 @@
+"""Which worlds are played where: splits that share no world, neither by seed nor by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spa.agent.task import Task, choose
+
+# Share of all worlds, by a hash of their content, that belongs to each split.
+SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "train": (0.5, 1.0)}
+SPLITS: tuple[str, ...] = tuple(SHARES)
+SEED_RANGE = 10**9
+_GIVE_UP = 20_000  # candidates in a row without a new world
+
+
+@dataclass(frozen=True)
+class World:
+    """A seed of the task's world and a string that two worlds share exactly if they pose the same problem."""
+
+    seed: int
+    content: str
+
+    def noise_seed(self, member: int) -> int:
+        """Seed of the world's luck (slipping) for one member of a group: the same world, another fate."""
+        return int(np.random.SeedSequence([self.seed, member]).generate_state(1)[0])
+
+
+def content_key(content: str) -> str:
+    """A short stable digest of a world's content (16 hexadecimal digits)."""
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def split_of(key: str) -> str:
+    """The split that a content key belongs to."""
+    position = int(key[:13], 16) / 16**13
+    return next(name for name, (low, high) in SHARES.items() if low <= position < high)
+
+
+class WorldSource:
+    """The worlds of one split, in a fixed order from its first seed.
+
+    With ``disjoint="content"`` a candidate seed is used only if its world's content hashes into the split, so that no world of
+    one split occurs in another; ``unique`` also leaves out worlds that this source has already given (evaluation).
+    ``cursor`` is the next candidate's offset: save it, and pass it to continue.
+
+    Raises:
+        ValueError: unknown split or ``disjoint``, overlapping seed ranges, or a world too small to give more worlds.
+    """
+
+    def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
+        self.task = task
+        self.split = choose("split", split, SPLITS)
+        self.by_content = choose("env.disjoint", task.env.disjoint, ("content", "seed")) == "content"
+        self.first_seed = first_seed
+        self.unique = unique
+        self.cursor = cursor
+        self._env = task.make_env()
+        self._given: set[str] = set()
+
+    def take(self, count: int) -> list[World]:
+        """The next ``count`` worlds."""
+        worlds: list[World] = []
+        fruitless = 0
+        while len(worlds) < count:
+            if self.cursor >= SEED_RANGE:
+                raise ValueError(f"the seeds of split {self.split!r} are used up")
+            if fruitless >= _GIVE_UP:
+                raise ValueError(
+                    f"world {self.task.env.id!r} gave only {len(self._given) if self.unique else len(worlds)} distinct "
+                    f"worlds for split {self.split!r} ({count} asked for): ask for fewer, choose larger worlds or set "
+                    "env.disjoint=seed"
+                )
+            seed = self.first_seed + self.cursor
+            self.cursor += 1
+            state, info = self._env.reset(seed=seed)
+            key = content_key(str(info.get("content", state)))
+            if (self.by_content and split_of(key) != self.split) or (self.unique and key in self._given):
+                fruitless += 1
+                continue
+            fruitless = 0
+            self._given.add(key)
+            worlds.append(World(seed, key))
+        return worlds
+
+
+def overlaps(contents: Mapping[str, Iterable[str]]) -> dict[str, int]:
+    """How many worlds each pair of splits has in common, by content key: ``{"train&test": 0, ...}``."""
+    sets = {name: set(keys) for name, keys in contents.items()}
+    names = list(sets)
+    return {f"{a}&{b}": len(sets[a] & sets[b]) for i, a in enumerate(names) for b in names[i + 1 :]}

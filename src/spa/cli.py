@@ -1,0 +1,325 @@
+"""The command line: reads the config, calls ``spa.pipeline``, turns errors into one line. Imports no torch itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spa import __version__
+
+if TYPE_CHECKING:
+    from spa.runs.schema import ArmConfig, Config
+
+app = typer.Typer(
+    name="spa",
+    help="Teach a language-model agent how a world works, then reward it for winning: self-play, SFT, PPO.",
+    epilog="NAME is a config (sokoban, frozen_lake, frozen_lake_slippery, sudoku) or a YAML file; "
+    "spa config NAME shows its settings.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+env_app = typer.Typer(help="Look at worlds.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME KEY=VALUE",
+        help="A config name or YAML file, and settings. Without a name the config saved in --out is used.",
+        show_default=False,
+    ),
+]
+Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder. Default: runs/NAME-TIME.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan; write nothing.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Arm = Annotated[
+    str | None,
+    typer.Option("--arm", help="base, vanilla, se or spa. Default: the first of arms.", show_default=False),
+]
+World = Annotated[str, typer.Argument(help="A world (spa env list), a Gymnasium id or module:Class.")]
+Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
+
+STAGES = {"run": ["generate", "sft", "ppo", "eval", "report"]}  # of commands that are not a stage themselves
+
+
+class _Interrupted(Exception):
+    """Ctrl-C; the message says how to go on."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0, 1 (a check failed), 2 (bad input, one line on stderr), 130 (Ctrl-C).
+
+    ``SPA_DEBUG=1`` shows the traceback of an error.
+    """
+    try:
+        code = app(args=None if argv is None else list(argv), prog_name="spa", standalone_mode=False)
+        sys.stdout.flush()
+    except _Interrupted as error:
+        return _fail(f"Interrupted. {error}", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("Interrupted.", 130)
+    except BrokenPipeError:  # `spa config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's usage errors; called without arguments, the message is the help
+            bare = type(error).__name__ == "NoArgsIsHelpError"
+            return _fail(error.format_message() if bare else f"Error: {error.format_message()}", 2)
+        if not _is_users(error):
+            raise
+        if os.environ.get("SPA_DEBUG", "0") not in ("", "0"):
+            traceback.print_exc()
+        return _fail(f"Error: {' '.join(str(error).split()) or type(error).__name__}", 2)
+    return code if isinstance(code, int) else 0
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether an error is about the input (bad values, missing files or models) and not a defect of the program."""
+    return isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("gymnasium.error")
+
+
+def _fail(message: str, code: int) -> int:
+    if message:
+        print(message, file=sys.stderr)
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"spa {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
+) -> None:
+    """All stages for all arms: self-play, SFT, PPO, evaluation, report."""
+    options = _Options(words, out, resume, dry_run, quiet)
+    _stage("run", options, lambda p, cfg, arm, folder: p.run(cfg, folder, resume=resume))
+
+
+@app.command()
+def generate(
+    words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
+) -> None:
+    """Stage 1: self-play data, with the world's true states."""
+    options = _Options(words, out, resume, dry_run, quiet)
+    _stage("generate", options, lambda p, cfg, arm, folder: p.generate(cfg, folder, resume=resume))
+
+
+@app.command()
+def sft(
+    words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
+) -> None:
+    """Stage 2: fine-tune on the self-play data of --out (or sft.data)."""
+    options = _Options(words, out, resume, dry_run, quiet)
+    _stage("sft", options, lambda p, cfg, arm, folder: p.sft(cfg, folder, resume=resume))
+
+
+@app.command()
+def ppo(
+    words: Words = None,
+    arm: Arm = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Stage 3: reinforcement learning of one arm."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("ppo", options, lambda p, cfg, chosen, folder: p.ppo(cfg, chosen, folder, resume=resume))
+
+
+@app.command("eval")
+def evaluate(
+    words: Words = None,
+    arm: Arm = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help="A checkpoint folder or hub name. Default: the arm's in --out.", show_default=False
+        ),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")]) -> None:
+    """Write report.html of a run and print its path."""
+    if not run_dir.is_dir():
+        raise ValueError(f"no run folder {run_dir}")
+    print(importlib.import_module("spa.pipeline").report(run_dir))
+
+
+@app.command()
+def pretrain(
+    out: Annotated[Path, typer.Option("--out", help="The model folder to make.")],
+    settings: Settings = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make the tiny model anew."""
+    from spa.models.pretrain import PretrainConfig
+    from spa.models.pretrain import pretrain as make
+    from spa.runs.overrides import apply_overrides
+    from spa.runs.progress import set_quiet
+
+    set_quiet(quiet)
+    config = apply_overrides(PretrainConfig(), settings or [])
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; give another --out")
+    make(config, out)
+    print(out)
+
+
+@app.command()
+def config(words: Words = None) -> None:
+    """Print the resolved config, a YAML file that can be given as NAME."""
+    from spa.runs.config import load_config, to_yaml
+
+    name, settings = _words(words)
+    print(to_yaml(load_config(name, settings)), end="")
+
+
+@env_app.command("list")
+def env_list() -> None:
+    """Worlds, configs, models and arms by name."""
+    from spa.envs import env_names
+    from spa.runs.config import ALIASES, arm_names, config_names, model_names
+
+    print("worlds   " + ", ".join(env_names()))
+    print("configs  " + ", ".join(config_names()))
+    print("aliases  " + ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items()))
+    print("models   " + ", ".join(model_names()))
+    print("arms     " + ", ".join(arm_names()))
+
+
+@env_app.command("check")
+def env_check(name: World, settings: Settings = None) -> None:
+    """Check that a world keeps the contract; exit code 1 if it does not."""
+    from spa.envs import make_env
+    from spa.runs.playground import check_world
+
+    values = _world_settings(settings)
+    make_env(name, **values)  # an unknown name or setting is the user's error, not a finding
+    findings = check_world(lambda: make_env(name, **values))
+    for finding in findings:
+        print(
+            f"{'ok    ' if finding.ok else 'FAILED'}  {finding.question}"
+            + (f": {finding.problem}" if finding.problem else "")
+        )
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@env_app.command("play")
+def env_play(name: World, settings: Settings = None, seed: Seed = 0) -> None:
+    """Play a world in the terminal."""
+    from spa.envs import make_env
+    from spa.runs.playground import play_world
+
+    play_world(make_env(name, **_world_settings(settings)), seed, iter(sys.stdin.readline, ""), sys.stdout)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a stage command was given."""
+
+    words: list[str] | None
+    out: Path | None
+    resume: bool
+    dry_run: bool
+    quiet: bool
+    arm: str | None = None
+
+
+def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig, Path], None]) -> None:
+    """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, arm, folder."""
+    from spa.runs.config import load_arm, to_yaml
+    from spa.runs.progress import note, set_quiet
+
+    set_quiet(options.quiet)
+    cfg = _config(options)
+    folder = options.out or Path("runs") / f"{cfg.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    arm = load_arm(options.arm or cfg.arms[0])
+    one_arm = command in ("ppo", "eval")
+    pipeline = importlib.import_module("spa.pipeline")
+    if options.dry_run:
+        arms = [arm] if one_arm else [load_arm(name) for name in cfg.arms]
+        print(to_yaml(cfg), end="")
+        for line in [f"run folder: {folder}", *pipeline.plan(cfg, STAGES.get(command, [command]), arms)]:
+            print(f"# {line}".rstrip())
+        return
+    if options.out is None:
+        note(f"Run folder: {folder}")
+    try:
+        work(pipeline, cfg, arm, folder)
+    except KeyboardInterrupt:
+        more = f" --arm {arm.name}" if one_arm else ""
+        raise _Interrupted(f"Continue with: spa {command}{more} --out {folder} --resume") from None
+
+
+def _config(options: _Options) -> Config:
+    """The config of a stage command: NAME's, else the one saved in ``--out``."""
+    from spa.runs.config import config_names, load_config
+
+    out = options.out
+    if options.resume and out is None:
+        raise ValueError("--resume needs --out, the run folder to continue")
+    name, settings = _words(options.words)
+    if name is not None:
+        return load_config(name, settings)
+    if out is not None and (out / "config.yaml").is_file():
+        return load_config(out / "config.yaml", settings)
+    where = f"{out} holds no run (no config.yaml)" if out is not None else "no config given"
+    raise ValueError(f"{where}; give a NAME: {', '.join(config_names())} or a YAML file")
+
+
+def _words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """Splits ``[NAME] key=value...``."""
+    given = list(words or [])
+    name = given.pop(0) if given and "=" not in given[0] else None
+    for word in given:
+        if "=" not in word:
+            raise ValueError(f"unexpected argument {word!r}; settings are written key=value")
+    return name, given
+
+
+def _world_settings(settings: list[str] | None) -> dict[str, Any]:
+    """``size=6`` as a constructor's keyword arguments."""
+    from spa.runs.overrides import apply_overrides
+    from spa.runs.schema import EnvConfig
+
+    given = settings or []
+    for word in given:
+        if "=" not in word:
+            raise ValueError(f"unexpected argument {word!r}; settings are written key=value")
+    return apply_overrides(EnvConfig(), [f"settings.{setting}" for setting in given]).settings
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Lets anything with the shape of a text environment play as a ``TextEnv``."""
+
+from __future__ import annotations
+
+import string
+from typing import Any, Protocol, runtime_checkable
+
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Text
+
+from spa.envs.base import TextEnv
+
+
+@runtime_checkable
+class Playable(Protocol):
+    """The least a world must have: Gymnasium's ``reset`` and ``step``, over strings."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]: ...
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]: ...
+
+
+class AdaptedEnv(TextEnv):
+    """A world that does not inherit from ``TextEnv``, completed with defaults.
+
+    What the world does not say is filled in: ``valid`` True, ``effective`` whether the text changed, ``success`` whether
+    the episode terminated with a positive reward, ``content`` the first state, ``render()`` the last state.
+    ``rules``, ``actions``, ``symbols`` and ``state_format`` are the world's own where it has them.
+
+    Attributes:
+        env: the adapted world.
+    """
+
+    def __init__(self, env: Playable) -> None:
+        self.env = env
+        own = getattr(env, "unwrapped", env)
+        self.rules = str(getattr(own, "rules", ""))
+        self.actions = tuple(getattr(own, "actions", ()))
+        self.symbols = dict(getattr(own, "symbols", {}))
+        self.state_format = str(getattr(own, "state_format", "grid"))
+        anything = Text(100_000, min_length=0, charset=string.printable)
+        for space in ("observation_space", "action_space"):
+            given = getattr(env, space, None)
+            setattr(self, space, given if isinstance(given, Text) else anything)
+        self._state = ""
+        self._content = ""
+        self._running: bool | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        state, info = self.env.reset(seed=seed, options=options)
+        self._state = self._text(state)
+        self._content = str(info.get("content", self._state))
+        self._running = True
+        return self._state, {"success": False, "valid": True, "effective": False, "content": self._content} | info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if not self._running:
+            raise ResetNeeded(f"{type(self.env).__name__} must be reset before this step()")
+        before = self._state
+        state, reward, terminated, truncated, info = self.env.step(action)
+        self._state = self._text(state)
+        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        self._running = not (terminated or truncated)
+        defaults = {
+            "success": terminated and reward > 0,
+            "valid": True,
+            "effective": self._state != before,
+            "content": self._content,
+        }
+        return self._state, reward, terminated, truncated, defaults | info
+
+    def render(self) -> str:
+        return self._state
+
+    def close(self) -> None:
+        close = getattr(self.env, "close", None)
+        if callable(close):
+            close()
+
+    def _text(self, state: Any) -> str:
+        if not isinstance(state, str):
+            name = type(self.env).__name__
+            raise TypeError(f"a world must give its states as text, but {name} gave a {type(state).__name__}")
+        return state

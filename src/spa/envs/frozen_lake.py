@@ -1,0 +1,222 @@
+"""FrozenLake: cross the ice to the goal without falling into a hole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from spa.envs.grid import GridEnv, Vocabulary
+from spa.envs.seeded import Outcome, at_least, attempts, pick
+
+MAX_ATTEMPTS = 10_000  # maps tried for one seed
+LEFT, DOWN, RIGHT, UP = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A map. Cells are numbered in reading order."""
+
+    size: int
+    holes: frozenset[int]
+    goal: int
+    start: int
+
+    def ahead(self, cell: int, direction: int) -> int:
+        """The cell in a direction (0 Left, 1 Down, 2 Right, 3 Up); the same one at the edge."""
+        row, column = divmod(cell, self.size)
+        if direction == LEFT:
+            column = max(column - 1, 0)
+        elif direction == DOWN:
+            row = min(row + 1, self.size - 1)
+        elif direction == RIGHT:
+            column = min(column + 1, self.size - 1)
+        else:
+            row = max(row - 1, 0)
+        return row * self.size + column
+
+    def ends(self, cell: int) -> bool:
+        return cell == self.goal or cell in self.holes
+
+
+@lru_cache(maxsize=4096)
+def make_lake(size: int, p: float, seed: int) -> Lake:
+    """The lake of a seed. Raises ValueError where no attempt has a path. Cached: groups are reset to one seed."""
+    for rng in attempts(seed, MAX_ATTEMPTS):
+        lake = generate_lake(rng, size, p)
+        if lake is not None:
+            return lake
+    raise ValueError(f"found no {size}x{size} lake with a path for p={p} in {MAX_ATTEMPTS} attempts; make p larger")
+
+
+def generate_lake(rng: np.random.Generator, size: int, p: float) -> Lake | None:
+    """One attempt, a pure function of the generator: every tile frozen with probability ``p``, then a random start and
+    another cell as goal. None where holes bar the way between them."""
+    cells = size * size
+    draws = rng.random(cells + 2).tolist()
+    start = pick(draws[cells], cells)
+    goal = (start + 1 + pick(draws[cells + 1], cells - 1)) % cells
+    holes = frozenset(cell for cell in range(cells) if draws[cell] >= p and cell not in (start, goal))
+    lake = Lake(size, holes, goal, start)
+    seen, frontier = {start}, [start]
+    while frontier:
+        cell = frontier.pop()
+        for direction in range(4):
+            following = lake.ahead(cell, direction)
+            if following == goal:
+                return lake
+            if following not in seen and following not in holes:
+                seen.add(following)
+                frontier.append(following)
+    return None
+
+
+class FrozenLake(GridEnv):
+    """Gymnasium's FrozenLake on random maps with random start and goal, as text.
+
+    ## Actions
+    ``Left``, ``Down``, ``Right``, ``Up``, in any case. With ``is_slippery`` a move goes in the named direction or in
+    one of the two perpendicular to it, each with probability 1/3. A move against the edge is allowed and not
+    effective; so is a slip that ends where it began. Anything else is not valid.
+
+    ## States
+    Rows of cells joined by newlines: ``P`` player, ``_`` empty, ``O`` hole, ``G`` goal, ``X`` player in a hole,
+    ``√`` player on the goal. The tile of the start is an ordinary empty one. In the format ``coordinates`` a last line
+    gives zero-indexed (row,column) positions::
+
+        Player (P) is at (3,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).
+
+    With one hole ``hole (O) is at (0,1)``, with none ``no holes (O)``. Player, holes and goal are each listed where they
+    are, always under their own symbol: a player in a hole is at the position of one of the holes, and a player on
+    the goal at that of the goal, although the grid shows ``X`` or ``√`` there.
+
+    ## Rewards
+    1 on reaching the goal, otherwise 0.
+
+    ## Episode end
+    Terminated on the goal and in a hole. There is no limit of its own to the number of moves.
+
+    ## Randomness
+    Map and slipping have separate streams. Without ``options={"noise_seed": int}`` the slips follow from the seed too.
+
+    Args:
+        size: rows, and columns.
+        p: probability that a tile is frozen. (The paper's 4x4 and 6x6 lakes use 0.8.)
+        is_slippery: whether moves slip.
+        grid_vocab: other symbols, in the order player, empty, hole, goal, player in hole, player on goal, or a
+            mapping from symbol to these meanings.
+        action_names: other names, in the order left, down, right, up.
+        state_format: ``"grid"`` or ``"coordinates"``.
+        render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
+
+    Raises:
+        ValueError: for settings out of range.
+
+    Source: Gymnasium's FrozenLake-v1; random start and goal and the symbols from RAGEN; the sentence is this project's,
+    since the original's is not known.
+    """
+
+    name = "FrozenLake"
+    meanings: ClassVar[Mapping[str, str]] = {
+        "player": "P",
+        "empty": "_",
+        "hole": "O",
+        "goal": "G",
+        "player in hole": "X",
+        "player on goal": "√",
+    }
+    moves = ("Left", "Down", "Right", "Up")
+
+    def __init__(
+        self,
+        size: int = 4,
+        p: float = 0.8,
+        is_slippery: bool = True,
+        grid_vocab: Vocabulary | None = None,
+        action_names: Sequence[str] | None = None,
+        state_format: str = "grid",
+        render_mode: str | None = "ansi",
+    ) -> None:
+        self.size = at_least("size", size, 2)
+        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
+            raise ValueError(f"p, the probability of a frozen tile, must be a number from 0 to 1, got {p!r}")
+        if not isinstance(is_slippery, bool):
+            raise ValueError(f"is_slippery must be true or false, got {is_slippery!r}")
+        self.p = float(p)
+        self.is_slippery = is_slippery
+        super().__init__(
+            height=self.size,
+            width=self.size,
+            grid_vocab=grid_vocab,
+            action_names=action_names,
+            state_format=state_format,
+            max_steps=None,
+            render_mode=render_mode,
+            longest_sentence=64 + (self.size**2 + 1) * len(f"({self.size},{self.size}), "),
+        )
+        self.rules = "You walk on a frozen lake and must reach the goal without falling into a hole." + (
+            " The ice is slippery: a move may go in a direction perpendicular to the one you chose."
+            if is_slippery
+            else ""
+        )
+        self.lake = Lake(self.size, frozenset(), 0, 0)
+        self.player = 0
+
+    def transitions(self, cell: int, direction: int) -> list[tuple[float, int, float, bool]]:
+        """What a move from a cell can do: (probability, next cell, reward, terminated), as in Gymnasium's table ``P``."""
+        if self.lake.ends(cell):
+            return [(1.0, cell, 0.0, True)]
+        taken = [(direction + turn) % 4 for turn in (-1, 0, 1)] if self.is_slippery else [direction]
+        cells = [self.lake.ahead(cell, way) for way in taken]
+        return [(1.0 / len(cells), to, float(to == self.lake.goal), self.lake.ends(to)) for to in cells]
+
+    def _make(self, world_seed: int) -> None:
+        self.lake = make_lake(self.size, self.p, world_seed)
+        self.player = self.lake.start
+
+    def _play(self, action: str) -> Outcome | None:
+        direction = self.action_index(action)
+        if direction is None:
+            return None
+        possible = self.transitions(self.player, direction)
+        _, cell, reward, terminated = possible[pick(self.noise.random(), 3) if self.is_slippery else 0]
+        effective, self.player = cell != self.player, cell
+        return Outcome(reward, effective, terminated)
+
+    def _success(self) -> bool:
+        return self.player == self.lake.goal
+
+    def _finished(self) -> bool:
+        return self.lake.ends(self.player)
+
+    def _problem(self) -> str:
+        lake = self.lake
+        cells = "".join("G" if c == lake.goal else "O" if c in lake.holes else "_" for c in range(lake.size**2))
+        rows = [cells[start : start + lake.size] for start in range(0, len(cells), lake.size)]
+        return f"{lake.size}x{lake.size}\n" + "\n".join(rows)
+
+    def _cells(self) -> list[str]:
+        cells = ["hole" if cell in self.lake.holes else "empty" for cell in range(self.size**2)]
+        cells[self.lake.goal] = "goal"
+        here = cells[self.player]
+        cells[self.player] = {"hole": "player in hole", "goal": "player on goal"}.get(here, "player")
+        return cells
+
+    def _set_cells(self, cells: list[str]) -> None:
+        def where(*meanings: str) -> list[int]:
+            return [cell for cell, meaning in enumerate(cells) if meaning in meanings]
+
+        players, goals = where("player", "player in hole", "player on goal"), where("goal", "player on goal")
+        for what, found in (("player", players), ("goal", goals)):
+            if len(found) != 1:
+                raise ValueError(f"a state needs exactly one {what}, got {len(found)}")
+        self.lake = Lake(self.size, frozenset(where("hole", "player in hole")), goals[0], players[0])
+        self.player = players[0]
+
+    def _sentence(self) -> str:
+        holes = self._list("hole", "holes", "hole", sorted(self.lake.holes))
+        goal = self._list("goal", "goals", "goal", [self.lake.goal])
+        return f"Player ({self._symbol['player']}) is at {self._at(self.player)}; {holes}; {goal}."

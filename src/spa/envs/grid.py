@@ -1,0 +1,133 @@
+"""What the worlds drawn cell by cell share: symbols, action names and the sentence with positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from gymnasium.spaces import Text
+
+from spa.envs.seeded import SeededEnv
+
+Vocabulary = str | Sequence[str] | Mapping[str, str]
+# Every character a sentence with positions can hold, besides the symbols.
+SENTENCE = frozenset("Player boxes targets holes goal is are at no (0123456789,);.")
+
+
+class GridEnv(SeededEnv):
+    """A world whose state is ``height`` rows of one symbol per cell, joined by newlines.
+
+    Cells are numbered in reading order: ``row * width + column``.
+
+    Attributes:
+        meanings: what a cell can hold, in listing order, with the symbol each has by default.
+        moves: the default action names, in listing order.
+    """
+
+    meanings: ClassVar[Mapping[str, str]] = {}  # meaning -> default symbol
+    moves: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        height: int,
+        width: int,
+        grid_vocab: Vocabulary | None,
+        action_names: Sequence[str] | None,
+        state_format: str,
+        max_steps: int | None,
+        render_mode: str | None,
+        longest_sentence: int,
+    ) -> None:
+        super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
+        self.height, self.width = height, width
+        self.symbols = _symbols(grid_vocab, self.meanings)
+        self.actions = _actions(action_names, self.moves)
+        self._symbol = {meaning: symbol for symbol, meaning in self.symbols.items()}
+        self._index = {name.casefold(): i for i, name in enumerate(self.actions)}
+        length = height * (width + 1) - 1
+        charset = frozenset(self.symbols) | {"\n"}
+        if state_format == "coordinates":
+            length, charset = length + 1 + longest_sentence, charset | SENTENCE
+        self.observation_space = Text(length, charset=charset)
+        self.action_space = Text(max(map(len, self.actions)), charset=frozenset("".join(self.actions)))
+
+    def render(self) -> str:
+        """The true state: the grid and, in the format ``coordinates``, a last line with zero-indexed positions."""
+        cells = "".join(self._symbol[meaning] for meaning in self._cells())
+        width = self.width
+        grid = "\n".join(cells[start : start + width] for start in range(0, len(cells), width))
+        return grid if self.state_format == "grid" else f"{grid}\n{self._sentence()}"
+
+    def action_index(self, action: str) -> int | None:
+        """The place of an action in ``actions``, whatever its case and the space around it; None where it is none."""
+        return self._index.get(action.strip().casefold())
+
+    def _load(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise ValueError(f"a state must be text, got {type(text).__name__}")
+        lines = text.strip("\n").split("\n")
+        rows = lines[: self.height]
+        if len(rows) < self.height or any(len(row) != self.width for row in rows):
+            raise ValueError(
+                f"the state must have {self.height} rows of {self.width} symbols, as this world's settings say, got:\n{text}"
+            )
+        unknown = sorted(set("".join(rows)) - set(self.symbols))
+        if unknown:
+            raise ValueError(f"unknown symbols {''.join(unknown)!r} in the state. Known: {''.join(self.symbols)}")
+        self._set_cells([self.symbols[symbol] for row in rows for symbol in row])
+        rest = "\n".join(lines[self.height :]).strip()
+        if rest and rest != self._sentence():
+            raise ValueError(f"the positions {rest!r} disagree with the grid, whose positions are {self._sentence()!r}")
+
+    def _at(self, cell: int) -> str:
+        return f"({cell // self.width},{cell % self.width})"
+
+    def _list(self, singular: str, plural: str, meaning: str, cells: Iterable[int]) -> str:
+        """``box (X) is at (1,2)``, ``boxes (X) are at (1,2), (3,4)`` or ``no boxes (X)``."""
+        positions = [self._at(cell) for cell in cells]
+        symbol = self._symbol[meaning]
+        if not positions:
+            return f"no {plural} ({symbol})"
+        noun, verb = (singular, "is") if len(positions) == 1 else (plural, "are")
+        return f"{noun} ({symbol}) {verb} at {', '.join(positions)}"
+
+    # A subclass says what each cell holds (see `meanings`), takes such a list over, and writes the sentence.
+
+    def _cells(self) -> list[str]:
+        raise NotImplementedError
+
+    def _set_cells(self, cells: list[str]) -> None:
+        raise NotImplementedError
+
+    def _sentence(self) -> str:
+        raise NotImplementedError
+
+
+def _symbols(given: Vocabulary | None, meanings: Mapping[str, str]) -> dict[str, str]:
+    """Symbol -> meaning, in listing order, from symbols in that order or from such a mapping in any order."""
+    if given is None:
+        return {symbol: meaning for meaning, symbol in meanings.items()}
+    wanted = f"one symbol for each of: {', '.join(meanings)}"
+    if isinstance(given, Mapping):
+        by_meaning: dict[Any, Any] = {meaning: symbol for symbol, meaning in given.items()}
+        if set(by_meaning) != set(meanings) or len(given) != len(meanings):
+            raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(given)!r}")
+        chosen = [by_meaning[meaning] for meaning in meanings]
+    else:
+        chosen = list(given)
+    if len(chosen) != len(meanings) or len(set(chosen)) != len(chosen):
+        raise ValueError(f"grid_vocab must give {wanted}, all different; got {given!r}")
+    for symbol in chosen:
+        if not isinstance(symbol, str) or len(symbol) != 1 or symbol.isspace():
+            raise ValueError(f"every symbol of grid_vocab must be one visible character, got {symbol!r}")
+    return dict(zip(chosen, meanings, strict=True))
+
+
+def _actions(given: Sequence[str] | None, moves: tuple[str, ...]) -> tuple[str, ...]:
+    names = moves if given is None else tuple(given)
+    if not all(isinstance(name, str) and name.strip() == name and name for name in names):
+        raise ValueError(f"every action name must be non-empty text without surrounding space, got {names!r}")
+    if len({name.casefold() for name in names}) != len(moves) or len(names) != len(moves):
+        raise ValueError(f"action_names must be {len(moves)} different names for {', '.join(moves)}, got {names!r}")
+    return names

@@ -1,0 +1,143 @@
+"""Worlds by name: the built-in ones, Gymnasium ids, ``module:Class`` and the entry points of other packages."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import gymnasium as gym
+
+from spa.envs.adapter import AdaptedEnv, Playable
+from spa.envs.base import TextEnv
+from spa.envs.seeded import did_you_mean
+
+ENTRY_POINT_GROUP = "spa.envs"
+
+# Short name -> (Gymnasium id, where the class is). Classes are imported when first made.
+BUILT_IN: dict[str, tuple[str, str]] = {
+    "sokoban": ("spa/Sokoban-v0", "spa.envs.sokoban:Sokoban"),
+    "frozen_lake": ("spa/FrozenLake-v0", "spa.envs.frozen_lake:FrozenLake"),
+    "sudoku": ("spa/Sudoku-v0", "spa.envs.sudoku:Sudoku"),
+}
+
+
+def register_worlds() -> None:
+    """Registers the built-in worlds with Gymnasium. Importing ``spa.envs`` does it; doing it again changes nothing."""
+    for gym_id, entry_point in BUILT_IN.values():
+        if gym_id not in gym.registry:
+            gym.register(id=gym_id, entry_point=entry_point)
+
+
+def env_names() -> list[str]:
+    """The short names that ``make_env`` knows: the built-in ones, then those of installed packages."""
+    return list(BUILT_IN) + sorted(set(_plugins()) - set(BUILT_IN))
+
+
+def make_env(name: str, **settings: Any) -> TextEnv:
+    """Makes a world.
+
+    Args:
+        name: a short name (``"sokoban"``; see ``env_names``), a Gymnasium id (``"spa/Sokoban-v0"``), a class
+            (``"my_package.my_module:MyWorld"``) or the name of an entry point in the group ``spa.envs``.
+        settings: keyword arguments of its constructor.
+
+    Returns:
+        The world, without Gymnasium's checking wrappers. One that is no ``TextEnv``, or that its Gymnasium
+        registration wraps, comes as an ``AdaptedEnv``.
+
+    Raises:
+        ValueError: for an unknown world, an unknown setting (both name the nearest known one) or a bad value.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"a world's name must be text, got {name!r}")
+    if name in BUILT_IN:
+        make: Callable[..., Any] = _import(BUILT_IN[name][1], name)
+    elif name in (plugins := _plugins()):
+        make = plugins[name].load()
+    elif "/" in name or name in gym.registry:
+        return _make_registered(name, settings)
+    elif ":" in name:
+        make = _import(name, name)
+    else:
+        raise ValueError(f"unknown world {name!r}.{did_you_mean(name, env_names())}")
+    return _build(make, name, settings)
+
+
+def _build(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> TextEnv:
+    _check_settings(make, name, settings)
+    return _adapt(make(**settings), name)
+
+
+def _adapt(env: Any, name: str) -> TextEnv:
+    if isinstance(env, TextEnv):
+        return env
+    if not isinstance(env, Playable):
+        raise ValueError(f"{name!r} is no world: it makes a {type(env).__name__}, which has no reset() and step()")
+    return AdaptedEnv(env)
+
+
+def _make_registered(name: str, settings: dict[str, Any]) -> TextEnv:
+    module, _, gym_id = name.rpartition(":")
+    if module:  # Gymnasium's "module:namespace/Name-v0": the module registers the id
+        _import_module(module, name)
+    spec = gym.registry.get(gym_id)
+    if spec is None:
+        ids = [known for known in gym.registry if known.startswith("spa/")]
+        raise ValueError(f"unknown world {name!r}.{did_you_mean(gym_id, ids)}")
+    make = _import(spec.entry_point, name) if isinstance(spec.entry_point, str) else spec.entry_point
+    if make is None:
+        raise ValueError(f"Gymnasium's entry for {name!r} has no entry point")
+    if spec.max_episode_steps is None and not spec.additional_wrappers:
+        return _build(make, name, {**spec.kwargs, **settings})
+    _check_settings(make, name, settings)
+    return _adapt(gym.make(gym_id, disable_env_checker=True, **settings), name)
+
+
+def _check_settings(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> None:
+    """Raises ValueError for a setting that the constructor does not have."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):  # a callable without a signature
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for setting in settings:
+        if setting not in parameters:
+            hint = did_you_mean(setting, parameters) or f" {name!r} has no settings."
+            raise ValueError(f"unknown setting {setting!r} of world {name!r}.{hint}")
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _import(path: str, name: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    module = _import_module(module_name, name)
+    try:
+        found: Any = module
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        public = [known for known in vars(module) if not known.startswith("_")]
+        near = did_you_mean(attribute, public) if attribute else ""
+        hint = near if "Did you mean" in near else ""
+        raise ValueError(f"unknown world {name!r}: {module_name} has no {attribute!r}.{hint}") from None
+    if not callable(found):
+        raise ValueError(f"{name!r} is no world: it is a {type(found).__name__}, not a class")
+    return found  # type: ignore[no-any-return]
+
+
+def _import_module(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A module that is there but misses one of its own imports should say so itself.
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise
+        raise ValueError(f"unknown world {name!r}: there is no module {error.name!r} to import") from None
+    except (TypeError, ValueError):
+        raise ValueError(f"unknown world {name!r}: {module!r} is no module name") from None

@@ -1,0 +1,171 @@
+"""What the built-in worlds share: seeding, the step bookkeeping and the checks of their settings."""
+
+from __future__ import annotations
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+
+from spa.envs.base import STATE_FORMATS, TextEnv
+
+# A world's seed feeds independent streams, told apart by the first entry of the spawn key.
+WORLD_STREAM, NOISE_STREAM = 0, 1
+OPTIONS = ("noise_seed", "state")
+
+
+class Outcome(NamedTuple):
+    """What one understood and allowed action did."""
+
+    reward: float
+    effective: bool  # the state changed
+    terminated: bool  # the task ended, won or lost
+
+
+class SeededEnv(TextEnv):
+    """A ``TextEnv`` that leaves to its subclass only how to make a world, move in it and write it down.
+
+    ``self.np_random`` is used for exactly one draw per reset, the seed of the world. The world and the noise (slipping)
+    come from two streams derived from that draw with numpy's ``SeedSequence``. So ``np_random`` is in the
+    same state however long an episode was and whether a world was made or found in a cache, and ``reset()`` without a
+    seed continues a reproducible sequence of worlds.
+
+    ``options`` of ``reset``:
+
+    * ``"state"``: the text of a state to start from, in the world's own symbols, with or without its coordinates.
+      A state that is already finished may be loaded and rendered, but not stepped.
+    * ``"noise_seed"``: a non-negative int; the noise then depends on it alone.
+
+    Actions that make no sense do not count toward ``max_steps``: they leave everything unchanged.
+    """
+
+    name: str = ""  # the first word of info["content"]
+
+    def __init__(self, *, state_format: str, max_steps: int | None, render_mode: str | None) -> None:
+        self.state_format = one_of("state_format", state_format, STATE_FORMATS)
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode must be 'ansi' or None, got {render_mode!r}")
+        self.render_mode = render_mode
+        self.max_steps = None if max_steps is None else at_least("max_steps", max_steps, 1)
+        self._running: bool | None = None  # None: never reset
+        self._steps = 0
+        self._content = ""
+        self._noise_seed = 0
+        self._noise: np.random.Generator | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts a new world. Returns its state and info; raises ValueError for an unknown option or a bad state."""
+        options = dict(options or {})
+        for key in options:
+            one_of("option", key, OPTIONS, of=type(self).__name__)
+        noise_seed = options.get("noise_seed")
+        if noise_seed is not None:
+            noise_seed = at_least("noise_seed", noise_seed, 0)
+        super().reset(seed=seed)
+        # Drawn even where it is not needed, so that the sequence of worlds does not depend on the options. The raw
+        # 64 bits, because numpy promises their stability across versions, which it does not for distributions.
+        world_seed = int(self.np_random.bit_generator.random_raw())
+        if options.get("state") is not None:
+            self._load(options["state"])
+        else:
+            self._make(world_seed)
+        self._noise_seed = world_seed if noise_seed is None else noise_seed
+        self._noise = None
+        self._steps = 0
+        self._content = f"{self.name} {self._problem()}"
+        self._running = not self._finished()
+        return self.render(), self._info(valid=True, effective=False)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Plays one primitive move. Raises ``gymnasium.error.ResetNeeded`` before the first reset and after the end."""
+        if not self._running:
+            raise ResetNeeded(
+                f"{type(self).__name__} was never reset; call reset() first"
+                if self._running is None
+                else f"this {type(self).__name__} episode has ended; call reset() before the next step()"
+            )
+        outcome = self._play(action) if isinstance(action, str) else None
+        if outcome is None:
+            return self.render(), 0.0, False, False, self._info(valid=False, effective=False)
+        self._steps += 1
+        truncated = not outcome.terminated and self.max_steps is not None and self._steps >= self.max_steps
+        self._running = not (outcome.terminated or truncated)
+        info = self._info(valid=True, effective=outcome.effective)
+        return self.render(), outcome.reward, outcome.terminated, truncated, info
+
+    @property
+    def noise(self) -> np.random.Generator:
+        """The randomness after the initial state."""
+        if self._noise is None:  # made on demand: most worlds never need it
+            sequence = np.random.SeedSequence(self._noise_seed, spawn_key=(NOISE_STREAM,))
+            self._noise = np.random.Generator(np.random.PCG64(sequence))
+        return self._noise
+
+    def _info(self, *, valid: bool, effective: bool) -> dict[str, Any]:
+        return {"success": self._success(), "valid": valid, "effective": effective, "content": self._content}
+
+    def _finished(self) -> bool:
+        """Whether the state is terminal. Worlds that can be lost override this."""
+        return self._success()
+
+    @abstractmethod
+    def _make(self, world_seed: int) -> None:
+        """Makes the world of this seed."""
+
+    @abstractmethod
+    def _load(self, text: str) -> None:
+        """Takes over a written state; raises ValueError where it is none."""
+
+    @abstractmethod
+    def _play(self, action: str) -> Outcome | None:
+        """Plays one action; None where it makes no sense, the state being unchanged."""
+
+    @abstractmethod
+    def _success(self) -> bool:
+        """Whether the goal is reached now."""
+
+    @abstractmethod
+    def _problem(self) -> str:
+        """Size and problem of the world just made, in a form that no setting of symbols changes."""
+
+
+def attempts(world_seed: int, limit: int) -> Iterator[np.random.Generator]:
+    """Independent generators for the attempts to make the world of a seed: retries never reuse or hash a seed."""
+    for attempt in range(limit):
+        sequence = np.random.SeedSequence(world_seed, spawn_key=(WORLD_STREAM, attempt))
+        yield np.random.Generator(np.random.PCG64(sequence))
+
+
+def pick(uniform: float, count: int) -> int:
+    """An index below ``count`` from a number in [0, 1)."""
+    return int(uniform * count)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` for the nearest known name, or a list of what is known where nothing is near."""
+    names = list(known)
+    folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
+    if near:
+        return f" Did you mean {folded[near[0]]!r}?"
+    return f" Known: {', '.join(names)}." if names else ""
+
+
+def one_of(setting: str, value: Any, known: Iterable[str], of: str | None = None) -> str:
+    """``value`` if it is one of the ``known``; otherwise ValueError with the nearest."""
+    names = tuple(known)
+    if isinstance(value, str) and value in names:
+        return value
+    where = f" of {of}" if of else ""
+    hint = did_you_mean(str(value), names)
+    raise ValueError(f"{setting}{where} must be one of {', '.join(map(repr, names))}, got {value!r}.{hint}".rstrip())
+
+
+def at_least(setting: str, value: Any, minimum: int) -> int:
+    """``value`` as an int of at least ``minimum``; otherwise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
+        raise ValueError(f"{setting} must be an integer of at least {minimum}, got {value!r}")
+    return int(value)

@@ -1,0 +1,124 @@
+"""Percentile bootstrap over worlds: how far would the number move with other worlds of the same kind?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_BLOCK = 2_000_000  # indices drawn at once, so that memory does not grow with resamples x worlds
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its interval, in the unit of the values."""
+
+    mean: float
+    low: float
+    high: float
+
+    def excludes(self, value: float) -> bool:
+        """Whether ``value`` lies outside the interval."""
+        return value < self.low or value > self.high
+
+
+def _vector(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be one number a world, at least one world; got the shape {array.shape}")
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} must be finite")
+    return array
+
+
+def _weights(weights: ArrayLike | None, like: NDArray[np.float64]) -> NDArray[np.float64]:
+    if weights is None:
+        return np.ones_like(like)
+    array = _vector("weights", weights)
+    if array.shape != like.shape or np.any(array <= 0):
+        raise ValueError("weights must be one positive number a world")
+    return array
+
+
+def _interval(
+    terms: list[tuple[float, NDArray[np.float64], NDArray[np.float64]]], num_resamples: int, seed: int, level: float
+) -> Interval:
+    """Bootstraps ``sum_i sign_i * weighted mean_i``; all terms see the same resampled worlds."""
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, not {num_resamples}")
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, not {level}")
+    mean = sum(sign * float(np.average(values, weights=weights)) for sign, values, weights in terms)
+    worlds = terms[0][1].size
+    # One world, or worlds that are all alike, say nothing about the spread: rounding must not invent one.
+    if all(np.ptp(values) == 0 for _, values, _ in terms):
+        mean = sum(sign * float(values[0]) for sign, values, _ in terms)
+        return Interval(mean, mean, mean)
+    rng = np.random.default_rng(seed)
+    draws = np.zeros(num_resamples)
+    rows = max(1, _BLOCK // worlds)
+    for start in range(0, num_resamples, rows):
+        size = min(rows, num_resamples - start)
+        index = rng.integers(0, worlds, size=(size, worlds))
+        for sign, values, weights in terms:
+            w = weights[index]
+            draws[start : start + size] += sign * (values[index] * w).sum(axis=1) / w.sum(axis=1)
+    tail = (1 - level) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Interval(mean, float(low), float(high))
+
+
+def bootstrap_mean(
+    values: ArrayLike,
+    num_resamples: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+    weights: ArrayLike | None = None,
+) -> Interval:
+    """Mean of ``values`` with its percentile bootstrap interval over worlds.
+
+    Worlds, not samples, are drawn with replacement: samples of one world are not independent. The same arguments give the
+    same interval. With one world, or when all values are equal, the interval has no width; that means "cannot tell",
+    not "certain".
+
+    Args:
+        values: float (worlds,), e.g. Pass@k of each world.
+        num_resamples: how often the worlds are drawn again.
+        seed: of the resampling.
+        level: coverage, 0.95 for a 95% interval.
+        weights: float (worlds,), positive; ``sum(w * v) / sum(w)`` is estimated. None: all alike.
+
+    Raises:
+        ValueError: no world, a value that is not finite, a wrong shape, or a setting out of range.
+    """
+    array = _vector("values", values)
+    return _interval([(1.0, array, _weights(weights, array))], num_resamples, seed, level)
+
+
+def bootstrap_difference(
+    values: ArrayLike,
+    baseline: ArrayLike,
+    num_resamples: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+    weights: ArrayLike | None = None,
+    baseline_weights: ArrayLike | None = None,
+) -> Interval:
+    """``mean(values) - mean(baseline)`` of two arms on the *same* worlds, in the same order.
+
+    Each resample draws worlds once and takes both arms there, so that what makes a world hard cancels out. The interval is
+    usually much narrower than the two arms' own intervals suggest.
+
+    Args:
+        values: float (worlds,) of the one arm; ``weights`` as in ``bootstrap_mean``.
+        baseline: float (worlds,) of the other; ``baseline_weights`` likewise.
+
+    Raises:
+        ValueError: as ``bootstrap_mean``, or the arms have not the same number of worlds.
+    """
+    a, b = _vector("values", values), _vector("baseline", baseline)
+    if a.shape != b.shape:
+        raise ValueError(f"a paired difference needs the same worlds: {a.size} and {b.size}")
+    terms = [(1.0, a, _weights(weights, a)), (-1.0, b, _weights(baseline_weights, b))]
+    return _interval(terms, num_resamples, seed, level)

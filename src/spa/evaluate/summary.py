@@ -1,0 +1,379 @@
+"""From episodes to numbers: one arm's summary, its result file, and the comparison of arms."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spa.agent.episode import Episode
+from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean
+from spa.evaluate.passk import pass_at_k
+from spa.evaluate.world_model import world_model_metrics
+from spa.runs.files import atomic_write
+
+LEVEL = 0.95
+
+
+def _failed(episode: Episode) -> bool:
+    return episode.status == "error"
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """All samples of one world: ``successes`` of ``samples``; an episode with an error is a sample without success."""
+
+    group: int
+    seed: int
+    content: str
+    successes: int
+    samples: int
+
+
+def group_worlds(episodes: Sequence[Episode]) -> list[WorldResult]:
+    """Groups episodes by ``episode.group``, in ascending order.
+
+    Raises:
+        ValueError: the episodes of a group are not of one seed (episodes of several evaluations were mixed).
+    """
+    groups: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group, []).append(episode)
+    worlds = []
+    for group, members in sorted(groups.items()):
+        seeds = {episode.seed for episode in members}
+        if len(seeds) > 1:
+            raise ValueError(f"group {group} holds episodes of several seeds: {sorted(seeds)[:5]}")
+        content = next((episode.content for episode in members if episode.content), "")
+        successes = sum(episode.success and not _failed(episode) for episode in members)
+        worlds.append(WorldResult(group, members[0].seed, content, successes, len(members)))
+    return worlds
+
+
+def _arrays(worlds: Sequence[WorldResult]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return (
+        np.array([world.successes for world in worlds], dtype=np.int64),
+        np.array([world.samples for world in worlds], dtype=np.int64),
+    )
+
+
+def _estimate(worlds: Sequence[WorldResult], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Pass@k of each world and its weight: samples for k = 1 (the mean over all samples), else 1."""
+    successes, samples = _arrays(worlds)
+    weights = samples.astype(np.float64) if k == 1 else np.ones(len(worlds))
+    return pass_at_k(successes, samples, k), weights
+
+
+def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, seed: int) -> Interval:
+    """Pass@k over ``worlds`` with its 95% bootstrap interval; Pass@1 is the mean success over all samples.
+
+    Raises:
+        ValueError: no worlds, or ``k`` is larger than the samples of some world.
+    """
+    values, weights = _estimate(worlds, k)
+    return bootstrap_mean(values, num_resamples, seed, LEVEL, weights)
+
+
+def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """``ks`` (sorted, without repeats, 1 always among them) for which every world has enough samples, and the others."""
+    fewest = min((world.samples for world in worlds), default=0)
+    wanted = sorted({1, *ks})
+    return [k for k in wanted if 1 <= k <= fewest], [k for k in wanted if not 1 <= k <= fewest]
+
+
+def _ratio(name: str, part: float, whole: float) -> dict[str, float]:
+    return {name: part / whole} if whole else {}
+
+
+def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How the episodes were played: means over the episodes without an error, or over their turns.
+
+    Per episode: ``num_turns``, ``num_actions`` (executed), ``reward`` and ``penalty`` (totals). Per turn:
+    ``format_rate`` (share), ``changed_turns`` (share whose state changed), ``response_chars``, ``response_tokens``
+    (sampled ones, where token sequences were kept), ``cut_off`` (share that hit the token limit). ``valid_actions``: share
+    of the parsed actions that the world executed and did not call invalid; the rest was unknown to it, or came
+    after the end or the limit. What has no episode, turn or action to stand on is absent.
+    """
+    played = [episode for episode in episodes if not _failed(episode)]
+    turns = [turn for episode in played for turn in episode.turns]
+    executed = sum(len(turn.executed) for turn in turns)
+    # `info` is that of a turn's last executed action.
+    refused = sum(bool(turn.executed) and turn.info.get("valid") is False for turn in turns)
+    sampled = sum(sum(sequence.mask) for episode in played for sequence in episode.sequences)
+    out = {
+        **_ratio("num_turns", len(turns), len(played)),
+        **_ratio("num_actions", executed, len(played)),
+        **_ratio("reward", sum(episode.total_reward for episode in played), len(played)),
+        **_ratio("penalty", sum(episode.total_penalty for episode in played), len(played)),
+        **_ratio("format_rate", sum(turn.format_ok for turn in turns), len(turns)),
+        **_ratio("valid_actions", executed - refused, sum(len(turn.actions) for turn in turns)),
+        **_ratio("changed_turns", sum(turn.next_state != turn.state for turn in turns), len(turns)),
+        **_ratio("response_chars", sum(len(turn.response) for turn in turns), len(turns)),
+        **_ratio("cut_off", sum(turn.finish_reason == "length" for turn in turns), len(turns)),
+    }
+    if sampled:
+        out |= _ratio("response_tokens", sampled, len(turns))
+    return out
+
+
+def summarize(
+    episodes: Sequence[Episode], ks: Sequence[int] = (1, 8), bootstrap: int = 2000, seed: int = 0
+) -> dict[str, float]:
+    """All numbers of one evaluation, flat and finite, ready to be logged.
+
+    ``pass@{k}``, ``pass@{k}_low``, ``pass@{k}_high`` for 1 and every k of ``ks`` for which each world has enough samples
+    (``allowed_ks`` names the others, ``EvalResult.skipped_ks`` keeps them); ``success`` (mean over all samples, = Pass@1);
+    ``worlds``, ``samples``, ``errors``, ``status/*`` (counts); and ``play_metrics``. An episode with status ``error``
+    counts as a failure in ``success`` and ``pass@k`` and is left out of ``play_metrics``. Without episodes: counts of 0.
+
+    Args:
+        episodes: samples of worlds, grouped by ``episode.group``.
+        ks: the k of Pass@k.
+        bootstrap: resamples of the worlds for the 95% intervals.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: a group mixes seeds, or ``bootstrap`` is below 1.
+    """
+    worlds = group_worlds(episodes)
+    out: dict[str, float] = {}
+    for k in allowed_ks(worlds, ks)[0]:
+        interval = pass_interval(worlds, k, bootstrap, seed)
+        out |= {f"pass@{k}": interval.mean, f"pass@{k}_low": interval.low, f"pass@{k}_high": interval.high}
+    out |= _ratio("success", sum(world.successes for world in worlds), len(episodes))
+    out |= play_metrics(episodes)
+    out |= {"worlds": len(worlds), "samples": len(episodes), "errors": sum(map(_failed, episodes))}
+    counts = Counter(episode.status for episode in episodes)
+    return out | {f"status/{status}": count for status, count in sorted(counts.items())}
+
+
+@dataclass
+class EvalResult:
+    """The result of one arm's evaluation, with every world's successes: enough to compare arms later.
+
+    ``metrics`` is what ``summarize`` gives, ``world_model`` what ``world_model_metrics`` gives (empty if nothing was
+    written). ``skipped_ks`` are the asked-for k for which some world had too few samples.
+    """
+
+    name: str
+    task: str
+    worlds: list[WorldResult]
+    metrics: dict[str, float] = field(default_factory=dict)
+    world_model: dict[str, float] = field(default_factory=dict)
+    ks: list[int] = field(default_factory=lambda: [1])
+    skipped_ks: list[int] = field(default_factory=list)
+    bootstrap: int = 2000
+    seed: int = 0
+
+    @classmethod
+    def from_episodes(
+        cls,
+        name: str,
+        episodes: Sequence[Episode],
+        ks: Sequence[int] = (1, 8),
+        bootstrap: int = 2000,
+        seed: int = 0,
+        world_model_episodes: Sequence[Episode] | None = None,
+    ) -> EvalResult:
+        """Summarises ``episodes``; world-model accuracy comes from ``world_model_episodes`` where they are given.
+
+        Raises:
+            ValueError: as ``summarize``.
+        """
+        worlds = group_worlds(episodes)
+        allowed, skipped = allowed_ks(worlds, ks)
+        accuracy = world_model_metrics(episodes if world_model_episodes is None else world_model_episodes)
+        return cls(
+            name=name,
+            task=episodes[0].task if episodes else "",
+            worlds=worlds,
+            metrics=summarize(episodes, ks, bootstrap, seed),
+            world_model=accuracy,
+            ks=allowed,
+            skipped_ks=skipped if worlds else [],
+            bootstrap=bootstrap,
+            seed=seed,
+        )
+
+    def to_json(self) -> str:
+        """JSON text; ``from_json`` gives an equal result."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> EvalResult:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            ValueError: not JSON, or not an evaluation result; the message says what is wrong.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error}") from error
+        return _validated(data)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the result as JSON, atomically."""
+        atomic_write(path, self.to_json() + "\n")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> EvalResult:
+        """Reads a result file.
+
+        Raises:
+            ValueError: no such file, or it is not an evaluation result.
+        """
+        if not Path(path).is_file():
+            raise ValueError(f"no evaluation result {path}")
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is not an evaluation result: {error}") from error
+
+
+def _check(data: Any, what: str, types: Mapping[str, type], required: set[str]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{what} must be an object, not {type(data).__name__}")
+    if unknown := sorted(set(data) - set(types)):
+        raise ValueError(f"{what} has the unknown field {unknown[0]!r}")
+    if missing := sorted(required - set(data)):
+        raise ValueError(f"{what} lacks the field {missing[0]!r}")
+    for name, value in data.items():
+        if not isinstance(value, types[name]) or isinstance(value, bool):
+            raise ValueError(f"{what}: {name} must be {types[name].__name__}, not {type(value).__name__}")
+    return data
+
+
+def _validated(data: Any) -> EvalResult:
+    types = dict(zip((f.name for f in fields(EvalResult)), (str, str, list, dict, dict, list, list, int, int), strict=True))
+    _check(data, "the result", types, {"name", "task", "worlds"})
+    world_types = {"group": int, "seed": int, "content": str, "successes": int, "samples": int}
+    worlds = []
+    for i, world in enumerate(data["worlds"]):
+        entry = _check(world, f"world {i}", world_types, set(world_types))
+        if not 0 <= entry["successes"] <= entry["samples"] or entry["samples"] < 1:
+            raise ValueError(f"world {i}: {entry['successes']} successes of {entry['samples']} samples")
+        worlds.append(WorldResult(**entry))
+    for name in ("metrics", "world_model"):
+        for key, value in data.get(name, {}).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name}: {key!r} is not a finite number")
+    for name in ("ks", "skipped_ks"):
+        if not all(isinstance(k, int) and not isinstance(k, bool) for k in data.get(name, [])):
+            raise ValueError(f"{name} must hold whole numbers")
+    return EvalResult(**{**data, "worlds": worlds})
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One arm of the comparison. Shares in [0, 1]; differences are ``arm - baseline`` on the same worlds.
+
+    ``k`` is the same in every row: the largest that all arms allow (1: there is no Pass@k besides Pass@1, ``pass_k`` is
+    None). Differences are None for the baseline itself, without a baseline, and where the worlds are not the same.
+    """
+
+    arm: str
+    worlds: int
+    samples: int
+    errors: int
+    pass_1: Interval | None
+    k: int
+    pass_k: Interval | None
+    baseline: str = ""
+    diff_1: Interval | None = None
+    diff_k: Interval | None = None
+
+
+def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
+    """The worlds of both in one order, or None if they are not the same worlds."""
+    ours, theirs = ({world.seed: world for world in r.worlds} for r in (result, baseline))
+    repeated = len(ours) < len(result.worlds) or len(theirs) < len(baseline.worlds)
+    if not ours or repeated or set(ours) != set(theirs):
+        return None
+    if any(ours[seed].content != theirs[seed].content for seed in ours):
+        return None
+    return [ours[seed] for seed in sorted(ours)], [theirs[seed] for seed in sorted(ours)]
+
+
+def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Interval | None:
+    """Pass@k of ``result`` minus that of ``baseline``, with a paired 95% interval.
+
+    None if the two were not played on the same worlds (same seeds, same content) or some world has fewer than k samples.
+    """
+    pairs = _pairs(result, baseline)
+    if pairs is None or min(world.samples for side in pairs for world in side) < k:
+        return None
+    (a, weights_a), (b, weights_b) = _estimate(pairs[0], k), _estimate(pairs[1], k)
+    return bootstrap_difference(a, b, result.bootstrap, result.seed, LEVEL, weights_a, weights_b)
+
+
+def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
+    """One row an arm, in the order of ``results``; differences to ``baseline`` where that arm is present."""
+    played = [result for result in results.values() if result.worlds]
+    shared = [k for k in (played[0].ks if played else []) if all(k in result.ks for result in played)]
+    k = max(shared, default=1)
+    reference = results.get(baseline)
+    rows = []
+    for arm, result in results.items():
+        settings = (result.bootstrap, result.seed)
+        diff_1 = diff_k = None
+        if reference is not None and arm != baseline:
+            diff_1 = paired_difference(result, reference, 1)
+            diff_k = paired_difference(result, reference, k) if k > 1 else None
+        rows.append(
+            ComparisonRow(
+                arm=arm,
+                worlds=len(result.worlds),
+                samples=sum(world.samples for world in result.worlds),
+                errors=int(result.metrics.get("errors", 0)),
+                pass_1=pass_interval(result.worlds, 1, *settings) if result.worlds else None,
+                k=k,
+                pass_k=pass_interval(result.worlds, k, *settings) if result.worlds and k > 1 else None,
+                baseline=baseline if diff_1 is not None else "",
+                diff_1=diff_1,
+                diff_k=diff_k,
+            )
+        )
+    return rows
+
+
+def percent(interval: Interval | None, sign: bool = False) -> str:
+    """``34.1 [30.2, 38.0]`` in percent; ``sign`` shows a plus (differences, in percentage points). None: ``-``."""
+    if interval is None:
+        return "-"
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    mean, low, high = (round(100 * x, 1) + 0.0 for x in (interval.mean, interval.low, interval.high))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if sign else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def render_text(rows: Sequence[ComparisonRow]) -> str:
+    """The comparison as a plain-text table for a terminal: percentages with 95% intervals; no trailing newline."""
+    if not rows:
+        return "nothing was evaluated"
+    k, baseline = rows[0].k, next((row.baseline for row in rows if row.baseline), "")
+    header = ["arm", "Pass@1"] + ([f"Pass@{k}"] if k > 1 else [])
+    if baseline:
+        header += [f"Pass@1 - {baseline}"] + ([f"Pass@{k} - {baseline}"] if k > 1 else [])
+    header += ["worlds", "samples"] + (["errors"] if any(row.errors for row in rows) else [])
+    lines = [header]
+    for row in rows:
+        line = [row.arm, percent(row.pass_1)] + ([percent(row.pass_k)] if k > 1 else [])
+        if baseline:
+            line += [percent(row.diff_1, sign=True)] + ([percent(row.diff_k, sign=True)] if k > 1 else [])
+        line += [str(row.worlds), str(row.samples)] + ([str(row.errors)] if "errors" in header else [])
+        lines.append(line)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    text = [
+        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        for line in lines
+    ]
+    text.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([*text, "Percent, with 95% bootstrap intervals over worlds."])

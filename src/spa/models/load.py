@@ -1,0 +1,150 @@
+"""Loading and saving: Hugging Face folders, safetensors only, the built-in tiny model by name."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spa.agent.task import unknown
+from spa.runs.files import atomic_folder
+from spa.runs.schema import ModelConfig
+
+BUILTIN = ("tiny",)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_path(path: str) -> str:
+    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder.
+
+    Raises:
+        ValueError: unknown built-in model, or a path that looks local and does not exist.
+    """
+    if path.startswith("builtin:"):
+        name = path.removeprefix("builtin:")
+        if name not in BUILTIN:
+            raise ValueError(unknown("built-in model", name, BUILTIN))
+        return str(resources.files("spa.models").joinpath("builtin", name))
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{path} holds no model (no config.json); give a Hugging Face folder such as .../global_step_N")
+        return str(folder)
+    if looks_local or folder.exists():
+        raise ValueError(f"no model folder {path}")
+    return path
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model folder or hub name, with a pad token.
+
+    Raises:
+        ValueError: the folder has no tokenizer, or the name cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_path(path)
+    if Path(folder).is_dir() and not any(
+        (Path(folder) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    ):
+        raise ValueError(f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(config: ModelConfig, path: str | None = None) -> Any:
+    """A causal language model (``sdpa`` attention) on its device, in its dtype; ``path`` overrides ``config.path``.
+
+    Raises:
+        ValueError: unknown dtype or device, or a model that cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if config.dtype not in _DTYPES:
+        raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
+    device = pick_device(config.device)
+    folder = resolve_path(path or config.path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=_DTYPES[config.dtype], attn_implementation="sdpa", use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.to(device)
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one, else the CPU. ValueError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown model.device {name!r}; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"model.device={name} but no CUDA device is available; use model.device=cpu")
+    return device
+
+
+def set_threads(config: ModelConfig) -> None:
+    """Applies ``model.threads`` to torch (0 leaves torch's choice)."""
+    if config.threads < 0:
+        raise ValueError(f"model.threads must be 0 (torch's choice) or more, not {config.threads}")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+
+def save_model(
+    model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None
+) -> None:
+    """Writes a plain Hugging Face folder and, beside the weights, ``trainer_state.pt``; atomically.
+
+    ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``.
+    """
+    with atomic_folder(folder) as temporary:
+        model.save_pretrained(temporary, safe_serialization=True)
+        tokenizer.save_pretrained(temporary)
+        if state is not None:
+            torch.save(state, temporary / "trainer_state.pt")
+
+
+def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The trainer state beside a checkpoint.
+
+    Raises:
+        ValueError: there is none (a plain model folder cannot be resumed from) or it is damaged.
+    """
+    path = Path(folder) / "trainer_state.pt"
+    if not path.is_file():
+        raise ValueError(f"{folder} has no trainer_state.pt: training cannot be resumed from it (it can still be loaded)")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types for a damaged archive
+        raise ValueError(f"{path} is damaged: {_first_line(error)}") from error
+    assert isinstance(state, dict)
+    return state
+
+
+class ValueHead(nn.Linear):
+    """Hidden state -> value. Starts at 0, so that the first advantages are the returns."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,49 @@
+"""Optimiser and learning-rate schedule, shared by the stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+SCHEDULES = ("cosine", "constant")
+
+
+def adamw(
+    groups: Iterable[tuple[Iterable[nn.Parameter], float]], *, betas: Iterable[float], weight_decay: float, eps: float = 1e-8
+) -> torch.optim.AdamW:
+    """AdamW over (parameters, learning rate) groups. Vectors (norms, biases) are not decayed."""
+    settings: list[dict[str, Any]] = []
+    for parameters, lr in groups:
+        trainable = [p for p in parameters if p.requires_grad]
+        matrices = [p for p in trainable if p.ndim >= 2]
+        vectors = [p for p in trainable if p.ndim < 2]
+        settings.append({"params": matrices, "lr": lr, "peak_lr": lr, "weight_decay": weight_decay})
+        settings.append({"params": vectors, "lr": lr, "peak_lr": lr, "weight_decay": 0.0})
+    beta1, beta2 = betas
+    return torch.optim.AdamW([s for s in settings if s["params"]], betas=(beta1, beta2), eps=eps)
+
+
+def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant") -> float:
+    """Share of the peak learning rate at optimizer step ``step`` (from 0): linear warm-up, then ``schedule``.
+
+    Raises:
+        ValueError: unknown schedule.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}")
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Sets each group's learning rate to ``factor`` times its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak_lr"] * factor

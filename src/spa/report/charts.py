@@ -1,0 +1,208 @@
+"""Charts as plain Plotly figures (``{"data": [...], "layout": {...}}``); colours of the page are set in the browser."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from spa.evaluate.summary import ComparisonRow
+from spa.report.data import ArmReport, MetricsRow
+
+Figure = dict[str, Any]
+Series = list[tuple[float, float]]
+
+_COLORS = {"base": "#8a8f98", "vanilla": "#3d7fc1", "se": "#2a9d8f", "vagen": "#c98a1b", "spa": "#d1495b"}
+_MORE_COLORS = ("#7b61c9", "#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with the heading under which it stands."""
+
+    key: str
+    title: str
+    note: str
+    figure: Figure
+
+
+def arm_colors(arms: Mapping[str, ArmReport]) -> dict[str, str]:
+    """A colour for every arm: its own if it is ``#rrggbb``, else the usual one of that name, else the next free one."""
+    spare = iter(_MORE_COLORS * (len(arms) // len(_MORE_COLORS) + 1))
+    colors = {}
+    for name, arm in arms.items():
+        own = arm.color if arm.color and re.fullmatch(r"#[0-9a-fA-F]{6}", arm.color) else None
+        colors[name] = own or _COLORS.get(name) or next(spare)
+    return colors
+
+
+def number(value: object) -> float | None:
+    """``value`` as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def series(rows: Iterable[MetricsRow], *names: str) -> Series:
+    """(step, value) of the first of ``names`` that a row has; rows without one are skipped. Sorted by step, the last wins.
+
+    The step is ``step`` or ``global_step``, else the row's position.
+    """
+    points: dict[float, float] = {}
+    for position, row in enumerate(rows):
+        step = next((s for key in ("step", "global_step") if (s := number(row.get(key))) is not None), float(position))
+        value = next((v for name in names if (v := number(row.get(name))) is not None), None)
+        if value is not None:
+            points[step] = value
+    return sorted(points.items())
+
+
+def _label(name: str) -> str:
+    """Plotly reads labels as a small HTML: arm names must not."""
+    return html.escape(name)
+
+
+def _line(name: str, points: Series, color: str, **more: Any) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(points) <= 60 else "lines",
+        "name": _label(name),
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "line": {"color": color, "width": 2, "dash": more.pop("dash", "solid")},
+        "marker": {"size": 5, "color": color},
+        **more,
+    }
+
+
+def _band(rows: Sequence[MetricsRow], name: str, color: str) -> list[dict[str, Any]]:
+    low, high = series(rows, f"{name}_low"), series(rows, f"{name}_high")
+    if not low or [x for x, _ in low] != [x for x, _ in high]:
+        return []
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    outline = low + high[::-1]
+    band = _line("", outline, color, mode="lines", fill="toself", fillcolor=f"rgba({red},{green},{blue},0.14)")
+    return [band | {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}]
+
+
+def _layout(x: str, y: str, share: bool) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if share else "normal"}
+    if share:
+        axis["tickformat"] = ".0%"
+    return {"xaxis": {"title": {"text": x}}, "yaxis": axis}
+
+
+def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> Figure | None:
+    """Grouped bars with 95% intervals: Pass@1 and Pass@k by arm."""
+    data = []
+    for row in rows:
+        passes = [(f"Pass@{k}", p) for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None]
+        if not passes:
+            continue
+        data.append(
+            {
+                "type": "bar",
+                "name": _label(row.arm),
+                "x": [name for name, _ in passes],
+                "y": [p.mean for _, p in passes],
+                "marker": {"color": colors[row.arm]},
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [max(0.0, p.high - p.mean) for _, p in passes],
+                    "arrayminus": [max(0.0, p.mean - p.low) for _, p in passes],
+                    "color": "#888888",
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "hovertemplate": "%{y:.1%}",
+            }
+        )
+    if not data:
+        return None
+    return {"data": data, "layout": {"barmode": "group", "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}}
+
+
+def _by_arm(
+    arms: Mapping[str, ArmReport], colors: Mapping[str, str], names: Sequence[str], y: str, share: bool
+) -> Figure | None:
+    data: list[dict[str, Any]] = []
+    for arm, report in arms.items():
+        points = series(report.metrics, *names)
+        if points:
+            data += _band(report.metrics, names[0], colors[arm])
+            data.append(_line(arm, points, colors[arm], legendgroup=_label(arm)))
+    return {"data": data, "layout": _layout("PPO step", y, share)} if data else None
+
+
+def _largest_k(arms: Mapping[str, ArmReport]) -> int:
+    found = (re.fullmatch(r"val/pass@(\d+)", str(key)) for arm in arms.values() for row in arm.metrics for key in row)
+    return max((int(match[1]) for match in found if match), default=1)
+
+
+_WORLD_MODEL = (
+    ("observation_em", "observation, exact", "dot"),
+    ("prediction_em", "prediction, exact", "solid"),
+    ("prediction_cell_acc", "prediction, cells", "dash"),
+)
+
+
+def _world_model(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Figure | None:
+    data = []
+    for arm, report in arms.items():
+        for metric, label, dash in _WORLD_MODEL:
+            names = [f"{prefix}world_model/{metric}" for prefix in ("", "val/", "train/")]
+            if points := series(report.metrics, *names):
+                data.append(_line(f"{arm}: {label}", points, colors[arm], dash=dash))
+    return {"data": data, "layout": _layout("PPO step", "accuracy", True)} if data else None
+
+
+def _sft(rows: Sequence[MetricsRow]) -> Figure | None:
+    curves = (("train", "#8a8f98", ("train/loss", "losses/loss")), ("validation", "#d1495b", ("val/loss",)))
+    data = [_line(name, points, color) for name, color, names in curves if (points := series(rows, *names))]
+    return {"data": data, "layout": _layout("optimizer step", "loss (nats per token)", False)} if data else None
+
+
+def _chart(key: str, title: str, note: str, figure: Figure | None) -> list[Chart]:
+    return [Chart(key, title, note, figure)] if figure else []
+
+
+def learning_charts(arms: Mapping[str, ArmReport], sft: Sequence[MetricsRow], colors: Mapping[str, str]) -> list[Chart]:
+    """The curves that are always in view; those without data are left out."""
+    k = _largest_k(arms)
+    pass_1 = _by_arm(arms, colors, ("val/pass@1", "val/success"), "Pass@1", True)
+    charts = _chart("val-pass-1", "Validation Pass@1", "Held-out worlds; band: 95% interval where logged.", pass_1)
+    if k > 1:
+        figure = _by_arm(arms, colors, (f"val/pass@{k}",), f"Pass@{k}", True)
+        charts += _chart("val-pass-k", f"Validation Pass@{k}", "Held-out worlds.", figure)
+    train = _by_arm(arms, colors, ("train/success",), "success", True)
+    charts += _chart("train-success", "Training success", "Sampled training worlds of each step, before filtering.", train)
+    note = "Share of written observations and predictions that agree with the world."
+    charts += _chart("world-model", "World model during PPO", note, _world_model(arms, colors))
+    return charts + _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))
+
+
+_DIAGNOSTICS = (
+    ("losses/entropy", "Entropy", "Of the sampling distribution, nats per token."),
+    ("losses/approx_kl", "Approximate KL", "Policy before and after the update, nats per token."),
+    ("losses/clipfrac", "Clip fraction", "Share of tokens whose ratio was clipped."),
+    ("losses/explained_variance", "Explained variance", "Of the returns by the critic; 1 is perfect."),
+    ("losses/policy_loss", "Policy loss", ""),
+    ("losses/value_loss", "Value loss", ""),
+    ("train/format_rate", "Format rate", "Share of training turns with the right format."),
+    ("train/reward", "Training reward", "Mean over episodes."),
+)
+
+
+def diagnostic_charts(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> list[Chart]:
+    """The curves of the fold-out: how healthy the PPO updates were."""
+    charts: list[Chart] = []
+    for name, title, note in _DIAGNOSTICS:
+        share = name in ("losses/clipfrac", "train/format_rate")
+        key = re.sub(r"\W+", "-", name)
+        charts += _chart(key, title, note, _by_arm(arms, colors, (name,), "", share))
+    return charts

@@ -1,0 +1,57 @@
+"""What a report is made of: plain data, every part optional but the name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spa.agent.episode import Episode
+from spa.evaluate.summary import EvalResult
+
+MetricsRow = Mapping[str, Any]
+"""One logged row: ``step`` and any metrics (``val/pass@1``, ``losses/entropy``, ...); other values are ignored."""
+
+
+@dataclass
+class ArmReport:
+    """One arm: its rows of ``metrics.jsonl``, its final evaluation and episodes to show.
+
+    ``color`` (``#rrggbb``) is optional; anything else is ignored and a colour is chosen.
+    """
+
+    metrics: Sequence[MetricsRow] = ()
+    result: EvalResult | None = None
+    episodes: Sequence[Episode] = ()
+    color: str | None = None
+
+
+@dataclass
+class ReportData:
+    """Everything that a report shows; what is missing or empty is left out of the page.
+
+    Attributes:
+        name: of the run; the title.
+        config: the resolved config, nested.
+        versions: package -> version.
+        machine: a fact -> its value, e.g. ``{"CPU": "2 cores", "memory": "8 GiB"}``.
+        arms: in the order of the table.
+        sft: logged rows of stage 2 (``train/loss``, ``val/loss``).
+        overlaps: pair of splits -> number of worlds that are in both; must be 0.
+        timings: stage -> seconds.
+        baseline: the arm to which differences are taken.
+        created: when the run was made, as it shall be printed.
+        episodes_per_arm: at most so many episodes are shown for an arm.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    arms: Mapping[str, ArmReport] = field(default_factory=dict)
+    sft: Sequence[MetricsRow] = ()
+    overlaps: Mapping[str, int] = field(default_factory=dict)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    baseline: str = "vanilla"
+    created: str = ""
+    episodes_per_arm: int = 6

@@ -1,0 +1,221 @@
+"""One self-contained HTML file: opens offline, loads nothing, and escapes everything that a model wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from spa.evaluate.summary import ComparisonRow, comparison_table, percent
+from spa.report.charts import Chart, Figure, arm_colors, comparison_chart, diagnostic_charts, learning_charts, number
+from spa.report.data import ArmReport, ReportData
+from spa.report.turns import choose_episodes, view
+from spa.runs.files import atomic_write
+
+_FACTS = (
+    ("world", ("env.tag", "env.id")),
+    ("model", ("model.path",)),
+    ("self-play worlds", ("selfplay.groups",)),
+    ("PPO steps", ("ppo.steps",)),
+    ("groups × episodes", ("ppo.groups", "ppo.group_size")),
+    ("evaluation worlds × samples", ("eval.worlds", "eval.samples")),
+    ("temperature", ("sampling.temperature",)),
+    ("seed", ("seeds.run",)),
+)
+
+_PLAY = (
+    ("num_turns", "turns", "number"),
+    ("num_actions", "actions", "number"),
+    ("reward", "reward", "number"),
+    ("format_rate", "format right", "share"),
+    ("valid_actions", "valid actions", "share"),
+    ("changed_turns", "turns that changed the state", "share"),
+    ("response_chars", "characters a turn", "number"),
+    ("response_tokens", "tokens a turn", "number"),
+    ("cut_off", "cut off", "share"),
+    ("errors", "errors", "count"),
+)
+
+_WORLD_MODEL = (
+    ("observation_em", "observation exact", "share"),
+    ("observation_cell_acc", "observation cells", "share"),
+    ("prediction_em", "prediction exact", "share"),
+    ("prediction_em_changed", "… where the state changed", "share"),
+    ("prediction_cell_acc", "prediction cells", "share"),
+    ("coverage", "turns with a prediction", "share"),
+    ("predictions", "predictions", "count"),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of ready text under a header; the first column is the arm."""
+
+    header: list[str]
+    rows: list[tuple[str, list[str]]]
+
+
+def embed_json(value: Any) -> Markup:
+    """JSON for a ``<script type="application/json">``: no character that could end the element or start a comment.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704  # every markup character was replaced
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested config as ``a.b.c`` -> text."""
+    out: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            out |= flatten(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return out
+
+
+def duration(seconds: float) -> str:
+    """``3.2 s``, ``4 min 05 s``, ``2 h 07 min``."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _facts(config: Mapping[str, str]) -> list[tuple[str, str]]:
+    facts = []
+    for label, keys in _FACTS:
+        values = [config[key] for key in keys if key in config]
+        if label == "world":
+            values = values[:1]
+        if values:
+            facts.append((label, " × ".join(values)))
+    return facts
+
+
+def _format(value: float | None, kind: str) -> str:
+    if value is None:
+        return "–"
+    if kind == "share":
+        return f"{100 * value:.1f}"
+    return f"{value:.0f}" if kind == "count" or abs(value) >= 100 else f"{value:.2f}"
+
+
+def _table(metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]], prefix: str) -> Table | None:
+    """Arms × the columns of which some arm has a value."""
+    used = [c for c in columns if any(number(values.get(prefix + c[0])) is not None for values in metrics.values())]
+    used = [c for c in used if c[0] != "errors" or any(values.get("errors") for values in metrics.values())]
+    if not used:
+        return None
+    header = [label + (" %" if kind == "share" else "") for _, label, kind in used]
+    rows = [
+        (arm, [_format(number(values.get(prefix + name)), kind) for name, _, kind in used])
+        for arm, values in metrics.items()
+        if any(number(values.get(prefix + name)) is not None for name, _, _ in used)
+    ]
+    return Table(header, rows)
+
+
+def _comparison(rows: Sequence[ComparisonRow]) -> Table | None:
+    if not rows:
+        return None
+    k = rows[0].k
+    baseline = next((row.baseline for row in rows if row.baseline), "")
+    header = ["Pass@1"] + ([f"Pass@{k}"] if k > 1 else [])
+    if baseline:
+        header += [f"Pass@1 − {baseline}"] + ([f"Pass@{k} − {baseline}"] if k > 1 else [])
+    table = Table([*header, "worlds", "samples"], [])
+    for row in rows:
+        line = [percent(row.pass_1)] + ([percent(row.pass_k)] if k > 1 else [])
+        if baseline:
+            line += [percent(row.diff_1, sign=True)] + ([percent(row.diff_k, sign=True)] if k > 1 else [])
+        table.rows.append((row.arm, [cell.replace("-", "−") if cell != "-" else "–" for cell in line]))
+        table.rows[-1][1].extend([str(row.worlds), str(row.samples)])
+    return table
+
+
+def _headline(rows: Sequence[ComparisonRow]) -> str:
+    """The main comparison in a sentence; empty where there is none."""
+    compared = [row for row in rows if row.diff_1 is not None]
+    row = next((row for row in compared if row.arm == "spa"), compared[-1] if compared else None)
+    if row is None or row.diff_1 is None:
+        return ""
+    verdict = "the interval excludes 0" if row.diff_1.excludes(0.0) else "the interval includes 0: no clear difference"
+    change = percent(row.diff_1, sign=True).replace("-", "−")
+    return f"{row.arm} against {row.baseline}: Pass@1 {change} points on the same {row.worlds} worlds; {verdict}."
+
+
+def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, float]]:
+    rows: dict[str, Mapping[str, float]] = {}
+    for row in data.sft:
+        if any(str(key).startswith("world_model/") for key in row):
+            rows["after SFT"] = row
+    return rows | {arm: report.result.world_model for arm, report in data.arms.items() if report.result is not None}
+
+
+def _episodes(arms: Mapping[str, ArmReport], limit: int) -> list[tuple[str, list[Any], int]]:
+    shown = ((arm, [view(e) for e in choose_episodes(r.episodes, limit)], len(r.episodes)) for arm, r in arms.items())
+    return [entry for entry in shown if entry[1]]
+
+
+def render_report(data: ReportData) -> str:
+    """The report as an HTML document."""
+    from plotly.offline import get_plotlyjs
+
+    colors = arm_colors(data.arms)
+    results = {arm: report.result for arm, report in data.arms.items() if report.result is not None}
+    rows = comparison_table(results, data.baseline)
+    compare = comparison_chart(rows, colors)
+    learning = learning_charts(data.arms, data.sft, colors)
+    diagnostics = diagnostic_charts(data.arms, colors)
+    charts = [*([Chart("comparison", "", "", compare)] if compare else []), *learning, *diagnostics]
+    figures: dict[str, Figure] = {chart.key: chart.figure for chart in charts}
+    config = flatten(data.config)
+    timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
+    environment = Environment(
+        loader=PackageLoader("spa.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template("report.html.jinja").render(
+        data=data,
+        colors=colors,
+        headline=_headline(rows),
+        facts=_facts(config),
+        config=config,
+        comparison=_comparison(rows),
+        play=_table({arm: result.metrics for arm, result in results.items()}, _PLAY, ""),
+        world_model=_table(_world_model_rows(data), _WORLD_MODEL, "world_model/"),
+        skipped={arm: result.skipped_ks for arm, result in results.items() if result.skipped_ks},
+        charts=figures,
+        learning=learning,
+        diagnostics=diagnostics,
+        episodes=_episodes(data.arms, data.episodes_per_arm),
+        timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
+        total=duration(sum(timings.values())),
+        charts_json=embed_json(figures) if figures else "",
+        plotly_js=Markup(get_plotlyjs()) if figures else "",  # noqa: S704  # the library itself, not data
+    )
+
+
+def write_report(data: ReportData, path: str | os.PathLike[str]) -> Path:
+    """Writes the report as one HTML file, atomically, and returns its path.
+
+    The file holds everything it needs (Plotly included, once, about 5 MB); its content security policy forbids loading
+    anything else. Parts without data are left out.
+    """
+    text = render_report(data)
+    # A model can write lone surrogates, which no UTF-8 file can hold.
+    atomic_write(path, text.encode("utf-8", "replace").decode("utf-8"))
+    return Path(path)

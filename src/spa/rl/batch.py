@@ -1,0 +1,145 @@
+"""From episodes to training rows: which tokens are trained and what is known of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spa.agent.chat import Chat
+from spa.agent.episode import Episode, TokenSequence, Turn
+from spa.agent.parse import parse_response
+from spa.models.forward import micro_batches, pad_right
+from spa.rl.advantages import Array
+
+LOSS_MASKS = ("sampled", "answer", "all")
+
+
+@dataclass
+class Row:
+    """One token sequence of an episode. The arrays have one entry per *trainable* token, in order.
+
+    ``positions`` are indices into ``ids`` (at least 1: the first token has no context), ``turns`` their turn
+    indices (-1 for context tokens, trained only with ``loss_mask="all"``).
+    """
+
+    ids: list[int]
+    positions: list[int]
+    turns: list[int]
+    old_logprobs: Array
+    values: Array = field(default_factory=lambda: np.zeros(0))
+    advantages: Array = field(default_factory=lambda: np.zeros(0))
+    returns: Array = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Right-padded ids (B, T) and flat vectors over the N trainable tokens, row by row."""
+
+    ids_BT: Tensor
+    chosen_BT: Tensor  # (B, T) bool: trainable tokens
+    old_logprobs_N: Tensor
+    values_N: Tensor
+    advantages_N: Tensor
+    returns_N: Tensor
+
+    @property
+    def targets_N(self) -> Tensor:
+        return self.ids_BT[self.chosen_BT]
+
+    def before(self, hidden_BTD: Tensor) -> Tensor:
+        """(N, D) hidden states at the positions that predict the trainable tokens."""
+        return hidden_BTD[:, :-1][self.chosen_BT[:, 1:]]
+
+
+def build_rows(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "sampled") -> list[list[Row]]:
+    """Rows of each episode, in the order of its turns. Rows without a trainable token are left out.
+
+    Raises:
+        ValueError: unknown ``loss_mask``, or no trainable token in any episode.
+    """
+    if loss_mask not in LOSS_MASKS:
+        raise ValueError(f"unknown ppo.loss_mask {loss_mask!r}; choose one of {', '.join(LOSS_MASKS)}")
+    result = []
+    for episode in episodes:
+        rows = [_row(episode, sequence, chat, loss_mask) for sequence in episode.sequences]
+        result.append([row for row in rows if row.positions])
+    if not any(result):
+        raise ValueError("no token to train in any episode: the loss mask is zero everywhere")
+    return result
+
+
+def _row(episode: Episode, sequence: TokenSequence, chat: Chat, loss_mask: str) -> Row:
+    if loss_mask == "all":
+        positions = list(range(1, len(sequence)))
+    else:
+        positions = [i for i in range(1, len(sequence)) if sequence.mask[i]]
+    if loss_mask == "answer":
+        inside: set[int] = set()
+        for turn in episode.turns:
+            sampled = [i for i in positions if sequence.turns[i] == turn.index]
+            if sampled:
+                inside.update(_answer_tokens(turn, sampled, sequence, chat))
+        positions = [i for i in positions if i in inside]
+    return Row(
+        ids=sequence.ids,
+        positions=positions,
+        turns=[sequence.turns[i] if sequence.mask[i] else -1 for i in positions],
+        old_logprobs=np.array([sequence.logprobs[i] for i in positions]),
+    )
+
+
+def _answer_tokens(turn: Turn, sampled: list[int], sequence: TokenSequence, chat: Chat) -> list[int]:
+    """The sampled tokens that overlap the answer span of their response; all of them where there is no such span."""
+    span = parse_response(turn.response).spans.get("answer")
+    if span is None:
+        return sampled
+    ids = [sequence.ids[i] for i in sampled]
+
+    def tokens_within(characters: int) -> int:
+        """How many leading tokens lie wholly within the first ``characters`` of the response (bisection)."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if len(chat.forced) + len(chat.decode(ids[:middle])) <= characters:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    first = tokens_within(span[0])
+    last = tokens_within(span[1] - 1)
+    return sampled[first : last + 1]
+
+
+def to_micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device | str) -> list[tuple[list[int], MicroBatch]]:
+    """Micro-batches of similar length with the indices of their rows."""
+    out = []
+    for group in micro_batches([len(row.ids) for row in rows], max_tokens):
+        chosen = [rows[i] for i in group]
+        ids_BT = pad_right([row.ids for row in chosen], device=device)
+        mask_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
+        for number, row in enumerate(chosen):
+            mask_BT[number, row.positions] = True
+
+        def flat(get: Callable[[Row], Array], rows: list[Row] = chosen) -> Tensor:
+            values = np.concatenate([get(row) for row in rows])
+            return torch.tensor(values, dtype=torch.float32, device=device)
+
+        out.append(
+            (
+                group,
+                MicroBatch(
+                    ids_BT,
+                    mask_BT.to(device),
+                    flat(lambda row: row.old_logprobs),
+                    flat(lambda row: row.values),
+                    flat(lambda row: row.advantages),
+                    flat(lambda row: row.returns),
+                ),
+            )
+        )
+    return out

@@ -1,0 +1,136 @@
+"""Finding worlds by name, and what is said when there is none."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import gymnasium
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+
+from spa.envs import AdaptedEnv, Sokoban, Sudoku, TextEnv, env_names, make_env, register_worlds, registry
+
+
+class Corridor:
+    """The least a world can be: no base class, no info."""
+
+    actions = ("Left", "Right")
+
+    def __init__(self, length: int = 3) -> None:
+        self.length, self.at = length, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.at = 0
+        return self._text(), {}
+
+    def step(self, action):
+        self.at += (action == "Right") - (action == "Left" and self.at > 0)
+        done = self.at == self.length - 1
+        return self._text(), int(done), done, False, {}
+
+    def _text(self):
+        return "".join("P" if i == self.at else "_" for i in range(self.length))
+
+
+class Wordless(Corridor):
+    def _text(self):
+        return self.at
+
+
+not_a_world = 3
+
+
+def here(name: str) -> str:
+    return f"{__name__}:{name}"
+
+
+@pytest.mark.parametrize("name", ["sokoban", "spa/Sokoban-v0", "spa.envs:spa/Sokoban-v0", "spa.envs:Sokoban"])
+def test_ways_to_name_a_world(name):
+    env = make_env(name, num_boxes=2)
+    assert type(env) is Sokoban and env.reset(seed=0)[0].count("X") == 2
+
+
+def test_registering_twice_is_harmless():
+    register_worlds()
+    assert isinstance(gymnasium.make("spa/Sudoku-v0", difficulty="hard").unwrapped, Sudoku)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("sokban", "unknown world 'sokban'. Did you mean 'sokoban'\\?"),
+        ("FrozenLake", "Did you mean 'frozen_lake'\\?"),
+        ("qqq", "unknown world 'qqq'. Known: sokoban, frozen_lake, sudoku"),
+        ("spa/Sokban-v0", "Did you mean 'spa/Sokoban-v0'\\?"),
+        ("spa.envs:Sokobn", "spa.envs has no 'Sokobn'. Did you mean 'Sokoban'\\?"),
+        ("no_such_module:World", "there is no module 'no_such_module'"),
+        ("spa.envs:", "spa.envs has no ''"),
+        (":World", "is no module name"),
+        ("", "unknown world ''"),
+        (here("not_a_world"), "it is a int, not a class"),
+        ("collections:Counter", "has no reset"),
+        (7, "must be text"),
+    ],
+)
+def test_unknown_worlds(name, message):
+    with pytest.raises(ValueError, match=message):
+        make_env(name)
+
+
+@pytest.mark.parametrize(
+    "name, setting, message",
+    [
+        ("sokoban", "num_box", "unknown setting 'num_box' of world 'sokoban'. Did you mean 'num_boxes'\\?"),
+        ("spa/FrozenLake-v0", "slippery", "Did you mean 'is_slippery'\\?"),
+        ("sudoku", "zzz", "Known: board_size, difficulty, max_steps, state_format, render_mode"),
+        (here("Corridor"), "lenght", "Did you mean 'length'\\?"),
+    ],
+)
+def test_unknown_settings(name, setting, message):
+    with pytest.raises(ValueError, match=message):
+        make_env(name, **{setting: 1})
+
+
+def test_a_bare_world_plays_as_a_text_env():
+    env = make_env(here("Corridor"), length=4)
+    assert isinstance(env, AdaptedEnv) and isinstance(env, TextEnv) and env.actions == ("Left", "Right")
+    with pytest.raises(ResetNeeded):
+        env.step("Left")
+    state, info = env.reset(seed=1)
+    assert info == {"success": False, "valid": True, "effective": False, "content": "P___"}
+    state, reward, terminated, truncated, info = env.step("Left")
+    assert (state, reward, info["effective"]) == ("P___", 0.0, False)
+    for _ in range(3):
+        state, reward, terminated, truncated, info = env.step("Right")
+    assert (state, env.render(), reward, terminated, truncated) == ("___P", "___P", 1.0, True, False)
+    assert info["success"] and info["effective"] and info["content"] == "P___"
+    with pytest.raises(ResetNeeded):
+        env.step("Left")
+    check_env(make_env(here("Corridor")), skip_render_check=True)
+    env.close()
+
+
+def test_a_world_must_speak():
+    with pytest.raises(TypeError, match="Wordless gave a int"):
+        make_env(here("Wordless")).reset()
+
+
+def test_gymnasium_wrappers_of_a_registration_are_kept():
+    if "SpaTestCorridor-v0" not in gymnasium.registry:
+        gymnasium.register(id="SpaTestCorridor-v0", entry_point=Sokoban, max_episode_steps=2)
+    env = make_env("SpaTestCorridor-v0", num_boxes=2)
+    assert isinstance(env, AdaptedEnv) and env.symbols == Sokoban().symbols and env.rules
+    state, info = env.reset(seed=1)
+    assert state.count("X") == 2 and info["content"].startswith("Sokoban 6x6")
+    env.step("Up")
+    assert env.step("Up")[3] is True
+
+
+def test_entry_points(monkeypatch):
+    points = [EntryPoint("corridor", here("Corridor"), registry.ENTRY_POINT_GROUP)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "spa.envs" else [])
+    assert env_names() == ["sokoban", "frozen_lake", "sudoku", "corridor"]
+    assert make_env("corridor", length=5).reset(seed=0)[0] == "P____"
+    with pytest.raises(ValueError, match="Did you mean 'corridor'"):
+        make_env("coridor")
