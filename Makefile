@@ -11,7 +11,7 @@ PYTHONS ?= python3 python3.13 python3.12 python3.11 python
 DEMO_ARGS ?= frozen_lake --out runs/demo --resume
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 export PYTHONUTF8 := 1
 

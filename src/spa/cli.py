@@ -53,8 +53,6 @@ Arm = Annotated[
 World = Annotated[str, typer.Argument(help="A world (spa env list), a Gymnasium id or module:Class.")]
 Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
 
-STAGES = {"run": ["generate", "sft", "ppo", "eval", "report"]}  # of commands that are not a stage themselves
-
 
 class _Interrupted(Exception):
     """Ctrl-C; the message says how to go on."""
@@ -269,9 +267,10 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
     one_arm = command in ("ppo", "eval")
     pipeline = importlib.import_module("spa.pipeline")
     if options.dry_run:
-        arms = [arm] if one_arm else [load_arm(name) for name in cfg.arms]
+        names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
+        arms = [arm] if one_arm else [load_arm(name) for name in names]
         print(to_yaml(cfg), end="")
-        for line in [f"run folder: {folder}", *pipeline.plan(cfg, STAGES.get(command, [command]), arms)]:
+        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms)]:
             print(f"# {line}".rstrip())
         return
     if options.out is None:

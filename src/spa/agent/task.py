@@ -81,8 +81,17 @@ class Task:
         return "<think>" if self.agent.think else "<answer>"
 
     def make_env(self) -> TextEnv:
-        settings: dict[str, Any] = {**self.env.settings, "state_format": self.env.state_format}
-        return make_env(self.env.id, **settings)
+        """A new world in the task's state format; one that has no such setting is played in its only format."""
+        settings: dict[str, Any] = dict(self.env.settings)
+        env = make_env(self.env.id, **settings)
+        if env.state_format == self.env.state_format:
+            return env
+        try:
+            return make_env(self.env.id, **settings, state_format=self.env.state_format)
+        except ValueError as error:
+            if "unknown setting 'state_format'" in str(error):
+                return env
+            raise
 
     @property
     def system(self) -> str | None:

@@ -69,7 +69,9 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
         ValueError: unknown dtype or device, or a model that cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     if config.dtype not in _DTYPES:
         raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
     device = pick_device(config.device)

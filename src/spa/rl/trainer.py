@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.player import Player
+from spa.agent.player import Player, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.evaluate.summary import summarize
@@ -20,19 +20,13 @@ from spa.models.load import load_state, save_model
 from spa.rl.ppo import Learner, TrainingDiverged, update
 from spa.rl.rewards import filter_groups
 from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
-from spa.runs.schema import Config
+from spa.runs.progress import progress
+from spa.runs.schema import ArmConfig, Config
+from spa.runs.seeds import ROLLOUT, UPDATE, VAL, stream_seed
 
 Log = Callable[[int, dict[str, float]], None]
 
-# Purposes of the random streams of a run: (seeds.run, purpose, step) seeds each, so a resumed run needs no saved state.
-STREAM_ROLLOUT, STREAM_UPDATE, STREAM_VAL = 1, 2, 3
 _EMPTY_STEPS = 3  # steps in a row without a usable episode before giving up
-
-
-def stream_seed(run: int, purpose: int, step: int) -> int:
-    """A 63-bit seed for one purpose at one step of a run."""
-    state = np.random.SeedSequence([run, purpose, step]).generate_state(1, np.uint64)
-    return int(state[0] >> np.uint64(1))
 
 
 @dataclass
@@ -110,7 +104,7 @@ class PPOTrainer:
         step = self.step + 1
         worlds = self.source.take(config.groups)
         self.played.update(world.content for world in worlds)
-        seed = stream_seed(run, STREAM_ROLLOUT, step)
+        seed = stream_seed(run, ROLLOUT, step)
         episodes = self.player.play(self.task, worlds, samples=config.group_size, seed=seed)
         played = time.perf_counter()
         metrics = rollout_metrics(episodes)
@@ -120,7 +114,7 @@ class PPOTrainer:
         metrics |= filter_metrics
         if kept:
             self.empty_steps = 0
-            rng = np.random.default_rng(np.random.SeedSequence([run, STREAM_UPDATE, step]))
+            rng = np.random.default_rng(stream_seed(run, UPDATE, step))
             try:
                 metrics |= update(
                     self.learner, kept, self.player.chat, rng=rng, critic_only=step <= config.critic_warmup
@@ -150,7 +144,7 @@ class PPOTrainer:
         config = self.config
         started = time.perf_counter()
         # One seed for all validations: differences between steps are the policy's, as far as sampling allows.
-        seed = stream_seed(config.seeds.run, STREAM_VAL, 0)
+        seed = stream_seed(config.seeds.run, VAL, 0)
         samples = config.ppo.val_samples
         episodes = self.player.play(self.task, self.val_worlds, samples=samples, seed=seed)
         summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
@@ -198,3 +192,29 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "train/response_tokens": sum(sum(s.mask) for e in played for s in e.sequences) / len(turns),
     }
     return metrics
+
+
+def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: bool, log: Log) -> dict[str, Any]:
+    """Stage 3 for one arm, from the model at ``start`` or, with ``resume``, from the last checkpoint in ``out``.
+
+    Returns:
+        what the stage records: the final model (relative to ``out``), the keys of the worlds used.
+
+    Raises:
+        ValueError: as ``PPOTrainer``, and for a model that cannot be loaded.
+    """
+    found = latest_checkpoint(out) if resume else None
+    player = Player.load(cfg, str(found[1]) if found else start)
+    task = make_task(cfg, state_format=arm.state_format)
+    probe = make_task(cfg, state_format=arm.state_format, prompt="world_model") if arm.sft else None
+    with progress(cfg.ppo.steps, f"PPO, arm {arm.name}") as bar:
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            bar.advance(1, **{name: metrics[f"train/{name}"] for name in ("success", "score") if f"train/{name}" in metrics})
+
+        trainer = PPOTrainer(cfg, player, task, out, log, probe, on_step)
+        if found:
+            bar.advance(min(found[0], cfg.ppo.steps))
+        last = trainer.train(resume=resume)
+    worlds = {"train": sorted(trainer.played), "val": sorted({world.content for world in trainer.val_worlds})}
+    return {"model": str(last.relative_to(out)), "worlds": worlds}

@@ -1,0 +1,204 @@
+"""Configs by name: the packaged YAML files composed by Hydra into the dataclasses of ``schema``. Imports no torch.
+
+A config is a chain: ``conf/base.yaml``, then one file of the group ``env``, then one of the group ``model`` (which may
+set any block, since a model needs more than its path), then ``key=value`` settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from spa.runs.overrides import apply_overrides, from_mapping, nearest, split_override
+from spa.runs.schema import ArmConfig, Config, EnvConfig
+from spa.runs.validate import choose, validate, validate_arm
+
+ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
+GROUPS = ("env", "model")
+_SUFFIXES = (".yaml", ".yml")
+
+
+def config_names() -> list[str]:
+    """Names that ``load_config`` takes, without the original code's aliases."""
+    return _names("env")
+
+
+def model_names() -> list[str]:
+    """Names that ``model=NAME`` takes."""
+    return _names("model")
+
+
+def arm_names() -> list[str]:
+    """Names that ``arms=[...]`` and ``load_arm`` take."""
+    return _names("arm")
+
+
+def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The resolved, checked config ``name`` with ``overrides`` applied in order.
+
+    Args:
+        name: a packaged config (``config_names()``), an alias of the original code (``_2_sokoban``, ...), or the path
+            of a YAML file; None for the default. A YAML file holds blocks of the schema. With a ``defaults`` list it is
+            composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is laid over the
+            default config, except that an ``env`` block with an ``id`` stands for itself.
+        overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
+            with a checkpoint folder, hub name or ``builtin:`` name sets ``model.path``.
+
+    Raises:
+        ValueError: one line: an unknown config, group choice, key or arm, a wrong type, a value out of range, a bad
+            YAML file.
+    """
+    choices, settings = _split(overrides)
+    if name is None or not _is_file_name(str(name)):
+        if name is not None:
+            choices = {"env": _choice("env", str(name)), **choices}
+        data = _compose("base", _conf_folder(), [f"{group}={choice}" for group, choice in choices.items()])
+        config = from_mapping(Config, data)
+    else:
+        config = _load_file(Path(name).expanduser(), choices)
+    config = apply_overrides(config, settings)
+    validate(config, arm_names())
+    return config
+
+
+def load_arm(name: str) -> ArmConfig:
+    """One row of the comparison by name.
+
+    Raises:
+        ValueError: there is no such arm.
+    """
+    choose("arm", name, arm_names())
+    arm = from_mapping(ArmConfig, _read_yaml(_conf_folder() / "arm" / f"{name}.yaml"))
+    validate_arm(arm)
+    return arm
+
+
+def to_yaml(config: Any) -> str:
+    """A config (or any dataclass) as YAML that ``load_config`` reads back to an equal one."""
+    import yaml
+
+    return str(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True, width=120))
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """The dotted names under which two instances of one dataclass differ."""
+    names: list[str] = []
+    for field in dataclasses.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        name = prefix + field.name
+        if dataclasses.is_dataclass(before):
+            names += differences(before, after, f"{name}.")
+        elif before != after:
+            names.append(name)
+    return names
+
+
+def _conf_folder() -> Path:
+    return Path(str(resources.files("spa").joinpath("conf")))
+
+
+def _names(group: str) -> list[str]:
+    return sorted(path.stem for path in (_conf_folder() / group).glob("*.yaml"))
+
+
+def _is_file_name(name: str) -> bool:
+    return name.endswith(_SUFFIXES) or "/" in name or "\\" in name
+
+
+def _choice(group: str, name: str) -> str:
+    """The file name of a group choice.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    name = ALIASES.get(name, name) if group == "env" else name
+    names = _names(group)
+    if name in names:
+        return name
+    near = nearest(name, [*names, *(ALIASES if group == "env" else ())])
+    hint = f" Did you mean {near!r}?" if near else ""
+    what = "config" if group == "env" else "model"
+    more = "" if group == "env" else "; a checkpoint is given as a folder or as a hub name with a slash"
+    raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}{more}.{hint}")
+
+
+def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Group choices and settings; ``model=some/path`` becomes the setting ``model.path``."""
+    choices: dict[str, str] = {}
+    settings: list[str] = []
+    for override in overrides:
+        key, value = split_override(override)
+        if key not in GROUPS:
+            settings.append(override)
+        elif key == "model" and value not in model_names() and _is_checkpoint(value):
+            settings.append(f"model.path={value}")
+        else:
+            choices[key] = _choice(key, value)
+    return choices, settings
+
+
+def _is_checkpoint(value: str) -> bool:
+    return value.startswith("builtin:") or "/" in value or "\\" in value or Path(value).is_dir()
+
+
+def _load_file(path: Path, choices: Mapping[str, str]) -> Config:
+    if not path.is_file():
+        near = nearest(path.stem, config_names())
+        raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
+    data = _read_yaml(path)
+    try:
+        if "defaults" in data:
+            if path.suffix != ".yaml":
+                raise ValueError("a config file with a defaults list must be named *.yaml")
+            overrides = [f"{group}={choice}" for group, choice in choices.items()]
+            return from_mapping(Config, _compose(path.stem, path.parent, overrides))
+        base = from_mapping(Config, _compose("base", _conf_folder(), []))
+        block = data.get("env")
+        if isinstance(block, dict) and "id" in block:
+            base.env = EnvConfig()
+        config = from_mapping(Config, data, base)
+        for group, choice in choices.items():
+            config = from_mapping(Config, _read_yaml(_conf_folder() / group / f"{choice}.yaml"), config)
+        return config
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+    from omegaconf import OmegaConf
+
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is no config: it must hold a mapping")
+    return {str(key): value for key, value in data.items()}
+
+
+def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """Composes ``folder/name.yaml`` with the packaged files in reach. Leaves Hydra's global state as it was."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if folder != _conf_folder():
+        packaged = str(_conf_folder()).replace("\\", "/").replace("'", "\\'")
+        overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3", job_name="spa"):
+            data = OmegaConf.to_container(compose(name, overrides), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    finally:
+        GlobalHydra.instance().hydra = before
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}

@@ -1,0 +1,192 @@
+"""Every setting of every stage, typed. The YAML files in ``spa/conf`` fill these in; unknown keys are errors.
+
+Each class is one block of the config. A field's comment states its meaning and unit; the paper's or the original code's
+value is given where ours differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class EnvConfig:
+    """A task: a world, its settings and the limits under which it is played (the original's ``custom_envs.<Tag>``)."""
+
+    id: str = "sokoban"  # a name `spa env list` shows, a Gymnasium id, or "module:Class"
+    tag: str = "SimpleSokoban"  # the name under which metrics are logged
+    settings: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the world's constructor
+    state_format: str = "grid"  # grid | coordinates (the paper's "SE")
+    max_turns: int = 5
+    max_actions_per_turn: int = 5  # further actions of a turn are ignored without a penalty
+    max_actions: int = 10  # per episode; the episode ends when they are used up
+    instruction: str | None = None  # prompt=base, style=paper; null = the built-in text of the world
+    instruction_world_model: str | None = None  # prompt=world_model, style=paper
+    response_hint: int | None = None  # "Max response length" in the paper's prompt, in words; null = sampling.max_tokens
+    disjoint: str = "content"  # how splits are kept apart: content (no world in two splits) | seed (seed ranges only)
+
+
+@dataclass
+class AgentConfig:
+    """How the model is asked and how its answers are read."""
+
+    style: str = "paper"  # paper (the original's wording) | terse (state, format tags, actions left)
+    prompt: str = "base"  # base | world_model: whether stage 3 and evaluation ask for observation and prediction
+    think: bool = True  # force `<think>` at the start of a response; False forces `<answer>`
+    action_sep: str = "||"
+    window: int = 0  # turns of history the model sees; 0 = all (one token sequence an episode)
+    format_penalty: float = -0.1  # once per turn with a dropped action, no valid action or a bad format
+
+
+@dataclass
+class ModelConfig:
+    path: str = "builtin:tiny"  # builtin:tiny | a Hugging Face folder | a hub name
+    dtype: str = "float32"  # of the weights: float32 | bfloat16
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    threads: int = 0  # CPU threads of torch; 0 = torch's own choice
+    gradient_checkpointing: bool = False
+
+
+@dataclass
+class SamplingConfig:
+    """Training needs top_p 1 and top_k 0: otherwise log-probs are of another distribution than the one trained."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    max_tokens: int = 400  # per turn
+    batch_size: int = 256  # episodes decoded at once
+
+
+@dataclass
+class SelfPlayConfig:
+    """Stage 1. The original: 160 groups of 8 = 1,280 trajectories."""
+
+    groups: int = 160  # worlds
+    group_size: int = 8  # episodes per world
+    state_format: str = "coordinates"
+    policy: str = "model"  # model | random (uniform random actions with a fixed thought; paper, Table 5)
+    states: str = "truth"  # truth | belief (keep what the model wrote; paper, Table 3)
+    filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
+    deduplicate: bool = False  # drop rows with the same prompt and response
+    val_fraction: float = 0.2  # of the episodes
+
+
+@dataclass
+class SFTConfig:
+    """Stage 2. Defaults are the original's command line."""
+
+    data: str | None = None  # folder with train.parquet and val.parquet, or one parquet; null = selfplay/ of --out
+    loss: str = "think_answer"  # think_answer (paper, Eq. 1-2) | state | masked (the paper's ablation, Fig. 4)
+    train_end: bool = True  # also train the end-of-turn token after the answer
+    window: int | None = None  # turns of history in a row's prompt; null = agent.window, 0 = all
+    epochs: int = 5
+    batch_size: int = 16  # rows per optimizer step
+    micro_batch_tokens: int = 8192  # padded tokens per forward pass
+    max_length: int = 2048  # tokens; longer rows are skipped and counted
+    lr: float = 1e-4
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    warmup_fraction: float = 0.1
+    schedule: str = "cosine"  # cosine | constant
+    log_every: int = 10  # optimizer steps
+    save_every: int = 0  # optimizer steps; 0 = at the end of every epoch
+    keep_checkpoints: int = 2
+    eval_worlds: int = 32  # held-out worlds on which world-model accuracy is measured after training; 0 = off
+
+
+@dataclass
+class PPOConfig:
+    """Stage 3. Defaults are the original's (RAGEN and verl); conf/model/tiny.yaml has what a tiny model needs."""
+
+    steps: int = 1000
+    groups: int = 32  # worlds per step
+    group_size: int = 8  # episodes per world
+    filter_ratio: float = 0.25  # share of groups kept, those with the largest standard deviation of reward; 1 = off
+    epochs: int = 1  # passes over a batch
+    mini_batches: int = 1  # optimizer steps per pass
+    micro_batch_tokens: int = 8192
+    gamma: float = 1.0
+    lam: float = 1.0
+    reward_placement: str = "end"  # end (the episode's reward on its last sampled token) | turn (each turn's on its own)
+    reward_scale: float = 1.0
+    whiten_advantages: bool = True
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float = 3.0  # 0 = off
+    value_clip: float = 0.5  # 0 = off
+    value_coef: float = 1.0
+    entropy_coef: float = 0.001
+    loss_mask: str = "sampled"  # sampled | answer (tokens of the answer span) | all (context too; the original's default)
+    critic: str = "model"  # model (a second network) | head (a value head on the actor's hidden states)
+    actor_lr: float = 1e-6
+    critic_lr: float = 1e-5
+    warmup_steps: int = 0  # optimizer steps of linear warm-up
+    critic_warmup: int = 0  # PPO steps in which only the critic learns
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    val_every: int = 10  # steps; 0 = never
+    val_before_train: bool = True
+    val_worlds: int = 128
+    val_samples: int = 1  # episodes per validation world
+    save_every: int = 100  # steps; the last step is always saved
+    keep_checkpoints: int = 2
+    log_episodes: int = 8  # training episodes written per step
+
+
+@dataclass
+class EvalConfig:
+    worlds: int = 128
+    samples: int = 8  # per world
+    ks: list[int] = field(default_factory=lambda: [1, 8])
+    bootstrap: int = 2000  # resamples of the worlds for 95% intervals
+    world_model_worlds: int = 32  # worlds on which observation and prediction accuracy are measured; 0 = off
+
+
+@dataclass
+class SeedConfig:
+    """First seeds of the splits: disjoint ranges of 10**9. ``run`` seeds all randomness of training and sampling."""
+
+    run: int = 0
+    test: int = 0
+    val: int = 1_000_000_000
+    selfplay: int = 2_000_000_000
+    train: int = 3_000_000_000
+
+
+@dataclass
+class ArmConfig:
+    """One row of the comparison."""
+
+    name: str = "vanilla"
+    state_format: str = "grid"
+    sft: bool = False  # start from stage 2's model
+    rl: bool = True
+
+
+@dataclass
+class ReportConfig:
+    episodes: int = 6  # shown per arm
+    trackers: list[str] = field(default_factory=list)  # tensorboard | wandb | trackio, besides metrics.jsonl
+
+
+@dataclass
+class Config:
+    """The whole resolved config of a run; ``config.yaml`` in its folder."""
+
+    name: str = "sokoban"
+    env: EnvConfig = field(default_factory=EnvConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    selfplay: SelfPlayConfig = field(default_factory=SelfPlayConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    seeds: SeedConfig = field(default_factory=SeedConfig)
+    arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
+    report: ReportConfig = field(default_factory=ReportConfig)

@@ -1,0 +1,85 @@
+"""One stage of a run: its folder, its mark of completion, its metrics."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spa.runs.checkpoints import latest_checkpoint
+from spa.runs.files import atomic_write
+from spa.runs.metrics import MetricsLog
+from spa.runs.progress import duration, note
+from spa.runs.schema import Config
+from spa.runs.trackers import make_trackers
+
+
+def read_done(folder: Path) -> dict[str, Any] | None:
+    """What a finished stage recorded (``seconds`` and its own results), or None if it has not finished."""
+    path = folder / "done.json"
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to run the stage again") from error
+    return data if isinstance(data, dict) else None
+
+
+class Stage:
+    """A stage about to run in ``folder``.
+
+    With ``resume`` a finished stage says that it is skipped (``finished``), and an unfinished one goes on from its last
+    checkpoint if it has one and starts anew if not; without, what an earlier try left there is removed.
+    """
+
+    def __init__(self, folder: Path, title: str, resume: bool) -> None:
+        self.folder = folder
+        self.title = title
+        done = read_done(folder) if resume else None
+        self.finished = done is not None
+        if done is not None:
+            note(f"{title}: done before ({folder}), skipped")
+            self.resume = True
+            return
+        found = latest_checkpoint(folder) if resume else None
+        self.resume = found is not None
+        if found:
+            note(f"{title}: resuming from {found[1]}")
+        elif folder.exists():
+            shutil.rmtree(folder)
+        self.started = time.perf_counter()
+        self.before = self._seconds_before()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _seconds_before(self) -> float:
+        path = self.folder / "seconds.json"
+        return float(json.loads(path.read_text())) if self.resume and path.is_file() else 0.0
+
+    @contextmanager
+    def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+        """A function that logs (step, metrics) of this stage; on resume, later steps than the checkpoint's are dropped."""
+        log = MetricsLog(self.folder / "metrics.jsonl", make_trackers(cfg.report.trackers, self.folder, cfg.name))
+        found = latest_checkpoint(self.folder)
+        if self.resume and found:
+            log.truncate_after(found[0])
+
+        def write(step: int, metrics: Mapping[str, float]) -> None:
+            log.log(step, metrics)
+            atomic_write(self.folder / "seconds.json", str(self.before + time.perf_counter() - self.started))
+
+        try:
+            yield write
+        finally:
+            log.close()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Marks the stage as finished and says how long it took."""
+        seconds = self.before + time.perf_counter() - self.started
+        atomic_write(self.folder / "done.json", json.dumps({"seconds": seconds, **result}, indent=1) + "\n")
+        (self.folder / "seconds.json").unlink(missing_ok=True)
+        note(f"{self.title}: {duration(seconds)}")

@@ -1,0 +1,101 @@
+"""Other places that metrics go to, by name; each package is imported only when its tracker is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from spa.runs.validate import TRACKERS, choose
+
+PROJECT = "spa"
+
+
+class Tracker(Protocol):
+    """What ``MetricsLog`` asks of a tracker."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the finite numbers of one step."""
+
+    def close(self) -> None:
+        """Ends the run."""
+
+
+class TensorBoard:
+    """Event files in ``folder/tensorboard``."""
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        _import("tensorboard", "tensorboard")
+        writer = _import("torch.utils.tensorboard", "tensorboard")
+        self._writer = writer.SummaryWriter(log_dir=str(folder / "tensorboard"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A Weights & Biases run; ``WANDB_*`` environment variables apply (``WANDB_MODE=offline`` needs no account)."""
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        wandb = _import("wandb", "wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A local Trackio project."""
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        self._trackio = _import("trackio", "trackio")
+        self._trackio.init(project=PROJECT, name=name, config=dict(config))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._trackio.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+def make_trackers(
+    names: Sequence[str], folder: str | os.PathLike[str], name: str, config: Mapping[str, Any] | None = None
+) -> list[Tracker]:
+    """Starts the trackers ``names``.
+
+    Args:
+        names: of ``tensorboard``, ``wandb``, ``trackio``.
+        folder: where those that write files put them.
+        name: what the run is called there.
+        config: the resolved config as nested dictionaries.
+
+    Raises:
+        ValueError: an unknown name, or its package is not installed (the message names the extra).
+    """
+    makers: dict[str, type[TensorBoard] | type[WandB] | type[Trackio]] = dict(
+        zip(TRACKERS, (TensorBoard, WandB, Trackio), strict=True)
+    )
+    for tracker in names:
+        choose("tracker", tracker, TRACKERS)
+    return [makers[tracker](Path(folder), name, config or {}) for tracker in names]
+
+
+def _import(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"report.trackers: {extra} is not installed; install it with: pip install 'spa-agent[{extra}]'"
+        ) from error

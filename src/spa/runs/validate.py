@@ -1,0 +1,199 @@
+"""Which values a config may have, beyond their types. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from spa.runs.overrides import nearest
+from spa.runs.schema import ArmConfig, Config, SeedConfig
+
+SEED_RANGE = 10**9  # seeds of a split: its first seed and those that follow, this many
+TRACKERS: tuple[str, ...] = ("tensorboard", "wandb", "trackio")
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "env.state_format": ("grid", "coordinates"),
+    "env.disjoint": ("content", "seed"),
+    "agent.style": ("paper", "terse"),
+    "agent.prompt": ("base", "world_model"),
+    "model.dtype": ("float32", "bfloat16"),
+    "selfplay.state_format": ("grid", "coordinates"),
+    "selfplay.policy": ("model", "random"),
+    "selfplay.states": ("truth", "belief"),
+    "sft.loss": ("think_answer", "state", "masked"),
+    "sft.schedule": ("cosine", "constant"),
+    "ppo.reward_placement": ("end", "turn"),
+    "ppo.loss_mask": ("sampled", "answer", "all"),
+    "ppo.critic": ("model", "head"),
+}
+
+_INFINITY = math.inf
+# Closed intervals; the names in _OPEN_LOW exclude their lower end.
+RANGES: dict[str, tuple[float, float]] = {
+    "env.max_turns": (1, _INFINITY),
+    "env.max_actions_per_turn": (1, _INFINITY),
+    "env.max_actions": (1, _INFINITY),
+    "env.response_hint": (1, _INFINITY),
+    "agent.window": (0, _INFINITY),
+    "agent.format_penalty": (-_INFINITY, 0),
+    "model.threads": (0, _INFINITY),
+    "sampling.temperature": (0, _INFINITY),
+    "sampling.top_p": (0, 1),
+    "sampling.top_k": (0, _INFINITY),
+    "sampling.max_tokens": (1, _INFINITY),
+    "sampling.batch_size": (1, _INFINITY),
+    "selfplay.groups": (1, _INFINITY),
+    "selfplay.group_size": (1, _INFINITY),
+    "selfplay.val_fraction": (0, 0.9),
+    "sft.window": (0, _INFINITY),
+    "sft.epochs": (0, _INFINITY),
+    "sft.batch_size": (1, _INFINITY),
+    "sft.micro_batch_tokens": (1, _INFINITY),
+    "sft.max_length": (1, _INFINITY),
+    "sft.lr": (0, _INFINITY),
+    "sft.weight_decay": (0, _INFINITY),
+    "sft.max_grad_norm": (0, _INFINITY),
+    "sft.warmup_fraction": (0, 1),
+    "sft.log_every": (1, _INFINITY),
+    "sft.save_every": (0, _INFINITY),
+    "sft.keep_checkpoints": (1, _INFINITY),
+    "sft.eval_worlds": (0, _INFINITY),
+    "ppo.steps": (0, _INFINITY),
+    "ppo.groups": (1, _INFINITY),
+    "ppo.group_size": (1, _INFINITY),
+    "ppo.filter_ratio": (0, 1),
+    "ppo.epochs": (1, _INFINITY),
+    "ppo.mini_batches": (1, _INFINITY),
+    "ppo.micro_batch_tokens": (1, _INFINITY),
+    "ppo.gamma": (0, 1),
+    "ppo.lam": (0, 1),
+    "ppo.reward_scale": (0, _INFINITY),
+    "ppo.clip_low": (0, 1),
+    "ppo.clip_high": (0, _INFINITY),
+    "ppo.dual_clip": (0, _INFINITY),
+    "ppo.value_clip": (0, _INFINITY),
+    "ppo.value_coef": (0, _INFINITY),
+    "ppo.entropy_coef": (0, _INFINITY),
+    "ppo.actor_lr": (0, _INFINITY),
+    "ppo.critic_lr": (0, _INFINITY),
+    "ppo.warmup_steps": (0, _INFINITY),
+    "ppo.critic_warmup": (0, _INFINITY),
+    "ppo.adam_eps": (0, _INFINITY),
+    "ppo.weight_decay": (0, _INFINITY),
+    "ppo.max_grad_norm": (0, _INFINITY),
+    "ppo.val_every": (0, _INFINITY),
+    "ppo.val_worlds": (1, _INFINITY),
+    "ppo.val_samples": (1, _INFINITY),
+    "ppo.save_every": (0, _INFINITY),
+    "ppo.keep_checkpoints": (1, _INFINITY),
+    "ppo.log_episodes": (0, _INFINITY),
+    "eval.worlds": (1, _INFINITY),
+    "eval.samples": (1, _INFINITY),
+    "eval.bootstrap": (0, _INFINITY),
+    "eval.world_model_worlds": (0, _INFINITY),
+    "seeds.run": (0, 2**63 - 1),
+    "report.episodes": (0, _INFINITY),
+}
+_OPEN_LOW = {
+    "sampling.top_p",
+    "sft.max_grad_norm",
+    "ppo.filter_ratio",
+    "ppo.reward_scale",
+    "ppo.clip_low",
+    "ppo.clip_high",
+    "ppo.adam_eps",
+    "ppo.max_grad_norm",
+}
+
+
+def get_setting(config: Any, key: str) -> Any:
+    """The value of a dotted name."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def validate(cfg: Config, arm_names: Sequence[str]) -> None:
+    """Checks ranges, choices, arms and seeds of a config.
+
+    Raises:
+        ValueError: one line that names the first setting that is wrong, what it may be and what it was.
+    """
+    for key, options in CHOICES.items():
+        choose(key, get_setting(cfg, key), options)
+    for key, (low, high) in RANGES.items():
+        value = get_setting(cfg, key)
+        open_low = key in _OPEN_LOW
+        if value is not None and (value < low or value > high or (open_low and value == low)):
+            raise ValueError(f"{key} must be {_interval(low, high, open_low)}, not {value}")
+    for key in ("env.id", "env.tag", "name", "model.path", "agent.action_sep"):
+        if not get_setting(cfg, key).strip():
+            raise ValueError(f"{key} must not be empty")
+    for key in ("sft.betas", "ppo.betas"):
+        betas = get_setting(cfg, key)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{key} must be two numbers from 0 to below 1, not {betas}")
+    if 0 < cfg.ppo.dual_clip <= 1:
+        raise ValueError(f"ppo.dual_clip must be 0 (off) or more than 1, not {cfg.ppo.dual_clip}")
+    if not cfg.eval.ks or not all(1 <= k <= cfg.eval.samples for k in cfg.eval.ks):
+        raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({cfg.eval.samples}), not {cfg.eval.ks}")
+    _each("arms", cfg.arms, lambda arm: choose("arm", arm, arm_names))
+    if not cfg.arms:
+        raise ValueError(f"arms must name at least one of {', '.join(arm_names)}")
+    _each("report.trackers", cfg.report.trackers, lambda tracker: choose("tracker", tracker, TRACKERS))
+    _validate_seeds(cfg.seeds)
+
+
+def validate_arm(arm: ArmConfig) -> None:
+    """Checks one arm's settings; ValueError as in ``validate``."""
+    choose(f"state_format of arm {arm.name}", arm.state_format, CHOICES["env.state_format"])
+
+
+def choose(what: str, value: str, options: Sequence[str]) -> str:
+    """``value`` if it is one of ``options``.
+
+    Raises:
+        ValueError: it is not; the message names the nearest option and all of them.
+    """
+    if value in options:
+        return value
+    near = nearest(value, options)
+    hint = f" Did you mean {near!r}?" if near else ""
+    if "." in what:
+        raise ValueError(f"{what} must be one of {', '.join(options)}, not {value!r}.{hint}")
+    raise ValueError(f"unknown {what} {value!r}; choose one of {', '.join(options)}.{hint}")
+
+
+def _each(key: str, values: Sequence[str], check: Callable[[str], object]) -> None:
+    for value in values:
+        check(value)
+    if len(set(values)) < len(values):
+        raise ValueError(f"{key} names the same twice: {', '.join(values)}")
+
+
+def _interval(low: float, high: float, open_low: bool) -> str:
+    def number(value: float) -> str:
+        return f"{value:g}" if abs(value) < 1e15 else str(value)
+
+    if math.isinf(high):
+        return f"more than {number(low)}" if open_low else f"{number(low)} or more"
+    if math.isinf(low):
+        return f"{number(high)} or less"
+    return (
+        f"more than {number(low)} and at most {number(high)}" if open_low else f"from {number(low)} to {number(high)}"
+    )
+
+
+def _validate_seeds(seeds: SeedConfig) -> None:
+    firsts = sorted((getattr(seeds, name), name) for name in ("test", "val", "selfplay", "train"))
+    for value, name in firsts:
+        if value < 0:
+            raise ValueError(f"seeds.{name} must be 0 or more, not {value}")
+    for (low, name), (high, other) in pairwise(firsts):
+        if high - low < SEED_RANGE:
+            raise ValueError(
+                f"seeds.{name} ({low}) and seeds.{other} ({high}) are closer than {SEED_RANGE}: "
+                "their splits would share seeds"
+            )

@@ -1,0 +1,320 @@
+"""The command line, with the pipeline replaced by a recorder."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spa import __version__
+from spa.cli import main
+from spa.runs import progress
+from spa.runs.config import load_config, to_yaml
+from spa.runs.folder import RunFolder
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
+    """A pipeline that only records; the working directory is empty."""
+    recorded: Calls = []
+    pipeline: Any = types.ModuleType("spa.pipeline")
+
+    def recorder(name: str, *positional: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> None:
+            recorded.append((name, dict(zip(positional, args, strict=True)) | kwargs))
+
+        return call
+
+    for name in ("run", "generate", "sft"):
+        setattr(pipeline, name, recorder(name, "cfg", "out"))
+    pipeline.ppo = recorder("ppo", "cfg", "arm", "out")
+    pipeline.evaluate = recorder("evaluate", "cfg", "arm", "out")
+    pipeline.report = lambda out: out / "report.html"
+    pipeline.plan = lambda cfg, stages, arms: [f"stages {stages}", f"arms {[arm.name for arm in arms]}"]
+    monkeypatch.setitem(sys.modules, "spa.pipeline", pipeline)
+    monkeypatch.delenv("SPA_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield recorded
+    progress.set_quiet(False)
+
+
+def fails(code: int, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Runs a command that must fail; returns its one line on stderr."""
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    assert "Traceback" not in captured.err + captured.out
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["run", "generate", "sft"])
+def test_stage_commands_reach_the_pipeline(calls: Calls, command: str) -> None:
+    assert main([command, "frozen_lake", "ppo.steps=5", "--out", "here", "--resume"]) == 0
+    cfg = load_config("frozen_lake", ["ppo.steps=5"])
+    assert calls == [(command, {"cfg": cfg, "out": Path("here"), "resume": True})]
+
+
+def test_options_may_stand_anywhere(calls: Calls) -> None:
+    assert main(["run", "--out", "here", "sokoban", "--quiet", "ppo.steps=1", "arms=[spa]"]) == 0
+    assert calls[0][1]["cfg"] == load_config("sokoban", ["ppo.steps=1", "arms=[spa]"])
+
+
+def test_ppo_and_eval_take_an_arm(calls: Calls) -> None:
+    assert main(["ppo", "sokoban", "--arm", "spa", "--out", "x"]) == 0
+    assert main(["ppo", "sokoban", "--out", "x"]) == 0
+    assert main(["eval", "sokoban", "arms=[se]", "--model", "org/name", "--out", "x"]) == 0
+    assert [(name, call["arm"].name, call.get("model")) for name, call in calls] == [
+        ("ppo", "spa", None),
+        ("ppo", "vanilla", None),
+        ("evaluate", "se", "org/name"),
+    ]
+
+
+def test_default_folder_is_named_and_printed(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "_10_sudoku"]) == 0
+    out = calls[0][1]["out"]
+    assert out.parent == Path("runs")
+    assert out.name.startswith("sudoku-")
+    assert f"Run folder: {out}" in capsys.readouterr().err
+
+
+def test_saved_config_stands_in_for_the_name(calls: Calls) -> None:
+    cfg = load_config("frozen_lake", ["ppo.steps=3"])
+    RunFolder("saved").open(cfg, "generate", resume=False)
+    assert main(["sft", "--out", "saved"]) == 0
+    assert main(["run", "--out", "saved", "--resume"]) == 0
+    assert main(["sft", "sft.epochs=9", "--out", "saved"]) == 0
+    assert [call["cfg"].ppo.steps for _, call in calls] == [3, 3, 3]
+    assert calls[2][1]["cfg"].sft.epochs == 9
+
+
+@pytest.mark.parametrize(
+    ("command", "stages", "arms"),
+    [
+        ("run", "['run']", "['base', 'vanilla', 'spa']"),
+        ("generate", "['generate']", "['base', 'vanilla', 'spa']"),
+        ("ppo", "['ppo']", "['vanilla']"),
+    ],
+)
+def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
+    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, stages: str, arms: str
+) -> None:
+    assert main([command, "sokoban", "ppo.steps=5", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(to_yaml(load_config("sokoban", ["ppo.steps=5"])))
+    assert f"# stages {stages}\n# arms {arms}\n" in printed
+    assert calls == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "again.yaml").write_text(printed, encoding="utf-8")
+    assert load_config(tmp_path / "again.yaml").ppo.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run"], "Error: no config given; give a NAME: frozen_lake"),
+        (["run", "--out", "none"], "Error: none holds no run (no config.yaml); give a NAME"),
+        (["run", "sokoban", "--resume"], "Error: --resume needs --out, the run folder to continue"),
+        (["run", "sokobn"], "Error: unknown config 'sokobn'"),
+        (["run", "sokoban", "extra"], "Error: unexpected argument 'extra'; settings are written key=value"),
+        (["run", "sokoban", "ppo.stpes=1"], "Error: unknown setting 'ppo.stpes'. Did you mean 'ppo.steps'?"),
+        (["run", "sokoban", "--dry"], "Error: No such option: --dry"),
+        (["ppo", "sokoban", "--arm", "spaa"], "Error: unknown arm 'spaa'"),
+        (["frobnicate"], "Error: No such command 'frobnicate'."),
+        (["pretrain"], "Error: Missing option '--out'."),
+        (["report", "nowhere"], "Error: no run folder nowhere"),
+        (["env", "check", "sokobn"], "Error: unknown world 'sokobn'. Did you mean 'sokoban'?"),
+        (["env", "check", "sokoban", "dim=3"], "Error: unknown setting 'dim'"),
+        (["env", "play", "sokoban", "5"], "Error: unexpected argument '5'"),
+        (["config", "nope.yaml"], "Error: no config file nope.yaml"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], message: str
+) -> None:
+    assert fails(2, argv, capsys).startswith(message)
+    assert calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("two\n  lines"), "Error: two lines"),
+        (FileNotFoundError(2, "No such file or directory", "x"), "Error: [Errno 2] No such file or directory: 'x'"),
+        (OSError("org/name is not a local folder"), "Error: org/name is not a local folder"),
+        (ValueError(), "Error: ValueError"),
+    ],
+)
+def test_errors_of_the_pipeline(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+) -> None:
+    def broken(cfg: Any, out: Path, *, resume: bool) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], "run", broken)
+    assert fails(2, ["run", "sokoban", "--out", "x"], capsys) == shown
+    monkeypatch.setenv("SPA_DEBUG", "1")
+    assert main(["run", "sokoban", "--out", "x"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_gymnasium_errors_are_the_users(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gymnasium.error import NameNotFound
+
+    def broken(cfg: Any, out: Path, *, resume: bool) -> None:
+        raise NameNotFound("Environment `X` doesn't exist.")
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], "run", broken)
+    assert fails(2, ["run", "sokoban", "--out", "x"], capsys) == "Error: Environment `X` doesn't exist."
+
+
+def test_a_defect_keeps_its_traceback(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cfg: Any, out: Path, *, resume: bool) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], "run", broken)
+    with pytest.raises(AssertionError, match="a bug"):
+        main(["run", "sokoban", "--out", "x"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["run", "sokoban", "--out", "x"], "Continue with: spa run --out x --resume"),
+        (["ppo", "sokoban", "--arm", "spa", "--out", "x"], "Continue with: spa ppo --arm spa --out x --resume"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str], hint: str
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], argv[0], interrupted)
+    assert fails(130, argv, capsys) == f"Interrupted. {hint}"
+
+
+def test_quiet_turns_progress_off(calls: Calls) -> None:
+    assert main(["run", "sokoban", "--out", "x", "--quiet"]) == 0
+    assert progress._quiet
+    assert main(["run", "sokoban", "--out", "x"]) == 0
+    assert not progress._quiet
+
+
+def test_version_help_and_config(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"spa {__version__}\n"
+    assert main(["run", "--help"]) == 0
+    assert "--dry-run" in capsys.readouterr().out
+    assert main([]) == 2
+    assert "generate" in capsys.readouterr().err
+    assert main(["config", "_2_sokoban", "model=qwen2.5-0.5b"]) == 0
+    assert capsys.readouterr().out == to_yaml(load_config("sokoban", ["model=qwen2.5-0.5b"]))
+
+
+def test_report_prints_its_path(calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+
+
+def test_pretrain_settings(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from spa.models import pretrain
+
+    made: list[Any] = []
+    monkeypatch.setattr(pretrain, "pretrain", lambda config, out: made.append((config, out)))
+    assert main(["pretrain", "--out", "tiny", "steps=5", "worlds={sokoban: 1}"]) == 0
+    assert made == [(pretrain.PretrainConfig(steps=5, worlds={"sokoban": 1.0}), Path("tiny"))]
+    capsys.readouterr()
+    assert "unknown setting 'stpes'. Did you mean 'steps'?" in fails(
+        2, ["pretrain", "--out", "tiny", "stpes=5"], capsys
+    )
+    Path("full").mkdir()
+    Path("full/thesis.txt").write_text("")
+    assert "exists and is not empty" in fails(2, ["pretrain", "--out", "full"], capsys)
+    assert Path("full/thesis.txt").exists()
+
+
+def test_env_list_and_check(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("sokoban", "frozen_lake_slippery", "_10_sudoku", "tiny", "vanilla"))
+    assert main(["env", "check", "frozen_lake", "is_slippery=true", "size=5"]) == 0
+    assert "FAILED" not in capsys.readouterr().out
+
+
+def test_env_check_finds_a_bad_world(
+    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_world.py").write_text(
+        "import random\n"
+        "class Bad:\n"
+        "    actions = ('Go',)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return str(random.random()), {}\n"
+        "    def step(self, action):\n"
+        "        return 'there', 1.0, False, False, {}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["env", "check", "bad_world:Bad"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED  two instances with the same seed are equal: seed 0" in printed
+    assert "FAILED  the global random state is left alone" in printed
+    assert "FAILED  nonsense is data" in printed
+
+
+def test_env_play_reads_moves(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\nUp\nnonsense\n"))
+    assert main(["env", "play", "sokoban", "--seed", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "Actions: 1 Up, 2 Down, 3 Left, 4 Right, q quit" in printed
+    assert printed.count("Reward -0.1") == 2
+    assert "That is no action here." in printed
+    assert printed.endswith("Stopped.\n")
+
+
+def test_python_m_spa_runs_as_a_program(tmp_path: Path) -> None:
+    result = _python("-m", "spa", "run", "nope", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: unknown config 'nope'")
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("module", ["spa", "spa.cli", "spa.runs.config", "spa.runs.folder", "spa.runs.metrics"])
+def test_imports_are_light(module: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'gymnasium', 'hydra', 'rich', 'plotly'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    result = _python("-c", code, cwd=tmp_path)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["config", "sokoban"], ["env", "list"], ["run", "sokoban", "--bad"]])
+def test_commands_without_a_model_import_no_torch(argv: list[str], tmp_path: Path) -> None:
+    code = f"import sys\nfrom spa.cli import main\nmain({argv!r})\nassert 'torch' not in sys.modules"
+    result = _python("-c", code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def _python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Another Python with the package that is being tested."""
+    import spa
+
+    environment = {**os.environ, "PYTHONPATH": str(Path(spa.__file__).parents[1])}
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True, cwd=cwd, env=environment)

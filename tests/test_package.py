@@ -1,0 +1,119 @@
+"""What is shipped, and whether the files that describe it agree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib import resources
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import spa
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def test_names_and_licence(project: dict[str, Any]) -> None:
+    assert project["project"]["name"] == "spa-agent"
+    assert project["project"]["scripts"] == {"spa": "spa.cli:main"}
+    assert project["project"]["requires-python"] == ">=3.11"
+    assert project["project"]["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", spa.__version__)
+
+
+def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
+    pins = constraints()
+    needed = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["dev"]
+    for requirement in map(Requirement, needed):
+        name = canonicalize_name(requirement.name)
+        assert name in pins, f"{name} is not in constraints.txt"
+        assert requirement.specifier.contains(pins[name]), f"{requirement} excludes the tested {pins[name]}"
+
+
+def test_ranges_are_open(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"]
+    assert {"dev", "lora", "vllm", "openai", "ray", "tensorboard", "wandb", "trackio", "data", "webshop"} <= set(extras)
+    for requirement in map(Requirement, [*project["project"]["dependencies"], *chain.from_iterable(extras.values())]):
+        assert [clause.operator for clause in requirement.specifier] == [">="], requirement
+
+
+def test_constraints_are_plain_pins() -> None:
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line
+
+
+def test_constraints_pin_nothing_that_breaks_transformers() -> None:
+    assert not {"torchvision", "torchaudio"} & set(constraints())
+
+
+def test_packaged_data_is_there() -> None:
+    package = resources.files("spa")
+    assert package.joinpath("py.typed").is_file()
+    assert package.joinpath("conf", "base.yaml").is_file()
+    for group in ("env", "model", "arm"):
+        assert any(entry.name.endswith(".yaml") for entry in package.joinpath("conf", group).iterdir())
+
+
+def test_every_data_file_is_covered_by_the_package_data(project: dict[str, Any]) -> None:
+    root = ROOT / "src" / "spa"
+    patterns = project["tool"]["setuptools"]["package-data"]["spa"]
+    covered = {path for pattern in patterns for path in root.glob(pattern)}
+    files = {p for p in root.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc") and p.name[0] != "."}
+    assert files <= covered, sorted(str(path.relative_to(root)) for path in files - covered)
+
+
+def test_every_package_has_an_init() -> None:
+    root = ROOT / "src" / "spa"
+    folders = {path.parent for path in root.rglob("*.py")}
+    assert [str(folder.relative_to(root)) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_git_ignores_no_source() -> None:
+    files = [path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py")]
+    listed = "\n".join(str(path.relative_to(ROOT)) for path in files)
+    try:
+        result = subprocess.run(
+            ["git", "check-ignore", "--no-index", "--stdin"], input=listed, capture_output=True, text=True, cwd=ROOT
+        )
+    except FileNotFoundError:
+        pytest.skip("no git")
+    assert result.stdout == ""
+
+
+def test_files_stay_readable() -> None:
+    sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 500} == {}
+
+
+def test_checks_are_the_same_everywhere() -> None:
+    runner = ROOT / ".ci" / "run"
+    assert "make test" in runner.read_text(encoding="utf-8")
+    assert runner.stat().st_mode & 0o111
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for check in (
+        "ruff check",
+        "ruff format --check",
+        "mypy",
+        "pytest -n 2",
+        "OMP_NUM_THREADS=1",
+        "-c constraints.txt",
+    ):
+        assert check in makefile
