@@ -171,7 +171,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
     """Write report.html of a run and print its path."""
     if not run_dir.is_dir():
         raise ValueError(f"no run folder {run_dir}")
-    print(importlib.import_module("spa.pipeline").report(run_dir))
+    print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
 
 
 @app.command()

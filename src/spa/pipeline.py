@@ -24,7 +24,7 @@ from spa.runs.stage import Stage
 def run(cfg: Config, out: Path, *, resume: bool) -> None:
     """All stages for all arms, then the table and the report."""
     arms = [load_arm(name) for name in dict.fromkeys(["base", *cfg.arms])]
-    RunFolder(out).open(cfg, "run", resume)
+    _begin(cfg, out, "run", resume)
     if any(arm.sft for arm in arms):
         _generate(cfg, out, resume=True)
         _sft(cfg, out, resume=True)
@@ -32,30 +32,32 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
         if arm.rl:
             _ppo(cfg, arm, out, resume=True)
         _evaluate(cfg, arm, out, model=None, resume=True)
-    report(out)
+    print(f"Report: {report(out)}")
 
 
 def generate(cfg: Config, out: Path, *, resume: bool) -> None:
     """Stage 1: the base model plays itself; what it wrote of states is replaced by the truth."""
-    RunFolder(out).open(cfg, "generate", resume)
+    _begin(cfg, out, "generate", resume)
     _generate(cfg, out, resume=resume)
 
 
 def sft(cfg: Config, out: Path, *, resume: bool) -> None:
     """Stage 2: fine-tuning on the self-play data gives the model a world model."""
-    RunFolder(out).open(cfg, "sft", resume)
+    _begin(cfg, out, "sft", resume)
     _sft(cfg, out, resume=resume)
 
 
 def ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     """Stage 3: multi-turn PPO of one arm, from the base model or from stage 2's."""
-    RunFolder(out).open(cfg, f"ppo {arm.name}", resume)
+    start = start_model(cfg, arm, out)
+    _begin(cfg, out, f"ppo {arm.name}", resume, start)
     _ppo(cfg, arm, out, resume=resume)
 
 
 def evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool) -> None:
     """Pass@k and world-model accuracy on the test worlds, of ``model`` or of the arm's trained model."""
-    RunFolder(out).open(cfg, f"eval {arm.name}", resume)
+    model = model or trained_model(cfg, arm, out)
+    _begin(cfg, out, f"eval {arm.name}", resume, model)
     _evaluate(cfg, arm, out, model=model, resume=resume)
 
 
@@ -73,11 +75,10 @@ def report(out: Path) -> Path:
     path = write_report(data, out / "report.html")
     results = {name: arm.result for name, arm in data.arms.items() if arm.result is not None}
     if results:
-        note(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
-        note(render_text(comparison_table(results)))
+        print(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
+        print(render_text(comparison_table(results)))
     if data.overlaps:
-        note(f"worlds in two splits: {sum(data.overlaps.values())} ({', '.join(data.overlaps)})")
-    note(f"report: {path}")
+        print(f"Worlds that two splits have in common: {sum(data.overlaps.values())} ({', '.join(data.overlaps)}).")
     return path
 
 
@@ -116,6 +117,25 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
     return lines
 
 
+def _begin(cfg: Config, out: Path, command: str, resume: bool, model: str | None = None) -> None:
+    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
+    from spa.agent.player import make_task
+    from spa.models.load import check_model
+
+    make_task(cfg)
+    check_model(cfg.model, model)
+    if command == "sft":
+        from spa.worldmodel.dataset import read_rows
+        from spa.worldmodel.sft import data_files
+
+        read_rows(data_files(_data(cfg, out))[0])
+    RunFolder(out).open(cfg, command, resume)
+
+
+def _data(cfg: Config, out: Path) -> Path:
+    return Path(cfg.sft.data) if cfg.sft.data else out / "selfplay"
+
+
 def _generate(cfg: Config, out: Path, *, resume: bool) -> None:
     stage = Stage(out / "selfplay", "self-play", resume)
     if stage.finished:
@@ -131,9 +151,8 @@ def _sft(cfg: Config, out: Path, *, resume: bool) -> None:
         return
     from spa.worldmodel.sft import run_sft
 
-    data = Path(cfg.sft.data) if cfg.sft.data else out / "selfplay"
     with stage.metrics(cfg) as log:
-        model = run_sft(cfg, stage.folder, data=data, resume=stage.resume, log=log)
+        model = run_sft(cfg, stage.folder, data=_data(cfg, out), resume=stage.resume, log=log)
     stage.finish({"model": str(model.relative_to(stage.folder))})
 
 

@@ -40,6 +40,25 @@ def resolve_path(path: str) -> str:
     return path
 
 
+def check_model(config: ModelConfig, path: str | None = None) -> None:
+    """Checks, without loading anything, that a local folder or built-in name can be a model.
+
+    Raises:
+        ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing folder, tokenizer, dtype or device.
+    """
+    folder = resolve_path(path or config.path)
+    _check_tokenizer(folder, path or config.path)
+    if config.dtype not in _DTYPES:
+        raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
+    pick_device(config.device)
+
+
+def _check_tokenizer(folder: str, path: str) -> None:
+    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    if Path(folder).is_dir() and not any((Path(folder) / name).is_file() for name in files):
+        raise ValueError(f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder")
+
+
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a model folder or hub name, with a pad token.
 
@@ -49,10 +68,7 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer
 
     folder = resolve_path(path)
-    if Path(folder).is_dir() and not any(
-        (Path(folder) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-    ):
-        raise ValueError(f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder")
+    _check_tokenizer(folder, path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from spa.runs.files import atomic_write
 from spa.runs.metrics import MetricsLog
 from spa.runs.progress import duration, note
 from spa.runs.schema import Config
-from spa.runs.trackers import make_trackers
+from spa.runs.trackers import Tracker, make_trackers
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
@@ -60,10 +61,13 @@ class Stage:
         path = self.folder / "seconds.json"
         return float(json.loads(path.read_text())) if self.resume and path.is_file() else 0.0
 
+    def _trackers(self, cfg: Config) -> list[Tracker]:
+        return make_trackers(cfg.report.trackers, self.folder, f"{cfg.name}, {self.title}", asdict(cfg))
+
     @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
         """A function that logs (step, metrics) of this stage; on resume, later steps than the checkpoint's are dropped."""
-        log = MetricsLog(self.folder / "metrics.jsonl", make_trackers(cfg.report.trackers, self.folder, cfg.name))
+        log = MetricsLog(self.folder / "metrics.jsonl", self._trackers(cfg))
         found = latest_checkpoint(self.folder)
         if self.resume and found:
             log.truncate_after(found[0])

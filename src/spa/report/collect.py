@@ -1,0 +1,76 @@
+"""Gathers a run folder into the data of its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from spa.agent.episode import Episode, read_episodes
+from spa.agent.worlds import overlaps
+from spa.evaluate.summary import EvalResult
+from spa.report.data import ArmReport, ReportData
+from spa.runs.folder import RunFolder
+from spa.runs.metrics import read_metrics
+from spa.runs.stage import read_done
+
+
+def collect(out: Path) -> ReportData:
+    """Everything that the stages have written so far.
+
+    Raises:
+        ValueError: ``out`` holds no run.
+    """
+    folder = RunFolder(out)
+    if not folder.holds_run:
+        raise ValueError(f"{out} holds no run (no config.yaml)")
+    cfg = folder.config()
+    arms: dict[str, ArmReport] = {}
+    timings: dict[str, float] = {}
+    contents: dict[str, set[str]] = {}
+
+    def finished(stage: Path, title: str) -> None:
+        done = read_done(stage)
+        if done is not None:
+            timings[title] = float(done["seconds"])
+            for split, keys in done.get("worlds", {}).items():
+                contents.setdefault(split, set()).update(keys)
+
+    finished(out / "selfplay", "self-play")
+    finished(out / "sft", "SFT")
+    names = [path.name for path in sorted((out / "arms").glob("*")) if path.is_dir()]
+    for name in sorted(names, key=lambda n: (["base", *cfg.arms, n].index(n), n)):
+        folder_of_arm = out / "arms" / name
+        finished(folder_of_arm / "ppo", f"PPO, {name}")
+        finished(folder_of_arm / "eval", f"evaluation, {name}")
+        result = folder_of_arm / "eval" / "result.json"
+        arms[name] = ArmReport(
+            metrics=_metrics(folder_of_arm / "ppo"),
+            result=EvalResult.read(result) if result.is_file() else None,
+            episodes=_episodes(folder_of_arm / "eval" / "episodes.jsonl"),
+        )
+    commands = folder.info().get("commands", [])
+    last: dict[str, Any] = commands[-1] if commands else {}
+    return ReportData(
+        name=cfg.name,
+        config=dataclasses.asdict(cfg),
+        versions=last.get("versions", {}),
+        machine={"processor": str(last.get("cpu", platform.machine())), "cores": os.cpu_count()},
+        arms=arms,
+        sft=_metrics(out / "sft"),
+        overlaps=overlaps(contents),
+        timings=timings,
+        created=str(last.get("started", "")),
+        episodes_per_arm=cfg.report.episodes,
+    )
+
+
+def _metrics(stage: Path) -> list[dict[str, Any]]:
+    path = stage / "metrics.jsonl"
+    return list(read_metrics(path)) if path.is_file() else []
+
+
+def _episodes(path: Path) -> list[Episode]:
+    return list(read_episodes(path)) if path.is_file() else []

@@ -1,0 +1,130 @@
+"""From rows to token ids and loss masks, through the same segments as rollout and PPO."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spa.agent.chat import Chat
+from spa.agent.parse import Span, parse_response, replace_spans
+from spa.worldmodel.groundtruth import Message, Row, body_spans
+
+LOSSES = ("think_answer", "state", "masked")
+PLACEHOLDER = "[MASKED]"
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids of a row and the positions (at least 1) whose tokens are trained."""
+
+    ids: list[int]
+    positions: list[int]
+
+
+def loss_spans(text: str, loss: str) -> list[Span]:
+    """Character ranges of a response on which the loss stands.
+
+    ``think_answer``: the think and the answer span, tags included (paper, Eq. 1-2). ``state``: the bodies of
+    observation and prediction. ``masked``: as ``think_answer`` without the placeholders.
+
+    Raises:
+        ValueError: unknown loss.
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"unknown sft.loss {loss!r}; choose one of {', '.join(LOSSES)}")
+    if loss == "state":
+        return [*body_spans(text, "observation"), *body_spans(text, "prediction")]
+    spans = parse_response(text).spans
+    chosen = [spans[name] for name in ("think", "answer") if name in spans]
+    if loss == "think_answer":
+        return chosen
+    return [piece for span in chosen for piece in _without(text, span)]
+
+
+def _without(text: str, span: Span) -> Iterable[Span]:
+    """``span`` less its placeholders."""
+    start, end = span
+    while (found := text.find(PLACEHOLDER, start, end)) >= 0:
+        yield start, found
+        start = found + len(PLACEHOLDER)
+    yield start, end
+
+
+def mask_states(text: str) -> str:
+    """The paper's ablation (Fig. 4): every state the model wrote becomes one placeholder."""
+    spans = body_spans(text, "observation") + body_spans(text, "prediction")
+    return replace_spans(text, [(span, PLACEHOLDER) for span in spans])
+
+
+def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool = True) -> Example:
+    """Ids of prompt and response and the trained positions.
+
+    A token is trained if it overlaps a span of ``loss_spans`` and does not belong to the forced first tag; with
+    ``train_end`` the end-of-turn token is trained as well (unless the loss is on states only).
+
+    Raises:
+        ValueError: roles that do not alternate (user and assistant after an optional system message).
+    """
+    prompt, response = row.prompt, row.response
+    if loss == "masked":
+        prompt = [{**m, "content": mask_states(m["content"])} if m["role"] == "assistant" else m for m in prompt]
+        response = mask_states(response)
+    ids = prompt_ids(prompt, chat)
+    encoded = chat.encode_response(response)
+    spans = loss_spans(response, loss)
+    positions = []
+    for i, (low, high) in enumerate(encoded.offsets):
+        if i >= encoded.num_forced and any(low < end and start < high for start, end in spans):
+            positions.append(len(ids) + i)
+    ids = [*ids, *encoded.ids, chat.closing_ids[0]]
+    if train_end and loss != "state" and positions:
+        positions.append(len(ids) - 1)
+    return Example(ids, positions)
+
+
+def prompt_ids(prompt: Sequence[Message], chat: Chat) -> list[int]:
+    """Ids of a prompt that ends with a user message, up to and with the generation prompt."""
+    system = prompt[0]["content"] if prompt and prompt[0]["role"] == "system" else None
+    turns = prompt[1:] if system is not None else prompt
+    wanted = ["user", "assistant"] * (len(turns) // 2) + ["user"]
+    if [message["role"] for message in turns] != wanted:
+        raise ValueError("roles do not alternate")
+    ids = chat.opening(system, turns[0]["content"])
+    for answer, user in zip(turns[1::2], turns[2::2], strict=True):
+        ids += chat.encode_response(answer["content"]).ids
+        ids += chat.closing_ids
+        ids += chat.following(user["content"])
+    return ids
+
+
+def encode_rows(
+    rows: Sequence[Row], chat: Chat, *, loss: str, train_end: bool, max_length: int, skipped: Counter[str] | None = None
+) -> tuple[list[Example], Counter[str]]:
+    """Examples of all rows that can be trained on, and why the others were skipped, counted.
+
+    A row longer than ``max_length`` is skipped, never cut: a cut would fall into its mask.
+
+    Raises:
+        ValueError: nothing is left to train on (the message has the counts).
+    """
+    skipped = Counter(skipped or {})
+    examples = []
+    for row in rows:
+        try:
+            example = encode_row(row, chat, loss=loss, train_end=train_end)
+        except ValueError as error:
+            if "roles" not in str(error):
+                raise
+            skipped[str(error)] += 1
+            continue
+        if len(example.ids) > max_length:
+            skipped[f"longer than sft.max_length={max_length}"] += 1
+        elif not example.positions:
+            skipped["no token to train (no think or answer span)"] += 1
+        else:
+            examples.append(example)
+    if not examples:
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "the data set is empty"
+        raise ValueError(f"no row to train on with sft.loss={loss}: {reasons}")
+    return examples, skipped

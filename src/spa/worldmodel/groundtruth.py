@@ -1,0 +1,133 @@
+"""From episodes to rows of stage 1: what the model wrote of states is replaced by what the world really showed.
+
+Replacement is by character span, never through a template: a state may start with digits or hold backslashes. White space that the
+model put around a body stays, so the tiny model's bare layout and the paper's spaced one both survive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from spa.agent.episode import Episode, Turn
+from spa.agent.parse import Span, replace_spans
+
+Message = dict[str, str]
+
+_BODY = {
+    "observation": re.compile(r"<observation>(.*?)</observation>", re.DOTALL | re.IGNORECASE),
+    "prediction": re.compile(r"<prediction>(.*?)</prediction>", re.DOTALL | re.IGNORECASE),
+}
+
+
+@dataclass
+class Row:
+    """One assistant turn: the messages before it and the response, with everything else known of it in ``extra``."""
+
+    task: str
+    prompt: list[Message]
+    response: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def body_spans(text: str, tag: str) -> list[Span]:
+    """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body keeps its place)."""
+    spans = []
+    for match in _BODY[tag].finditer(text):
+        start, end = match.span(1)
+        body = match[1]
+        if body.strip():
+            start, end = start + len(body) - len(body.lstrip()), end - (len(body) - len(body.rstrip()))
+        spans.append((start, end))
+    return spans
+
+
+def ground_truth(turn: Turn) -> str:
+    """The response with the true state in every observation and the true next state in every prediction.
+
+    The next state is the one after all *executed* actions; that of the last turn is the real final state. A response
+    without tags is returned as it is.
+    """
+    text = turn.response
+    truths = [(span, turn.state) for span in body_spans(text, "observation")]
+    truths += [(span, turn.next_state) for span in body_spans(text, "prediction")]
+    # Nested or crossing tags: the outer, earlier one wins.
+    chosen: list[tuple[Span, str]] = []
+    for span, state in sorted(truths, key=lambda item: item[0]):
+        if not chosen or span[0] >= chosen[-1][0][1]:
+            chosen.append((span, state))
+    return replace_spans(text, chosen)
+
+
+def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row]:
+    """One row per turn of an episode, in order.
+
+    With ``window=0`` a row's prompt holds all earlier turns with their *corrected* responses (as in the original
+    data); with ``window=1`` it is the turn's own user message.
+
+    Raises:
+        ValueError: ``window`` above 1, or unknown ``states``.
+    """
+    if window not in (0, 1):
+        raise ValueError(f"stage 1 makes rows for agent.window=0 or 1, not {window}")
+    if states not in ("truth", "belief"):
+        raise ValueError(f"unknown selfplay.states {states!r}; choose truth or belief")
+    head: list[Message] = [] if episode.system is None else [{"role": "system", "content": episode.system}]
+    history: list[Message] = list(head)
+    rows = []
+    for turn in episode.turns:
+        user: Message = {"role": "user", "content": turn.user}
+        prompt = [*head, user] if window == 1 else [*history, user]
+        response = ground_truth(turn) if states == "truth" else turn.response
+        extra = {
+            "seed": episode.seed,
+            "group": episode.group,
+            "member": episode.member,
+            "turn": turn.index,
+            "content": episode.content,
+            "original_response": turn.response,
+            "executed": list(turn.executed),
+            "format_ok": turn.format_ok,
+            "success": episode.success,
+        }
+        rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
+        history += [user, {"role": "assistant", "content": response}]
+    return rows
+
+
+def rejection(response: str) -> str | None:
+    """Why the original's tag filter drops a response, or None if it keeps it.
+
+    Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and holds at least one observation and one
+    prediction, the first observation first. Case does not matter; what the answer says is not looked at.
+    """
+    text = response.lower()
+    think = re.search(r"<think>(.*?)</think>", text, re.DOTALL)
+    if not think:
+        return "no think block"
+    answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    if not answer:
+        return "no answer"
+    if answer.start() < think.start():
+        return "answer before think"
+    observation = _BODY["observation"].search(think[1])
+    prediction = _BODY["prediction"].search(think[1])
+    if not observation:
+        return "no observation"
+    if not prediction:
+        return "no prediction"
+    return "prediction before observation" if prediction.start() < observation.start() else None
+
+
+def deduplicate(rows: Iterable[Row]) -> list[Row]:
+    """The first of all rows with the same prompt and response."""
+    seen = set()
+    kept = []
+    for row in rows:
+        key = (tuple((m["role"], m["content"]) for m in row.prompt), row.response)
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    return kept
