@@ -16,7 +16,6 @@ from pathlib import Path
 
 from spa.runs.config import load_arm
 from spa.runs.folder import RunFolder
-from spa.runs.progress import note
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import Stage
 
@@ -111,7 +110,9 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
                 f"states: {arm.state_format}, prompt: {cfg.agent.prompt}"
             )
         if "eval" in wanted:
-            lines.append(f"eval {arm.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}")
+            lines.append(
+                f"eval {arm.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
+            )
     if "report" in wanted:
         lines.append("report: report.html")
     return lines
@@ -182,7 +183,11 @@ def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
     Raises:
         ValueError: the arm needs stage 2's model, and there is none in ``out``.
     """
-    return _product(out / "sft", f"arm {arm.name} starts from the SFT model: run `spa sft` first") if arm.sft else cfg.model.path
+    return (
+        _product(out / "sft", f"arm {arm.name} starts from the SFT model: run `spa sft` first")
+        if arm.sft
+        else cfg.model.path
+    )
 
 
 def trained_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
@@ -190,7 +195,9 @@ def trained_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
     if not arm.rl:
         return start_model(cfg, arm, out)
     folder = out / "arms" / arm.name / "ppo"
-    return _product(folder, f"arm {arm.name} was not trained in {out}: run `spa ppo --arm {arm.name}` first or give --model")
+    return _product(
+        folder, f"arm {arm.name} was not trained in {out}: run `spa ppo --arm {arm.name}` first or give --model"
+    )
 
 
 def _product(folder: Path, otherwise: str) -> str:
@@ -201,4 +208,3 @@ def _product(folder: Path, otherwise: str) -> str:
     if done is None:
         raise ValueError(f"{otherwise} (no finished stage in {folder})")
     return str(folder / str(done["model"]))
-

@@ -239,7 +239,7 @@ def naive_reverse_play(height, width, walls, player, targets, depth):
             if ahead in walls or ahead in boxes.values():
                 continue
             pulled = [t for t, b in boxes.items() if b == behind]
-            after = boxes | {t: player for t in pulled}
+            after = boxes | dict.fromkeys(pulled, player)
             visit(ahead, after, switches + (pulled != [] and pulled[0] != last), pulled[0] if pulled else last, left)
 
     visit(player, {t: t for t in targets}, 0, None, depth)

@@ -53,7 +53,9 @@ class Chat:
         self._closing = self._check_template()
         closing_ids = self.encode(self._closing)
         if not closing_ids:
-            raise TemplateError("the chat template puts nothing after an assistant message, so a response could not end")
+            raise TemplateError(
+                "the chat template puts nothing after an assistant message, so a response could not end"
+            )
         self.closing_ids = closing_ids
         stop = {closing_ids[0], tokenizer.eos_token_id}
         self.stop_ids: frozenset[int] = frozenset(i for i in stop if i is not None)

@@ -27,7 +27,9 @@ class TokenSequence:
     logprobs: list[float] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
-    def append(self, ids: Iterable[int], *, mask: int = 0, logprobs: Iterable[float] | None = None, turn: int = -1) -> None:
+    def append(
+        self, ids: Iterable[int], *, mask: int = 0, logprobs: Iterable[float] | None = None, turn: int = -1
+    ) -> None:
         """Appends tokens of one kind; ``logprobs`` is required for sampled tokens (mask 1)."""
         new = list(ids)
         scores = list(logprobs) if logprobs is not None else [0.0] * len(new)

@@ -68,6 +68,4 @@ class Player:
         sampling = self.sampling
         if temperature is not None:
             sampling = dataclasses.replace(sampling, temperature=temperature)
-        return rollout(
-            self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples, on_turn=on_turn
-        )
+        return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples, on_turn=on_turn)

@@ -50,11 +50,7 @@ def rollout(
         seed: of the sampling; together with the turn it seeds the engine.
         on_turn: called with (live episodes, turn index) before each turn.
     """
-    plays = [
-        _start(task, world, group, member)
-        for group, world in enumerate(worlds)
-        for member in range(group_size)
-    ]
+    plays = [_start(task, world, group, member) for group, world in enumerate(worlds) for member in range(group_size)]
     for index in range(task.env.max_turns):
         live = [play for play in plays if play.live]
         if not live:

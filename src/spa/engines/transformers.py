@@ -143,6 +143,8 @@ def _truncate(probs_BV: Tensor, sampling: SamplingConfig) -> Tensor:
         probs_BV = probs_BV.masked_fill(probs_BV < smallest, 0.0)
     if sampling.top_p < 1:
         ordered, index = probs_BV.sort(dim=-1, descending=True)
-        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= sampling.top_p * ordered.sum(-1, keepdim=True), 0.0)
+        ordered = ordered.masked_fill(
+            ordered.cumsum(-1) - ordered >= sampling.top_p * ordered.sum(-1, keepdim=True), 0.0
+        )
         probs_BV = torch.zeros_like(probs_BV).scatter(-1, index, ordered)
     return probs_BV

@@ -223,7 +223,7 @@ def _play_in_reverse(spec: RoomSpec, walls: int, player: int, targets: tuple[int
                 (
                     ahead,
                     pulled,
-                    boxes[:which] + (player,) + boxes[which + 1 :],
+                    (*boxes[:which], player, *boxes[which + 1 :]),
                     switches + (which != last),
                     which,
                     displacement + distances[which][player] - distances[which][behind],

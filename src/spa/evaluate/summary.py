@@ -253,7 +253,9 @@ def _check(data: Any, what: str, types: Mapping[str, type], required: set[str]) 
 
 
 def _validated(data: Any) -> EvalResult:
-    types = dict(zip((f.name for f in fields(EvalResult)), (str, str, list, dict, dict, list, list, int, int), strict=True))
+    types = dict(
+        zip((f.name for f in fields(EvalResult)), (str, str, list, dict, dict, list, list, int, int), strict=True)
+    )
     _check(data, "the result", types, {"name", "task", "worlds"})
     world_types = {"group": int, "seed": int, "content": str, "successes": int, "samples": int}
     worlds = []
@@ -372,7 +374,10 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
         lines.append(line)
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     text = [
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     ]
     text.insert(1, "  ".join("-" * width for width in widths))

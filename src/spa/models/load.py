@@ -33,7 +33,9 @@ def resolve_path(path: str) -> str:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{path} holds no model (no config.json); give a Hugging Face folder such as .../global_step_N")
+            raise ValueError(
+                f"{path} holds no model (no config.json); give a Hugging Face folder such as .../global_step_N"
+            )
         return str(folder)
     if looks_local or folder.exists():
         raise ValueError(f"no model folder {path}")
@@ -56,7 +58,9 @@ def check_model(config: ModelConfig, path: str | None = None) -> None:
 def _check_tokenizer(folder: str, path: str) -> None:
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     if Path(folder).is_dir() and not any((Path(folder) / name).is_file() for name in files):
-        raise ValueError(f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder")
+        raise ValueError(
+            f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder"
+        )
 
 
 def load_tokenizer(path: str) -> Any:
@@ -124,9 +128,7 @@ def set_threads(config: ModelConfig) -> None:
         torch.set_num_threads(config.threads)
 
 
-def save_model(
-    model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None
-) -> None:
+def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None) -> None:
     """Writes a plain Hugging Face folder and, beside the weights, ``trainer_state.pt``; atomically.
 
     ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``.
@@ -146,7 +148,9 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(folder) / "trainer_state.pt"
     if not path.is_file():
-        raise ValueError(f"{folder} has no trainer_state.pt: training cannot be resumed from it (it can still be loaded)")
+        raise ValueError(
+            f"{folder} has no trainer_state.pt: training cannot be resumed from it (it can still be loaded)"
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a damaged archive

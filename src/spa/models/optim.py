@@ -13,7 +13,11 @@ SCHEDULES = ("cosine", "constant")
 
 
 def adamw(
-    groups: Iterable[tuple[Iterable[nn.Parameter], float]], *, betas: Iterable[float], weight_decay: float, eps: float = 1e-8
+    groups: Iterable[tuple[Iterable[nn.Parameter], float]],
+    *,
+    betas: Iterable[float],
+    weight_decay: float,
+    eps: float = 1e-8,
 ) -> torch.optim.AdamW:
     """AdamW over (parameters, learning rate) groups. Vectors (norms, biases) are not decayed."""
     settings: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ class PretrainConfig:
     """Settings of the tiny model's pretraining."""
 
     worlds: dict[str, float] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
-    steps: int = 3000
+    steps: int = 2500
     batch_documents: int = 64
     lr: float = 2e-3
     warmup_steps: int = 100
@@ -51,9 +51,7 @@ def encode(document: Document, chat: Any, unrelated_weight: float) -> tuple[list
     return [*opening, *response.ids, chat.closing_ids[0]], [*weights, 1.0]
 
 
-def pretrain(
-    config: PretrainConfig, out: Path, log: Callable[[int, dict[str, float]], None] | None = None
-) -> Path:
+def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, float]], None] | None = None) -> Path:
     """Trains the tiny model and writes it, with its card, to ``out`` (a Hugging Face folder).
 
     Raises:
@@ -119,4 +117,19 @@ def pretrain(
             rate = tokens / (time.perf_counter() - started)
             log(step + 1, {"train/loss": loss_sum, "train/grad_norm": float(norm), "train/tokens_per_second": rate})
     save_model(model, tokenizer, out)
+    write_measured_card(config, out, sum(p.numel() for p in model.parameters()))
     return out
+
+
+def write_measured_card(config: PretrainConfig, out: Path, parameters: int) -> None:
+    """Measures the model in ``out`` (unless ``measure`` is off) and writes its card."""
+    from dataclasses import asdict
+
+    from spa.models.abilities import measure, table, write_card
+
+    records = measure(str(out), {name: w for name, w in config.worlds.items() if w > 0}) if config.measure else []
+    changed = {key: value for key, value in asdict(config).items() if value != getattr(PretrainConfig(), key)}
+    changed = {key: value for key, value in changed.items() if key not in ("measure", "threads", "log_every")}
+    write_card(out, changed, parameters, records)
+    if records:
+        print(table(records))

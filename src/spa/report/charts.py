@@ -180,7 +180,9 @@ def learning_charts(arms: Mapping[str, ArmReport], sft: Sequence[MetricsRow], co
         figure = _by_arm(arms, colors, (f"val/pass@{k}",), f"Pass@{k}", True)
         charts += _chart("val-pass-k", f"Validation Pass@{k}", "Held-out worlds.", figure)
     train = _by_arm(arms, colors, ("train/success",), "success", True)
-    charts += _chart("train-success", "Training success", "Sampled training worlds of each step, before filtering.", train)
+    charts += _chart(
+        "train-success", "Training success", "Sampled training worlds of each step, before filtering.", train
+    )
     note = "Share of written observations and predictions that agree with the world."
     charts += _chart("world-model", "World model during PPO", note, _world_model(arms, colors))
     return charts + _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))

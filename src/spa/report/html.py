@@ -70,7 +70,7 @@ def embed_json(value: Any) -> Markup:
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704  # every markup character was replaced
+    return Markup(text)  # every markup character was replaced
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -114,7 +114,9 @@ def _format(value: float | None, kind: str) -> str:
     return f"{value:.0f}" if kind == "count" or abs(value) >= 100 else f"{value:.2f}"
 
 
-def _table(metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]], prefix: str) -> Table | None:
+def _table(
+    metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]], prefix: str
+) -> Table | None:
     """Arms × the columns of which some arm has a value."""
     used = [c for c in columns if any(number(values.get(prefix + c[0])) is not None for values in metrics.values())]
     used = [c for c in used if c[0] != "errors" or any(values.get("errors") for values in metrics.values())]
@@ -186,7 +188,11 @@ def render_report(data: ReportData) -> str:
     config = flatten(data.config)
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
     environment = Environment(
-        loader=PackageLoader("spa.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=PackageLoader("spa.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     return environment.get_template("report.html.jinja").render(
         data=data,
@@ -205,7 +211,7 @@ def render_report(data: ReportData) -> str:
         timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
         total=duration(sum(timings.values())),
         charts_json=embed_json(figures) if figures else "",
-        plotly_js=Markup(get_plotlyjs()) if figures else "",  # noqa: S704  # the library itself, not data
+        plotly_js=Markup(get_plotlyjs()) if figures else "",  # the library itself, not data
     )
 
 

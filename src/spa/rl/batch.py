@@ -115,7 +115,9 @@ def _answer_tokens(turn: Turn, sampled: list[int], sequence: TokenSequence, chat
     return sampled[first : last + 1]
 
 
-def to_micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device | str) -> list[tuple[list[int], MicroBatch]]:
+def to_micro_batches(
+    rows: Sequence[Row], max_tokens: int, device: torch.device | str
+) -> list[tuple[list[int], MicroBatch]]:
     """Micro-batches of similar length with the indices of their rows."""
     out = []
     for group in micro_batches([len(row.ids) for row in rows], max_tokens):

@@ -210,7 +210,9 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
     with progress(cfg.ppo.steps, f"PPO, arm {arm.name}") as bar:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
-            bar.advance(1, **{name: metrics[f"train/{name}"] for name in ("success", "score") if f"train/{name}" in metrics})
+            bar.advance(
+                1, **{name: metrics[f"train/{name}"] for name in ("success", "score") if f"train/{name}" in metrics}
+            )
 
         trainer = PPOTrainer(cfg, player, task, out, log, probe, on_step)
         if found:

@@ -23,7 +23,9 @@ class EnvConfig:
     max_actions: int = 10  # per episode; the episode ends when they are used up
     instruction: str | None = None  # prompt=base, style=paper; null = the built-in text of the world
     instruction_world_model: str | None = None  # prompt=world_model, style=paper
-    response_hint: int | None = None  # "Max response length" in the paper's prompt, in words; null = sampling.max_tokens
+    response_hint: int | None = (
+        None  # "Max response length" in the paper's prompt, in words; null = sampling.max_tokens
+    )
     disjoint: str = "content"  # how splits are kept apart: content (no world in two splits) | seed (seed ranges only)
 
 
@@ -110,7 +112,9 @@ class PPOConfig:
     micro_batch_tokens: int = 8192
     gamma: float = 1.0
     lam: float = 1.0
-    reward_placement: str = "end"  # end (the episode's reward on its last sampled token) | turn (each turn's on its own)
+    reward_placement: str = (
+        "end"  # end (the episode's reward on its last sampled token) | turn (each turn's on its own)
+    )
     reward_scale: float = 1.0
     whiten_advantages: bool = True
     clip_low: float = 0.2
@@ -119,7 +123,9 @@ class PPOConfig:
     value_clip: float = 0.5  # 0 = off
     value_coef: float = 1.0
     entropy_coef: float = 0.001
-    loss_mask: str = "sampled"  # sampled | answer (tokens of the answer span) | all (context too; the original's default)
+    loss_mask: str = (
+        "sampled"  # sampled | answer (tokens of the answer span) | all (context too; the original's default)
+    )
     critic: str = "model"  # model (a second network) | head (a value head on the actor's hidden states)
     actor_lr: float = 1e-6
     critic_lr: float = 1e-5

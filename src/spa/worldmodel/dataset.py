@@ -118,7 +118,9 @@ def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str]]:
             skipped["no response"] += 1
         else:
             extra = record.get("extra_info")
-            rows.append(Row(str(record.get("data_source") or ""), prompt, response, extra if isinstance(extra, dict) else {}))
+            rows.append(
+                Row(str(record.get("data_source") or ""), prompt, response, extra if isinstance(extra, dict) else {})
+            )
     return rows, skipped
 
 

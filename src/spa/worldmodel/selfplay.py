@@ -62,7 +62,9 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         reasons["duplicate"] += len(rows) - len(kept)
         rows = kept
     if not rows:
-        raise ValueError(f"self-play left no row to train on; dropped: {dict(reasons)}. Is the format too hard for the model?")
+        raise ValueError(
+            f"self-play left no row to train on; dropped: {dict(reasons)}. Is the format too hard for the model?"
+        )
     train, val = split_rows(rows, play.val_fraction, cfg.seeds.run)
     write_rows(out / "train.parquet", train)
     write_rows(out / "val.parquet", val)

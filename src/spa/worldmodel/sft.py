@@ -79,10 +79,10 @@ class SFTTrainer:
         self.per_epoch = -(-len(train) // config.batch_size)
         self.total = self.per_epoch * config.epochs
         self.warmup = int(config.warmup_fraction * self.total)
-        lr_factor(0, warmup=self.warmup, total=self.total, schedule=config.schedule)  # refuses an unknown schedule early
-        self.optimizer = adamw(
-            [(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay
-        )
+        lr_factor(
+            0, warmup=self.warmup, total=self.total, schedule=config.schedule
+        )  # refuses an unknown schedule early
+        self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
         self.step = 0
 
     def train(self, *, resume: bool = False) -> Path:
@@ -109,7 +109,9 @@ class SFTTrainer:
             if ended or self.step % self.config.log_every == 0 or self.step == 1:
                 self.log(self.step, {"train/epoch": self.step / self.per_epoch, **metrics})
             self.on_step(self.step, metrics["train/loss"])
-            if self.step == self.total or (self.step % self.config.save_every == 0 if self.config.save_every else ended):
+            if self.step == self.total or (
+                self.step % self.config.save_every == 0 if self.config.save_every else ended
+            ):
                 self._save()
         return checkpoint_folder(self.out, self.step)
 

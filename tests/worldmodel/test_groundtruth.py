@@ -1,0 +1,180 @@
+"""Ground truth by span, the filter, the split, the files."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spa.agent.episode import Episode, Turn
+from spa.worldmodel.dataset import read_rows, split_rows, write_rows
+from spa.worldmodel.groundtruth import Row, deduplicate, ground_truth, rejection, rows_of
+
+
+def turn(response: str, state: str = "S0", after: str = "S1", index: int = 0) -> Turn:
+    return Turn(index, state, f"user {index}", response, after)
+
+
+def episode(*turns: Turn, content: str = "c", group: int = 0) -> Episode:
+    return Episode("Tag", 1, group, content=content, turns=list(turns))
+
+
+FULL = "<think><observation>wrong</observation>plan<prediction>worse</prediction></think><answer>Up</answer>"
+
+
+def test_both_states_are_replaced_by_the_truth() -> None:
+    assert ground_truth(turn(FULL)) == (
+        "<think><observation>S0</observation>plan<prediction>S1</prediction></think><answer>Up</answer>"
+    )
+
+
+@pytest.mark.parametrize("state", ["1 2 | 3", "\\1\\g<0>", "a\\nb", "0\\", "| 1 . | \\d ", "$&", "</think>"])
+def test_states_with_digits_and_backslashes_survive_byte_for_byte(state: str) -> None:
+    text = ground_truth(turn(FULL, state, state + "9"))
+    assert f"<observation>{state}</observation>" in text
+    assert f"<prediction>{state}9</prediction>" in text
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_state_is_inserted_literally(before: str, after: str) -> None:
+    text = ground_truth(turn(FULL, before, after))
+    assert text == f"<think><observation>{before}</observation>plan<prediction>{after}</prediction></think><answer>Up</answer>"
+
+
+def test_all_pairs_are_replaced_and_white_space_around_them_stays() -> None:
+    text = "<think> <observation> a\n</observation> x <observation>b</observation><prediction>c </prediction></think>"
+    assert ground_truth(turn(text)) == (
+        "<think> <observation> S0\n</observation> x <observation>S0</observation><prediction>S1 </prediction></think>"
+    )
+
+
+def test_an_empty_body_is_filled() -> None:
+    assert ground_truth(turn("<observation></observation>")) == "<observation>S0</observation>"
+
+
+@pytest.mark.parametrize("text", ["", "no tags", "<observation>open", "<think></think><answer>Up</answer>"])
+def test_a_response_without_pairs_is_unchanged(text: str) -> None:
+    assert ground_truth(turn(text)) == text
+
+
+def test_nested_tags_do_not_crash() -> None:
+    text = "<observation>a<prediction>b</observation>c</prediction>"
+    assert ground_truth(turn(text)).startswith("<observation>S0</observation>")
+
+
+def test_later_prompts_hold_the_corrected_history_and_the_originals_are_kept() -> None:
+    rows = rows_of(episode(turn(FULL), turn(FULL, "S1", "S2", 1)), window=0)
+    assert [m["role"] for m in rows[1].prompt] == ["user", "assistant", "user"]
+    assert "<observation>S0</observation>" in rows[1].prompt[1]["content"]
+    assert rows[1].extra["original_response"] == FULL
+    assert "<prediction>S2</prediction>" in rows[1].response
+
+
+def test_window_one_shows_only_the_turn_itself_and_the_system_message() -> None:
+    played = episode(turn(FULL), turn(FULL, "S1", "S2", 1))
+    played.system = "sys"
+    assert rows_of(played, window=1)[1].prompt == [
+        {"role": "system", "content": "sys"},
+        {"role": "user", "content": "user 1"},
+    ]
+
+
+def test_belief_keeps_what_the_model_wrote() -> None:
+    assert rows_of(episode(turn(FULL)), window=1, states="belief")[0].response == FULL
+
+
+def test_unsupported_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"agent.window=0 or 1"):
+        rows_of(episode(turn(FULL)), window=2)
+    with pytest.raises(ValueError, match="truth or belief"):
+        rows_of(episode(turn(FULL)), window=1, states="truht")
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (FULL, None),
+        (FULL.upper(), None),
+        ("<answer>Up</answer>", "no think block"),
+        ("<think><observation>a</observation><prediction>b</prediction></think>", "no answer"),
+        ("<answer>a</answer>" + FULL, "answer before think"),
+        ("<think><prediction>b</prediction></think><answer>Up</answer>", "no observation"),
+        ("<think><observation>b</observation></think><answer>Up</answer>", "no prediction"),
+        (
+            "<think><prediction>b</prediction><observation>a</observation></think><answer>Up</answer>",
+            "prediction before observation",
+        ),
+    ],
+)
+def test_filter_reasons(response: str, reason: str | None) -> None:
+    assert rejection(response) == reason
+
+
+def row(content: str, response: str = FULL, user: str = "u") -> Row:
+    return Row("Tag", [{"role": "user", "content": user}], response, {"content": content, "turn": 0})
+
+
+def test_no_world_is_on_both_sides_of_the_split() -> None:
+    rows = [row(f"world {i % 10}", user=str(i)) for i in range(60)]
+    train, val = split_rows(rows, 0.2, seed=3)
+    assert {r.extra["content"] for r in train}.isdisjoint({r.extra["content"] for r in val})
+    assert len({r.extra["content"] for r in val}) == 2
+    assert len(train) + len(val) == 60
+    assert split_rows(rows, 0.2, seed=3) == (train, val)
+
+
+def test_split_edges() -> None:
+    assert split_rows([row("only")], 0.5, 0)[1] == []
+    assert split_rows([row("a"), row("b")], 0.0, 0)[1] == []
+    with pytest.raises(ValueError, match="val_fraction"):
+        split_rows([row("a")], 1.0, 0)
+
+
+def test_deduplication_works_on_message_lists() -> None:
+    assert deduplicate([row("a"), row("a"), row("a", user="other")]) == [row("a"), row("a", user="other")]
+
+
+def test_parquet_round_trip_and_columns(tmp_path) -> None:
+    rows = rows_of(episode(turn(FULL)), window=0)
+    write_rows(tmp_path / "x.parquet", rows)
+    back, skipped = read_rows(tmp_path / "x.parquet")
+    assert (back[0].prompt, back[0].response, back[0].task) == (rows[0].prompt, rows[0].response, "Tag")
+    assert back[0].extra["original_response"] == FULL
+    assert not skipped
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert table.column_names == [
+        "data_source",
+        "prompt",
+        "response",
+        "ability",
+        "reward_model",
+        "extra_info",
+        "messages",
+    ]
+    assert table.to_pylist()[0]["messages"][-1] == {"role": "assistant", "content": rows[0].response}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_published_layout_with_json_prompts_loads_and_bad_rows_are_counted(tmp_path) -> None:
+    prompt = [{"role": "user", "content": "hi"}]
+    good = json.dumps(prompt)
+    table = pa.table({"prompt": [good, "not json", good, "[]"], "response": ["a", "b", None, "c"]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    rows, skipped = read_rows(tmp_path / "x.parquet")
+    assert [r.prompt for r in rows] == [prompt]
+    assert skipped == {"prompt is not a list of messages": 2, "no response": 1}
+
+
+def test_wrong_files_are_explained(tmp_path) -> None:
+    pq.write_table(pa.table({"prompt": ["x"], "text": ["y"]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"no column response; it has prompt, text"):
+        read_rows(tmp_path / "x.parquet")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(ValueError, match="not a readable parquet"):
+        read_rows(tmp_path / "torn.parquet")
+    with pytest.raises(ValueError, match="no data file"):
+        read_rows(tmp_path / "none.parquet")
