@@ -6,6 +6,7 @@ import re
 import string
 from math import isqrt
 
+import numpy as np
 from gymnasium.spaces import Text
 
 from spa.envs.seeded import Outcome, SeededEnv, one_of
@@ -114,6 +115,11 @@ class Sudoku(SeededEnv):
         """The true state: the board's line and, in the format ``coordinates``, the line of empty cells."""
         line = _line(self.board, self.size)
         return line if self.state_format == "grid" else f"{line}\n{self._sentence()}"
+
+    def sample_action(self, rng: np.random.Generator) -> str:
+        """A random row, column and digit, blind to the board."""
+        row, column, digit = rng.integers(1, self.size + 1, size=3)
+        return f"{row},{column},{digit}"
 
     def _make(self, world_seed: int) -> None:
         self.clues = make_board(self.size, self.num_clues, world_seed)

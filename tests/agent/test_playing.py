@@ -1,0 +1,205 @@
+"""Rollout at the contract: tokens are append-only, limits and penalties hold, failures are data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes, write_episodes
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource, overlaps, split_of
+from spa.envs import make_env
+from spa.runs.schema import AgentConfig, EnvConfig, SamplingConfig
+from tests.scripted import CHAT, LAKE, Scripted, lake_task
+
+SAMPLING = SamplingConfig()
+WORLDS = [World(seed, f"w{seed}") for seed in range(3)]
+
+
+def answer(actions: str) -> str:
+    return f"</think><answer>{actions}</answer>"
+
+
+def play(engine, task, worlds=WORLDS, **kwargs) -> list[Episode]:
+    return rollout(engine, CHAT, task, worlds, SAMPLING, seed=0, **kwargs)
+
+
+RESPONSES = st.lists(
+    st.sampled_from([answer("Up"), answer("Left || Down"), answer("x"), "</think>", "P√ 1,2", "", answer("Right || no")]),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(RESPONSES, st.booleans(), st.sampled_from(["terse", "paper"]))
+def test_every_context_is_a_prefix_of_all_that_follows(responses, end, style) -> None:
+    engine = Scripted(lambda i: responses[i % len(responses)], end=end)
+    episodes = play(engine, lake_task(style=style))
+    for episode in episodes:
+        (sequence,) = episode.sequences
+        ids = sequence.ids
+        position = 0
+        for turn in episode.turns:
+            context = next(c for c in engine.contexts[turn.index] if ids[: len(c)] == c and len(c) > position)
+            sampled = [i for i, t in enumerate(sequence.turns) if t == turn.index and sequence.mask[i]]
+            assert sampled == list(range(len(context), len(context) + len(sampled)))
+            assert [sequence.logprobs[i] for i in sampled] == [-float(ids[i]) for i in sampled]
+            assert "<think>" + CHAT.decode([ids[i] for i in sampled]) == turn.response
+            forced = len(CHAT.forced_ids)
+            assert ids[len(context) - forced : len(context)] == CHAT.forced_ids
+            assert not any(sequence.mask[position : len(context)])
+            position = len(context) + len(sampled)
+        assert position == len(ids)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_gives_a_sequence_a_turn_and_trains_each_token_once(window: int) -> None:
+    engine = Scripted(lambda i: answer("x"))
+    full = play(Scripted(lambda i: answer("x")), lake_task(0))[0]
+    episode = play(engine, lake_task(window))[0]
+    assert len(episode.sequences) == len(episode.turns) == 5
+    assert sum(map(sum, (s.mask for s in episode.sequences))) == sum(full.sequences[0].mask)
+    for index, sequence in enumerate(episode.sequences):
+        assert {t for t, m in zip(sequence.turns, sequence.mask, strict=True) if m} == {index}
+        shown = min(index + 1, window)
+        assert sequence.ids.count(CHAT.tokenizer.convert_tokens_to_ids("<|im_start|>")) == 2 * shown
+
+
+def test_turn_numbers_start_at_one_within_the_window() -> None:
+    episode = play(Scripted(lambda i: answer("x")), lake_task(2, "paper"))[0]
+    text = CHAT.tokenizer.decode(episode.sequences[3].ids)
+    assert "Turn 1:" in text
+    assert "Turn 2:" in text
+    assert "Turn 3:" not in text
+    assert text.count("Reward:\n0\n") == 1
+
+
+def test_limits_on_actions() -> None:
+    actions = " || ".join(["Up", "Down"] * 4)
+    sokoban = Task(EnvConfig(id="sokoban", tag="S", max_actions=7), AgentConfig(style="terse", window=1))
+    for episode in play(Scripted(lambda i: answer(actions)), sokoban):
+        if episode.status == "truncated":
+            assert [len(turn.executed) for turn in episode.turns] == [5, 2]
+            assert [turn.actions_left for turn in episode.turns] == [7, 2]
+            assert all(turn.penalty == 0 for turn in episode.turns)
+        assert all(len(turn.actions) <= 5 for turn in episode.turns)
+
+
+@pytest.mark.parametrize(
+    ("text", "penalty"),
+    [(answer("Up"), 0.0), (answer("up"), 0.0), (answer("Up || x"), -0.1), (answer("x || y"), -0.1), ("Up", -0.1)],
+)
+def test_the_penalty_comes_once_a_turn_and_is_not_in_the_reward(text: str, penalty: float) -> None:
+    turn = play(Scripted(lambda i: text), lake_task(1))[0].turns[0]
+    assert turn.penalty == penalty
+    assert turn.reward == 0
+
+
+def test_rewards_and_success_come_from_the_world() -> None:
+    for seed in range(200):
+        env = make_env("frozen_lake", size=4, is_slippery=False)
+        env.reset(seed=seed)
+        _, reward, terminated, _, info = env.step("Up")
+        if terminated and info["success"]:
+            break
+    episode = play(Scripted(lambda i: answer("Up || Down")), lake_task(1), [World(seed, "w")])[0]
+    assert (episode.success, episode.status, episode.total_reward) == (True, "completed", 1.0)
+    assert episode.turns[0].executed == ["Up"]  # what follows the end is not run
+    assert "√" in episode.turns[0].next_state
+    assert reward == 1.0
+
+
+class Broken:
+    """Fails in odd-seeded worlds."""
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        if seed == 3:
+            raise RuntimeError("no world")
+        return "state", {}
+
+    def step(self, action):
+        if self.seed % 2:
+            raise RuntimeError("fell apart")
+        return "state", 1.0, True, False, {"success": True, "valid": True, "effective": True}
+
+    def close(self):
+        pass
+
+
+def test_a_broken_world_ends_its_own_episode_only() -> None:
+    task = Task(EnvConfig(id=f"{__name__}:Broken", tag="B"), AgentConfig(style="terse", window=1))
+    episodes = play(Scripted(lambda i: answer("go")), task, [World(s, str(s)) for s in range(4)])
+    assert [e.status for e in episodes] == ["completed", "error", "completed", "error"]
+    assert [e.success for e in episodes] == [True, False, True, False]
+    assert "fell apart" in episodes[1].error
+    assert "no world" in episodes[3].error
+
+
+def test_a_group_shares_its_world_but_not_its_luck() -> None:
+    task = lake_task(1, settings={"size": 4, "is_slippery": True})
+    episodes = play(Scripted(lambda i: answer("Right")), task, WORLDS[:2], group_size=8)
+    for group in (0, 1):
+        members = [e for e in episodes if e.group == group]
+        assert len({e.turns[0].state for e in members}) == 1
+        assert len({e.turns[0].next_state for e in members}) > 1
+        assert len({e.noise_seed for e in members}) == 8
+
+
+def test_the_same_arguments_give_the_same_episodes() -> None:
+    task = lake_task(1, settings={"size": 4, "is_slippery": True})
+    first = play(Scripted(lambda i: answer("Right")), task, group_size=2)
+    assert first == play(Scripted(lambda i: answer("Right")), task, group_size=2)
+
+
+def test_json_lines_round_trip(tmp_path) -> None:
+    episodes = play(Scripted(lambda i: answer("Right || \\1 √ \n")), lake_task(0))
+    write_episodes(tmp_path / "e.jsonl", episodes)
+    assert list(read_episodes(tmp_path / "e.jsonl")) == episodes
+
+
+@given(st.text(), st.lists(st.integers(0, 9), max_size=4))
+def test_any_episode_survives_json(text: str, ids: list[int]) -> None:
+    sequence = TokenSequence(ids, [1] * len(ids), [-0.1] * len(ids), [0] * len(ids))
+    episode = Episode("T", 1, 0, turns=[Turn(0, text, text, text, text, reward=-0.30000000000000004)], sequences=[sequence])
+    assert Episode.from_json(episode.to_json()) == episode
+
+
+def test_a_bad_line_is_named(tmp_path) -> None:
+    path = tmp_path / "e.jsonl"
+    good = Episode("T", 1, 0).to_json()
+    for bad in ["{", json.dumps({"task": "x"}), "3"]:
+        path.write_text(good + "\n" + bad + "\n")
+        with pytest.raises(ValueError, match="line 2: not an episode"):
+            list(read_episodes(path))
+
+
+def test_splits_share_no_content_and_the_cursor_continues() -> None:
+    task = lake_task()
+    sources = {name: WorldSource(task, name, 10**9 * i) for i, name in enumerate(["test", "val", "selfplay", "train"])}
+    taken = {name: source.take(40) for name, source in sources.items()}
+    found = overlaps({name: [w.content for w in worlds] for name, worlds in taken.items()})
+    assert set(found.values()) == {0}
+    assert len(found) == 6
+    assert all(split_of(w.content) == name for name, worlds in taken.items() for w in worlds)
+    first = WorldSource(task, "train", 3 * 10**9)
+    part = first.take(15)
+    rest = WorldSource(task, "train", 3 * 10**9, cursor=first.cursor).take(25)
+    assert part + rest == taken["train"]
+
+
+def test_overlaps_are_counted() -> None:
+    assert overlaps({"a": "xyz", "b": "yz", "c": "q"}) == {"a&b": 2, "a&c": 0, "b&c": 0}
+
+
+def test_evaluation_worlds_are_distinct_and_running_out_is_said() -> None:
+    small = lake_task(settings={"size": 2, "p": 0.9})
+    with pytest.raises(ValueError, match="distinct worlds for split 'test'"):
+        WorldSource(small, "test", 0, unique=True).take(100)
+    worlds = WorldSource(Task(LAKE, AgentConfig()), "test", 0, unique=True).take(60)
+    assert len({w.content for w in worlds}) == 60

@@ -1,0 +1,111 @@
+"""Chat tokens: append-only segments, templates that are refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from tokenizers import AddedToken
+
+from spa.agent.chat import Chat, TemplateError
+from spa.models.load import load_tokenizer
+
+TOKENIZER = load_tokenizer("builtin:tiny")
+LLAMA3 = (
+    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
+    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+DROPS_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def with_template(template: str | None):
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def llama3():
+    tokenizer = with_template(LLAMA3)
+    names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
+    tokenizer.eos_token = "<|eot_id|>"
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [lambda: TOKENIZER, llama3], ids=["chatml", "llama3"])
+@pytest.mark.parametrize("system", [None, "You're a helpful assistant. "])
+def test_segments_make_up_the_rendered_conversation(make, system) -> None:
+    tokenizer = make()
+    chat = Chat(tokenizer)
+    first, second, answer = "P_O\n10 left", "_PO\n9 left", "<think>go</think><answer>Up || Left</answer>"
+    ids = chat.opening(system, first)
+    response = chat.forced_ids + chat.encode(answer[len("<think>") :])
+    ids = ids + response + chat.closing(response) + chat.following(second)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": second},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.decode(ids) == text
+    assert chat.stop_ids == {tokenizer.eos_token_id}
+
+
+def test_closing_adds_only_what_was_not_sampled() -> None:
+    chat = Chat(TOKENIZER)
+    end = chat.closing_ids[0]
+    assert chat.closing([5, 6]) == chat.closing_ids
+    assert chat.closing([5, end]) == chat.closing_ids[1:]
+    assert chat.closing([]) == chat.closing_ids
+
+
+def test_a_template_that_drops_past_thinking_is_refused() -> None:
+    with pytest.raises(TemplateError, match="no prefix of that of n\\+1"):
+        Chat(with_template(DROPS_THINKING))
+
+
+def test_a_template_that_writes_before_the_answer_is_refused() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    with pytest.raises(TemplateError):
+        Chat(with_template(template))
+
+
+def test_no_template_and_a_broken_one_are_refused() -> None:
+    with pytest.raises(TemplateError, match="has no chat template"):
+        Chat(with_template(None))
+    with pytest.raises(TemplateError, match="failed on a plain conversation"):
+        Chat(with_template("{{ raise_exception('no') }}"))
+
+
+def test_encoded_responses_know_their_characters() -> None:
+    chat = Chat(TOKENIZER)
+    text = "<think>P√_ (1,2)</think><answer>Up || 1,2,3</answer>"
+    encoded = chat.encode_response(text)
+    assert encoded.num_forced == len(chat.forced_ids)
+    assert TOKENIZER.decode(encoded.ids) == text
+    for token, (low, high) in zip(encoded.ids, encoded.offsets, strict=True):
+        piece = TOKENIZER.decode([token])
+        assert piece == text[low:high] or "�" in piece
+
+
+def test_the_tokenizer_survives_saving_and_loading(tmp_path) -> None:
+    from transformers import AutoTokenizer
+
+    TOKENIZER.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    text = "<|im_start|>user\n###X_#\nPlayer (P) is at (4,3); box (X) is at (3,3).\n| 1 . 3 \n10 left Up || 1,2,3 || é"
+    assert again.encode(text) == TOKENIZER.encode(text)
+
+
+def test_cells_coordinates_actions_and_tags_are_single_tokens() -> None:
+    for text in ["#", "_", "√", "(4,3)", "Up", "Down", " || ", "<think>", "</answer>"]:
+        assert len(TOKENIZER.encode(text, add_special_tokens=False)) == 1, text
+    assert len(TOKENIZER.encode("Player (P) is at (4,3)", add_special_tokens=False)) == 2

@@ -1,0 +1,217 @@
+"""Engines: token-exact, and the same numbers as the training forward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import spa.models.forward as forward
+from spa.agent.task import Task
+from spa.engines.random import RandomEngine, random_responder
+from spa.engines.transformers import TransformersEngine, check_sampling
+from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
+from spa.models.load import check_model, load_model, load_state, load_tokenizer, save_model
+from spa.models.optim import adamw, lr_factor
+from spa.models.tiny import TinySize, build_model
+from spa.runs.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
+from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_player
+
+
+def make(seed: int = 0):
+    size = TinySize(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=32, init_std=0.3)
+    return build_model(64, size, seed, eos_id=2, pad_id=0)
+
+
+def contexts(count: int = 9) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(3, 64, size=int(n)).tolist() for n in rng.integers(1, 30, size=count)]
+
+
+def generate(model, rows, *, stop=frozenset({2, 3, 4, 5}), seed=7, **sampling):
+    return TransformersEngine(model, 0).generate(
+        rows, SamplingConfig(**{"max_tokens": 25, **sampling}), stop_ids=frozenset(stop), seed=seed
+    )
+
+
+def scored(model, rows, outs, temperature=1.0) -> list[list[float]]:
+    ids = pad_right([[*row, *out.ids] for row, out in zip(rows, outs, strict=True)])
+    hidden = hidden_states(model, ids)
+    result = []
+    for i, (row, out) in enumerate(zip(rows, outs, strict=True)):
+        states = hidden[i, len(row) - 1 : len(row) + len(out.ids) - 1]
+        values, _ = token_logprobs(model, states, torch.tensor(out.ids), temperature=temperature)
+        result.append(values.tolist())
+    return result
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("batch_size", [2, 64])
+def test_sampled_log_probs_equal_the_training_forward(temperature: float, batch_size: int) -> None:
+    model, rows = make(), contexts(12)
+    outs = generate(model, rows, temperature=temperature, batch_size=batch_size)
+    assert len({len(out.ids) for out in outs}) > 3  # rows ended at different times
+    with torch.no_grad():
+        for out, expected in zip(outs, scored(model, rows, outs, temperature), strict=True):
+            assert np.abs(np.array(out.logprobs) - np.array(expected)).max() < 1e-4
+
+
+def test_rollout_log_probs_of_the_built_in_model_equal_the_training_forward() -> None:
+    from spa.agent.worlds import World
+
+    player = tiny_player()
+    for window in (0, 1):
+        episodes = player.play(lake_task(window), [World(s, str(s)) for s in range(4)], samples=2, seed=1)
+        worst = 0.0
+        for sequence in (s for e in episodes for s in e.sequences):
+            with torch.no_grad():
+                logits = player.model(input_ids=torch.tensor([sequence.ids])).logits[0]
+            expected = torch.log_softmax(logits, -1)[:-1].gather(-1, torch.tensor(sequence.ids)[1:, None]).squeeze(-1)
+            for i, sampled in enumerate(sequence.mask):
+                if sampled:
+                    worst = max(worst, abs(sequence.logprobs[i] - float(expected[i - 1])))
+        assert worst < 1e-4
+
+
+def test_greedy_equals_hugging_face_generate() -> None:
+    model, rows = make(), contexts()
+    outs = generate(model, rows, temperature=0, stop={2})
+    for row, out in zip(rows, outs, strict=True):
+        expected = model.generate(
+            torch.tensor([row]), attention_mask=torch.ones(1, len(row)), do_sample=False, max_new_tokens=25, eos_token_id=2
+        )
+        assert out.ids == expected[0, len(row) :].tolist()
+
+
+def test_stopping() -> None:
+    outs = generate(make(), contexts(30))
+    assert {out.finish_reason for out in outs} == {"stop", "length"}
+    for out in outs:
+        assert (out.ids[-1] in {2, 3, 4, 5}) == (out.finish_reason == "stop")
+        assert not {2, 3, 4, 5} & set(out.ids[:-1])
+        assert len(out.ids) <= 25
+        assert len(out.ids) == len(out.logprobs)
+
+
+def test_seeds_and_weights_decide() -> None:
+    model, rows = make(), contexts()
+    first = generate(model, rows)
+    assert first == generate(model, rows)
+    assert first != generate(model, rows, seed=8)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(-1)
+    assert first != generate(model, rows)
+
+
+def test_top_k_one_is_greedy_and_top_p_cuts_the_tail() -> None:
+    model, rows = make(), contexts()
+    greedy = [out.ids for out in generate(model, rows, temperature=0)]
+    assert [out.ids for out in generate(model, rows, top_k=1)] == greedy
+    assert [out.ids for out in generate(model, rows, top_p=1e-6)] == greedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", -1), ("max_tokens", 0)]
+)
+def test_bad_sampling_is_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"sampling.{setting}"):
+        check_sampling(SamplingConfig(**{setting: value}))
+
+
+def test_an_empty_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty context"):
+        generate(make(), [[]])
+
+
+@pytest.mark.parametrize("world", ["sokoban", "frozen_lake"])
+@pytest.mark.parametrize("prompt", ["base", "world_model"])
+def test_the_random_engine_writes_valid_answers(world: str, prompt: str) -> None:
+    from spa.agent.rollout import rollout
+    from spa.agent.worlds import World
+
+    task = Task(EnvConfig(id=world, tag="T"), AgentConfig(style="terse", prompt=prompt, window=1))
+    engine = RandomEngine(CHAT, random_responder(task))
+    episodes = rollout(engine, CHAT, task, [World(1, "a"), World(2, "b")], SamplingConfig(), seed=3)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    assert all(turn.format_ok and turn.penalty == 0 for turn in turns)
+    assert {action for turn in turns for action in turn.actions} <= {"Up", "Down", "Left", "Right"}
+    assert all("I will push the box to the target." in turn.response for turn in turns)
+
+
+def test_sudoku_has_random_actions_too() -> None:
+    task = Task(EnvConfig(id="sudoku", tag="T"), AgentConfig(style="terse", window=1))
+    text = random_responder(task)(np.random.default_rng(0))
+    assert text.startswith("<think>")
+
+
+def test_chunked_log_probs_equal_whole_ones_with_gradients(monkeypatch) -> None:
+    model, ids = make(), torch.randint(3, 64, (3, 20), generator=torch.Generator().manual_seed(0))
+    targets = ids[:, 1:].flatten()
+    grads, values = [], []
+    for chunk in (forward.CHUNK_LOGITS, 64 * 5):
+        monkeypatch.setattr(forward, "CHUNK_LOGITS", chunk)
+        model.zero_grad()
+        hidden = hidden_states(model, ids)[:, :-1].flatten(0, 1)
+        logprobs, entropy = token_logprobs(model, hidden, targets, entropy=True)
+        (logprobs.sum() + entropy.sum()).backward()
+        values.append((logprobs.detach(), entropy.detach()))
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(values[0], values[1])
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-4)
+    full = torch.log_softmax(model(input_ids=ids).logits[:, :-1].flatten(0, 1), -1).detach()
+    torch.testing.assert_close(values[0][0], full.gather(-1, targets[:, None]).squeeze(-1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(values[0][1], -(full.exp() * full).sum(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_no_tokens_no_log_probs() -> None:
+    model = make()
+    assert token_logprobs(model, torch.zeros(0, 32), torch.zeros(0, dtype=torch.long))[0].shape == (0,)
+
+
+def test_micro_batches_cover_all_within_the_budget() -> None:
+    lengths = np.random.default_rng(0).integers(1, 50, size=100).tolist()
+    groups = micro_batches(lengths, 120)
+    assert sorted(i for group in groups for i in group) == list(range(100))
+    assert all(len(group) * max(lengths[i] for i in group) <= 120 for group in groups)
+    assert micro_batches([500], 120) == [[0]]
+
+
+def test_learning_rate() -> None:
+    assert [lr_factor(s, warmup=4, total=0) for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert lr_factor(10, warmup=0, total=20, schedule="cosine") == pytest.approx(0.5)
+    assert lr_factor(20, warmup=0, total=20, schedule="cosine") == pytest.approx(0.0)
+    with pytest.raises(ValueError, match="unknown schedule"):
+        lr_factor(0, warmup=0, total=1, schedule="linear")
+
+
+def test_only_matrices_decay() -> None:
+    model = make()
+    groups = adamw([(model.parameters(), 1.0)], betas=(0.9, 0.95), weight_decay=0.1).param_groups
+    assert {p.ndim for g in groups if g["weight_decay"] for p in g["params"]} == {2}
+    assert {p.ndim for g in groups if not g["weight_decay"] for p in g["params"]} == {1}
+
+
+def test_save_and_load(tmp_path) -> None:
+    model = make()
+    save_model(model, TOKENIZER, tmp_path / "m", {"step": 3, "x": torch.ones(2)})
+    again = load_model(ModelConfig(path=str(tmp_path / "m"), device="cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert load_state(tmp_path / "m")["step"] == 3
+    assert {path.suffix for path in (tmp_path / "m").iterdir()} <= {".json", ".safetensors", ".pt", ".jinja"}
+    (tmp_path / "m" / "trainer_state.pt").write_bytes(b"torn")
+    with pytest.raises(ValueError, match="damaged"):
+        load_state(tmp_path / "m")
+
+
+def test_models_that_are_none(tmp_path) -> None:
+    with pytest.raises(ValueError, match="Did you mean 'tiny'"):
+        check_model(ModelConfig(path="builtin:tinny"))
+    with pytest.raises(ValueError, match="no model folder"):
+        check_model(ModelConfig(path=str(tmp_path / "none")))
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        check_model(ModelConfig(path=str(tmp_path)))
+    make().save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        load_tokenizer(str(tmp_path / "bare"))
+    with pytest.raises(ValueError, match=r"model\.dtype"):
+        check_model(ModelConfig(dtype="float8"))

@@ -1,0 +1,68 @@
+"""An engine that writes what a test tells it to, and the pieces that most tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spa.agent.chat import Chat
+from spa.agent.player import Player
+from spa.agent.task import Task
+from spa.engines.base import Completion
+from spa.models.load import load_tokenizer
+from spa.runs.schema import AgentConfig, Config, EnvConfig, ModelConfig, PPOConfig, SamplingConfig
+
+TOKENIZER = load_tokenizer("builtin:tiny")
+CHAT = Chat(TOKENIZER)
+LAKE = EnvConfig(id="frozen_lake", tag="FrozenLake", settings={"size": 4, "is_slippery": False})
+
+
+class Scripted:
+    """Answers the i-th request of a call with ``text(i)``; remembers all contexts. The log-prob of token t is -t."""
+
+    def __init__(self, text: Callable[[int], str], end: bool = True) -> None:
+        self.text, self.end = text, end
+        self.contexts: list[list[list[int]]] = []
+
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    ) -> list[Completion]:
+        self.contexts.append([list(context) for context in contexts])
+        out = []
+        for i in range(len(contexts)):
+            ids = CHAT.encode(self.text(i)) + ([CHAT.closing_ids[0]] if self.end else [])
+            out.append(Completion(ids, [-float(token) for token in ids], "stop" if self.end else "length"))
+        return out
+
+
+def lake_task(window: int = 0, style: str = "terse", **env: object) -> Task:
+    return Task(EnvConfig(**{**vars(LAKE), **env}), AgentConfig(style=style, window=window))
+
+
+def tiny_config(**ppo: object) -> Config:
+    """FrozenLake with the built-in model, small in every dimension."""
+    settings = {
+        "steps": 4,
+        "groups": 2,
+        "group_size": 3,
+        "filter_ratio": 1.0,
+        "epochs": 1,
+        "mini_batches": 2,
+        "critic": "head",
+        "actor_lr": 1e-3,
+        "val_every": 2,
+        "val_worlds": 2,
+        "save_every": 2,
+        "reward_placement": "turn",
+    }
+    return Config(
+        name="frozen_lake",
+        env=EnvConfig(**vars(LAKE)),
+        agent=AgentConfig(style="terse", window=1),
+        model=ModelConfig(path="builtin:tiny", device="cpu"),
+        sampling=SamplingConfig(max_tokens=40),
+        ppo=PPOConfig(**{**settings, **ppo}),
+    )
+
+
+def tiny_player(**ppo: object) -> Player:
+    return Player.load(tiny_config(**ppo))
