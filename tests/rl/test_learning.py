@@ -1,0 +1,226 @@
+"""The update and the loop around it: what learns, what does not, exact resume."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from spa.agent.player import Player, make_task
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.models.load import load_state
+from spa.rl.batch import build_rows
+from spa.rl.critic import Critic
+from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, update
+from spa.rl.trainer import PPOTrainer, train_ppo
+from spa.runs.checkpoints import list_checkpoints
+from spa.runs.schema import AgentConfig, ArmConfig, EnvConfig
+from tests.scripted import lake_task, tiny_config, tiny_player
+
+WORLDS = [World(s, str(s)) for s in range(4)]
+
+
+def learner(player: Player, **ppo: object) -> Learner:
+    config = tiny_config(**ppo).ppo
+    return Learner(player.model, Critic(config.critic, player.model), config, 1.0)
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    return tiny_player().play(lake_task(1), WORLDS, samples=4, seed=3)
+
+
+def improve(episodes, player=None, *, critic_only=False, times=1, **ppo):
+    player = player or tiny_player()
+    one = learner(player, **ppo)
+    for _ in range(times):
+        metrics = update(one, episodes, player.chat, rng=np.random.default_rng(0), critic_only=critic_only)
+    return player, one, metrics
+
+
+def test_recomputed_log_probs_are_those_of_the_sampler(episodes) -> None:
+    player = tiny_player()
+    rows = [row for group in build_rows(episodes, player.chat) for row in group]
+    sampled = [row.old_logprobs for row in rows]
+    score_tokens(learner(player), rows, recompute=True)
+    assert max(np.abs(a - row.old_logprobs).max() for a, row in zip(sampled, rows, strict=True)) < 1e-4
+
+
+def test_the_first_step_is_on_policy(episodes) -> None:
+    _, _, metrics = improve(episodes, mini_batches=1)
+    assert metrics["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["losses/clipfrac"] == 0
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_padding_and_micro_batches_do_not_matter(episodes, critic: str) -> None:
+    """With plain SGD the step is the gradient: Adam would blow rounding up."""
+    after = []
+    for budget in (64, 100_000):
+        player = tiny_player()
+        one = learner(player, mini_batches=1, micro_batch_tokens=budget, critic=critic)
+        one.optimizer = torch.optim.SGD(
+            [{"params": [*one.actor.parameters(), *one.critic.trained()], "lr": 1.0, "peak_lr": 1.0}]
+        )
+        update(one, episodes, player.chat, rng=np.random.default_rng(0))
+        after.append(torch.cat([p.flatten() for p in (*player.model.parameters(), *one.critic.parameters())]).detach())
+    torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_critic_only_leaves_the_actor_alone(episodes, critic: str) -> None:
+    before = weights(tiny_player().model)
+    player, one, _ = improve(episodes, critic_only=True, critic=critic, critic_lr=1e-2)
+    assert same(before, weights(player.model))
+    assert float(one.critic.head.weight.detach().abs().sum()) > 0
+
+
+@pytest.mark.parametrize("loss_mask", ["answer", "all"])
+def test_other_masks_train(episodes, loss_mask: str) -> None:
+    before = weights(tiny_player().model)
+    player, _, metrics = improve(episodes, loss_mask=loss_mask)
+    assert not same(before, weights(player.model))
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_the_entropy_bonus_raises_entropy(episodes) -> None:
+    entropies = [improve(episodes, times=4, entropy_coef=c, actor_lr=1e-3)[2]["losses/entropy"] for c in (0.0, 1.0)]
+    assert entropies[1] > entropies[0]
+
+
+def test_a_rewarded_action_becomes_likelier() -> None:
+    player = tiny_player()
+    one = learner(player, mini_batches=2, epochs=2, actor_lr=1e-3)
+    rates = []
+    for step in range(12):
+        episodes = player.play(lake_task(1, max_turns=1), WORLDS, samples=12, seed=step)
+        for episode in episodes:
+            for turn in episode.turns:
+                turn.reward = float(turn.actions[:1] == ["Up"])
+        rates.append(np.mean([t.reward for e in episodes for t in e.turns]))
+        update(one, episodes, player.chat, rng=np.random.default_rng(step))
+    assert np.mean(rates[-3:]) > np.mean(rates[:3]) + 0.3
+
+
+def train(out, *, resume=False, arm=None, **ppo):
+    rows = []
+    config = tiny_config(**ppo)
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        rows.append((step, {k: v for k, v in metrics.items() if "time" not in k and "per_second" not in k}))
+
+    arm = arm or ArmConfig("vanilla")
+    result = train_ppo(config, arm, "builtin:tiny", out, resume=resume, log=log)
+    return weights(Player.load(config, str(out / result["model"])).model), rows, result
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, critic: str) -> None:
+    whole, rows, result = train(tmp_path / "whole", critic=critic)
+    train(tmp_path / "cut", critic=critic, steps=2)
+    resumed, rest, resumed_result = train(tmp_path / "cut", resume=True, critic=critic)
+    assert same(whole, resumed)
+    assert rest == [row for row in rows if row[0] > 2]
+    assert result == resumed_result
+    first, second = (load_state(tmp_path / name / "checkpoints" / "global_step_4") for name in ("whole", "cut"))
+    assert first["cursor"] == second["cursor"]
+    assert same(first["learner"]["critic"], second["learner"]["critic"])
+
+
+def test_same_seed_same_run(tmp_path) -> None:
+    first, rows, _ = train(tmp_path / "a", steps=2)
+    second, again, _ = train(tmp_path / "b", steps=2)
+    assert same(first, second)
+    assert rows == again
+
+
+def test_what_a_run_leaves(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _, rows, result = train(tmp_path, steps=3, keep_checkpoints=1, log_episodes=2, arm=ArmConfig("spa", "coordinates", True))
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [3]
+    folder = tmp_path / result["model"]
+    assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(tiny_player().tokenizer)
+    assert [step for step, _ in rows] == [0, 1, 2, 3]
+    assert [step for step, metrics in rows if "val/pass@1" in metrics] == [0, 2, 3]
+    assert any("world_model/coverage" in metrics for _, metrics in rows)
+    assert len(list((tmp_path / "episodes").iterdir())) == 3
+    assert set(result["worlds"]["train"]).isdisjoint(result["worlds"]["val"])
+    assert len(result["worlds"]["train"]) == 6
+
+
+def trainer(tmp_path, config, task: Task | None = None) -> PPOTrainer:
+    player = Player.load(config)
+    return PPOTrainer(config, player, task or make_task(config), tmp_path, lambda step, metrics: None)
+
+
+def test_sampling_that_training_cannot_follow_is_refused(tmp_path) -> None:
+    config = tiny_config()
+    config.sampling.top_p = 0.9
+    with pytest.raises(ValueError, match=r"sampling\.top_p=1"):
+        trainer(tmp_path, config)
+
+
+class Hopeless:
+    def reset(self, *, seed=None, options=None):
+        return f"world {seed}", {}
+
+    def step(self, action):
+        raise RuntimeError("out of order")
+
+    def close(self):
+        pass
+
+
+def test_a_world_that_always_fails_ends_the_run_with_its_reason(tmp_path) -> None:
+    config = tiny_config(steps=9, val_every=0, groups=1)
+    task = Task(EnvConfig(id=f"{__name__}:Hopeless", tag="H"), AgentConfig(style="terse", window=1))
+    with pytest.raises(ValueError, match="3 steps in a row.*out of order"):
+        trainer(tmp_path, config, task).train()
+
+
+def test_divergence_names_the_last_good_checkpoint(tmp_path) -> None:
+    one = trainer(tmp_path, tiny_config(save_every=1))
+
+    def poison(step: int, metrics: dict[str, float]) -> None:
+        if step == 2:
+            with torch.no_grad():
+                one.learner.critic.head.weight.fill_(float("nan"))
+
+    one.on_step = poison
+    with pytest.raises(TrainingDiverged, match="step 3.*global_step_2"):
+        one.train()
+
+
+def test_a_bad_step_changes_no_weights(episodes) -> None:
+    player = tiny_player()
+    one = learner(player)
+    with torch.no_grad():
+        one.critic.head.weight.fill_(float("nan"))
+    before = copy.deepcopy(weights(player.model))
+    with pytest.raises(TrainingDiverged):
+        update(one, episodes, player.chat, rng=np.random.default_rng(0))
+    assert same(before, weights(player.model))
+
+
+@pytest.mark.parametrize("name", ["groups", "group_size", "epochs", "mini_batches"])
+def test_counts_must_be_positive(tmp_path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"ppo.{name} must be at least 1"):
+        trainer(tmp_path, tiny_config(**{name: 0}))
+
+
+def test_unknown_critic(tmp_path) -> None:
+    with pytest.raises(ValueError, match="choose one of model, head"):
+        trainer(tmp_path, tiny_config(critic="heads"))
