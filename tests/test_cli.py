@@ -227,7 +227,7 @@ def test_version_help_and_config(calls: Calls, capsys: pytest.CaptureFixture[str
 
 def test_report_prints_its_path(calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["report", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+    assert capsys.readouterr().out == f"Report: {tmp_path / 'report.html'}\n"
 
 
 def test_pretrain_settings(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,9 @@ def play(engine, task, worlds=WORLDS, **kwargs) -> list[Episode]:
 
 
 RESPONSES = st.lists(
-    st.sampled_from([answer("Up"), answer("Left || Down"), answer("x"), "</think>", "P√ 1,2", "", answer("Right || no")]),
+    st.sampled_from(
+        [answer("Up"), answer("Left || Down"), answer("x"), "</think>", "P√ 1,2", "", answer("Right || no")]
+    ),
     min_size=1,
     max_size=4,
 )
@@ -166,7 +168,9 @@ def test_json_lines_round_trip(tmp_path) -> None:
 @given(st.text(), st.lists(st.integers(0, 9), max_size=4))
 def test_any_episode_survives_json(text: str, ids: list[int]) -> None:
     sequence = TokenSequence(ids, [1] * len(ids), [-0.1] * len(ids), [0] * len(ids))
-    episode = Episode("T", 1, 0, turns=[Turn(0, text, text, text, text, reward=-0.30000000000000004)], sequences=[sequence])
+    episode = Episode(
+        "T", 1, 0, turns=[Turn(0, text, text, text, text, reward=-0.30000000000000004)], sequences=[sequence]
+    )
     assert Episode.from_json(episode.to_json()) == episode
 
 

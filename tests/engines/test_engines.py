@@ -78,7 +78,11 @@ def test_greedy_equals_hugging_face_generate() -> None:
     outs = generate(model, rows, temperature=0, stop={2})
     for row, out in zip(rows, outs, strict=True):
         expected = model.generate(
-            torch.tensor([row]), attention_mask=torch.ones(1, len(row)), do_sample=False, max_new_tokens=25, eos_token_id=2
+            torch.tensor([row]),
+            attention_mask=torch.ones(1, len(row)),
+            do_sample=False,
+            max_new_tokens=25,
+            eos_token_id=2,
         )
         assert out.ids == expected[0, len(row) :].tolist()
 

@@ -67,9 +67,11 @@ def test_reset_and_step(name, state_format):
         state, info = env.reset(seed=seed)
         assert state == env.render() and state in env.observation_space
         assert ("\n" in state and state.endswith(").")) == (state_format == "coordinates")
-        assert {
-            k: v for k, v in info.items() if k != "content"
-        } == {"success": False, "valid": True, "effective": False}
+        assert {k: v for k, v in info.items() if k != "content"} == {
+            "success": False,
+            "valid": True,
+            "effective": False,
+        }
         after, reward, terminated, truncated, info = env.step("nothing of the kind")
         assert (after, reward, terminated, truncated, info["valid"]) == (state, 0.0, False, False, False)
         assert after == env.render() and info["effective"] is False

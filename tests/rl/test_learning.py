@@ -148,7 +148,9 @@ def test_same_seed_same_run(tmp_path) -> None:
 def test_what_a_run_leaves(tmp_path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _, rows, result = train(tmp_path, steps=3, keep_checkpoints=1, log_episodes=2, arm=ArmConfig("spa", "coordinates", True))
+    _, rows, result = train(
+        tmp_path, steps=3, keep_checkpoints=1, log_episodes=2, arm=ArmConfig("spa", "coordinates", True)
+    )
     assert [step for step, _ in list_checkpoints(tmp_path)] == [3]
     folder = tmp_path / result["model"]
     assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
@@ -187,7 +189,7 @@ class Hopeless:
 def test_a_world_that_always_fails_ends_the_run_with_its_reason(tmp_path) -> None:
     config = tiny_config(steps=9, val_every=0, groups=1)
     task = Task(EnvConfig(id=f"{__name__}:Hopeless", tag="H"), AgentConfig(style="terse", window=1))
-    with pytest.raises(ValueError, match="3 steps in a row.*out of order"):
+    with pytest.raises(ValueError, match=r"3 steps in a row.*out of order"):
         trainer(tmp_path, config, task).train()
 
 
@@ -200,7 +202,7 @@ def test_divergence_names_the_last_good_checkpoint(tmp_path) -> None:
                 one.learner.critic.head.weight.fill_(float("nan"))
 
     one.on_step = poison
-    with pytest.raises(TrainingDiverged, match="step 3.*global_step_2"):
+    with pytest.raises(TrainingDiverged, match=r"step 3.*global_step_2"):
         one.train()
 
 

@@ -181,7 +181,9 @@ def test_poisoned_context_values_change_nothing(played, lam: float) -> None:
     poisoned = copy.deepcopy(played)
     for one in poisoned:
         for sequence in one.sequences:
-            sequence.logprobs = [x if m else float("nan") for x, m in zip(sequence.logprobs, sequence.mask, strict=True)]
+            sequence.logprobs = [
+                x if m else float("nan") for x, m in zip(sequence.logprobs, sequence.mask, strict=True)
+            ]
     for a, b in zip(advantages(played), advantages(poisoned), strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(a).all()

@@ -42,7 +42,10 @@ def test_states_with_digits_and_backslashes_survive_byte_for_byte(state: str) ->
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_state_is_inserted_literally(before: str, after: str) -> None:
     text = ground_truth(turn(FULL, before, after))
-    assert text == f"<think><observation>{before}</observation>plan<prediction>{after}</prediction></think><answer>Up</answer>"
+    assert (
+        text
+        == f"<think><observation>{before}</observation>plan<prediction>{after}</prediction></think><answer>Up</answer>"
+    )
 
 
 def test_all_pairs_are_replaced_and_white_space_around_them_stays() -> None:

@@ -23,9 +23,7 @@ from spa.worldmodel.sft import SFTDiverged, SFTTrainer, data_files, loss_sums, m
 TOKENIZER = load_tokenizer("builtin:tiny")
 CHAT = Chat(TOKENIZER)
 STATE = "P_√\n1 2"
-RESPONSE = (
-    f"<think><observation>{STATE}</observation>Up || Left<prediction>#O√</prediction></think>\n<answer>Up || Left</answer>"
-)
+RESPONSE = f"<think><observation>{STATE}</observation>Up || Left<prediction>#O√</prediction></think>\n<answer>Up || Left</answer>"
 
 
 def row(response: str = RESPONSE, *turns: str) -> Row:
@@ -51,9 +49,7 @@ def naive_mask(response: str, loss: str) -> list[int]:
     wanted = {i for start, end in loss_spans(response, loss) for i in range(start, end)}
     encoded = CHAT.encode_response(response)
     return [
-        i
-        for i, (low, high) in enumerate(encoded.offsets)
-        if i >= encoded.num_forced and wanted & set(range(low, high))
+        i for i, (low, high) in enumerate(encoded.offsets) if i >= encoded.num_forced and wanted & set(range(low, high))
     ]
 
 
@@ -109,7 +105,7 @@ def test_unusable_rows_are_counted_and_an_empty_set_is_an_error() -> None:
         "longer than sft.max_length=200": 1,
         "roles do not alternate": 1,
     }
-    with pytest.raises(ValueError, match="no row to train on.*no token to train.*: 1"):
+    with pytest.raises(ValueError, match=r"no row to train on.*no token to train.*: 1"):
         encode_rows([row("nothing")], CHAT, loss="think_answer", train_end=True, max_length=200)
     with pytest.raises(ValueError, match="data set is empty"):
         encode_rows([], CHAT, loss="think_answer", train_end=True, max_length=200, skipped=Counter())
@@ -204,7 +200,7 @@ def test_divergence_names_the_last_good_checkpoint(tmp_path) -> None:
                 next(model.parameters()).fill_(float("nan"))
 
     trainer.on_step = poison
-    with pytest.raises(SFTDiverged, match="step 3.*global_step_2"):
+    with pytest.raises(SFTDiverged, match=r"step 3.*global_step_2"):
         trainer.train()
 
 

@@ -1,0 +1,176 @@
+"""Pass@k, intervals, world-model accuracy, summaries."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.agent.episode import Episode, Turn
+from spa.evaluate.bootstrap import bootstrap_difference, bootstrap_mean
+from spa.evaluate.passk import pass_at_k
+from spa.evaluate.summary import EvalResult, comparison_table, group_worlds, paired_difference, render_text, summarize
+from spa.evaluate.world_model import cell_accuracy, grid_part, world_model_metrics
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 8), st.data())
+def test_pass_at_k_equals_the_average_over_all_subsets(n: int, data) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    outcomes = [1] * c + [0] * (n - c)
+    subsets = list(combinations(outcomes, k))
+    expected = sum(any(subset) for subset in subsets) / len(subsets)
+    assert pass_at_k(np.array([c]), np.array([n]), k)[0] == pytest.approx(expected)
+
+
+def test_pass_at_k_is_stable_for_many_samples() -> None:
+    assert pass_at_k(np.array([1]), np.array([10_000]), 5_000)[0] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_impossible_k_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match=r"Pass@|k must"):
+        pass_at_k(np.array([1]), np.array([4]), k)
+
+
+def test_intervals() -> None:
+    values = np.array([0.0, 1.0] * 50)
+    first = bootstrap_mean(values, 1000, 3)
+    assert first == bootstrap_mean(values, 1000, 3)
+    assert first.mean == 0.5
+    assert 0.35 < first.low < 0.45 < 0.55 < first.high < 0.65  # 0.5 +- 1.96 * 0.05
+    same = bootstrap_mean(np.full(7, 0.25), 100, 0)
+    assert (same.low, same.mean, same.high) == (0.25, 0.25, 0.25)
+
+
+def test_a_paired_difference_is_narrower_than_two_intervals() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.random(200)
+    paired = bootstrap_difference(base + 0.1, base, 500, 0)
+    assert paired.mean == pytest.approx(0.1)
+    assert paired.low == pytest.approx(0.1)
+    assert paired.excludes(0.0)
+
+
+def turn(observation=None, prediction=None, state="#P\n_#", after="#_\nP#", executed=("Down",), **kwargs) -> Turn:
+    return Turn(
+        0,
+        state,
+        "u",
+        "r",
+        after,
+        True,
+        observation,
+        prediction,
+        list(executed),
+        list(executed),
+        info={"valid": True},
+        **kwargs,
+    )
+
+
+def episode(*turns: Turn, group=0, success=False, status="completed", seed=None, member=0) -> Episode:
+    seed = group if seed is None else seed
+    return Episode("T", seed, group, member, content=f"c{group}", turns=list(turns), success=success, status=status)
+
+
+def test_world_model_metrics_by_hand() -> None:
+    found = world_model_metrics(
+        [
+            episode(turn(" #P\n_# ", "#_\nP#"), turn("#P\n__", "#P\n_#"), turn()),
+            episode(turn("x", "x"), status="error"),
+        ]
+    )
+    assert found["world_model/observation_em"] == 0.5
+    assert found["world_model/prediction_em"] == 0.5
+    assert found["world_model/observation_cell_acc"] == pytest.approx((1 + 0.75) / 2)
+    assert found["world_model/prediction_cell_acc"] == pytest.approx((1 + 0.5) / 2)
+    assert found["world_model/coverage"] == pytest.approx(2 / 3)
+    assert found["world_model/changed"] == 1.0
+    assert found["world_model/prediction_em_changed"] == 0.5
+
+
+def test_no_written_states_no_accuracy() -> None:
+    found = world_model_metrics([episode(turn())])
+    assert "world_model/prediction_em" not in found
+    assert found["world_model/coverage"] == 0
+    assert all(np.isfinite(value) for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("state", "grid"),
+    [
+        ("#P\n_#\nPlayer (P) is at (0,1); box (X) is at (1,0).", "#P\n_#"),
+        ("| 1 . | 2 3 \nEmpty positions to be filled are at (1,2).", "| 1 . | 2 3 "),
+        ("| 1 4 | 2 3 \nNo empty positions found (board might be complete).", "| 1 4 | 2 3 "),
+        ("#P\n_#", "#P\n_#"),
+    ],
+)
+def test_the_grid_part(state: str, grid: str) -> None:
+    assert grid_part(state).strip() == grid.strip()
+
+
+def test_wrong_shapes_count_missing_cells_as_wrong() -> None:
+    assert cell_accuracy("#P", "#P\n_#") == 0.5
+    assert cell_accuracy("", "#P\n_#") == 0
+    assert cell_accuracy("#P\n_#", "#P\n_#") == 1
+
+
+def grouped(wins: list[int], samples: int = 4, name: str = "a") -> list[Episode]:
+    return [episode(turn(), group=g, success=i < n, member=i) for g, n in enumerate(wins) for i in range(samples)]
+
+
+def test_summary_by_hand() -> None:
+    found = summarize(grouped([4, 1, 0]), [1, 2, 4, 8], 200)
+    assert found["pass@1"] == found["success"] == pytest.approx(5 / 12)
+    assert found["pass@2"] == pytest.approx((1 + 0.5 + 0) / 3)
+    assert found["pass@4"] == pytest.approx(2 / 3)
+    assert "pass@8" not in found
+    assert found["pass@1_low"] <= found["pass@1"] <= found["pass@1_high"]
+    assert found["format_rate"] == 1
+
+
+def test_failed_episodes_are_failures_and_are_counted() -> None:
+    episodes = [episode(turn(), success=True), episode(turn(), success=True, status="error", member=1)]
+    found = summarize(episodes, [1, 2], 50)
+    assert (found["pass@1"], found["errors"]) == (0.5, 1)
+
+
+def test_a_group_of_several_seeds_is_refused() -> None:
+    with pytest.raises(ValueError, match="several seeds"):
+        group_worlds([episode(seed=1), episode(seed=2)])
+
+
+def test_results_survive_their_file_and_garbage_does_not(tmp_path) -> None:
+    result = EvalResult.from_episodes("a", grouped([4, 1]), [1, 4, 8], 50)
+    result.write(tmp_path / "r.json")
+    assert EvalResult.read(tmp_path / "r.json") == result
+    assert result.skipped_ks == [8]
+    for garbage in ["", "{", "[]", '{"name": 3}', '{"name": "a", "task": "t", "worlds": [{"x": 1}]}']:
+        (tmp_path / "bad.json").write_text(garbage)
+        with pytest.raises(ValueError, match=r"bad\.json"):
+            EvalResult.read(tmp_path / "bad.json")
+
+
+def test_the_table() -> None:
+    results = {
+        name: EvalResult.from_episodes(name, grouped(wins), [1, 4], 200)
+        for name, wins in {"vanilla": [1, 1, 1, 1], "spa": [3, 3, 3, 3]}.items()
+    }
+    difference = paired_difference(results["spa"], results["vanilla"], 1)
+    assert difference is not None
+    assert (difference.low, difference.mean, difference.high) == (0.5, 0.5, 0.5)
+    text = render_text(comparison_table(results))
+    vanilla, spa = text.splitlines()[2:4]
+    assert vanilla.split()[:4] == ["vanilla", "25.0", "[25.0,", "25.0]"]
+    assert "+50.0 [+50.0, +50.0]" in spa
+    assert render_text([]) == "nothing was evaluated"
+
+
+def test_other_worlds_give_no_paired_difference() -> None:
+    a = EvalResult.from_episodes("a", grouped([1, 2]), [1], 50)
+    b = EvalResult.from_episodes("b", grouped([1, 2, 3]), [1], 50)
+    assert paired_difference(a, b, 1) is None

@@ -1,0 +1,139 @@
+"""The report: one file, opens offline, shows what was played, and runs nothing that a model wrote."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from spa.agent.episode import Episode, Turn
+from spa.evaluate.summary import EvalResult
+from spa.report.data import ArmReport, ReportData
+from spa.report.html import render_report, write_report
+
+EVIL = [
+    "<script>alert(1)</script>",
+    "</pre><b>",
+    '"><img src=x onerror=alert(1)>',
+    "</script><script>alert(2)</script>",
+    "{{ 7*7 }}",
+]
+
+
+class Page(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.script = False
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.script = tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self.script = False
+
+    def handle_data(self, data):
+        if not self.script:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return "".join(self.text)
+
+
+def episode(text: str, group: int = 0) -> Episode:
+    turn = Turn(
+        0, "#P\n_#" + text, "u", text, "#_\nP#", True, text, "#_\n_#", ["Down"], ["Down"], -0.1, info={"success": False}
+    )
+    return Episode("T", group, group, content=str(group), turns=[turn])
+
+
+def data(text: str = "plain") -> ReportData:
+    episodes = [episode(text, g) for g in range(3)]
+    metrics = [
+        {
+            "step": s,
+            "val/pass@1": 0.1 * s,
+            "train/success": 0.2,
+            "losses/entropy": 1.0,
+            "world_model/observation_em": 0.5,
+        }
+        for s in range(4)
+    ]
+    arms = {
+        name: ArmReport(metrics, EvalResult.from_episodes(name, episodes, [1], 50), episodes)
+        for name in ("vanilla", f"spa{text if text != 'plain' else ''}")
+    }
+    return ReportData(
+        name=f"run {text}",
+        config={"env": {"id": text}},
+        versions={"torch": text},
+        machine={"CPU": text},
+        arms=arms,
+        sft=[{"step": 1, "train/loss": 1.0}, {"step": 2, "train/loss": 0.5, "val/loss": 0.7}],
+        overlaps={"train&test": 0},
+        timings={"SFT": 61.0},
+    )
+
+
+def scripts(html: str) -> int:
+    return sum(tag == "script" for tag, _ in Page(html).tags)
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_nothing_written_by_a_model_becomes_markup(text: str) -> None:
+    html = render_report(data(text))
+    page, plain = Page(html), Page(render_report(data()))
+    assert scripts(html) == scripts(render_report(data()))
+    assert not any(tag == "img" or "onerror" in attrs for tag, attrs in page.tags)
+    assert [tag for tag, _ in page.tags].count("b") == [tag for tag, _ in plain.tags].count("b")
+    assert text in page.words
+
+
+def test_it_opens_offline() -> None:
+    page = Page(render_report(data()))
+    for tag, attrs in page.tags:
+        for name in ("src", "href"):
+            if tag in ("script", "link", "img", "iframe"):
+                assert not (attrs.get(name) or "").startswith(("http", "//"))
+
+
+def test_plotly_is_inlined_once() -> None:
+    html = render_report(data())
+    assert html.count("plotly.js v") == 1
+    assert html.count("Plotly.newPlot") + html.count("Plotly.react") >= 1
+
+
+def test_table_episodes_and_facts_are_there() -> None:
+    words = Page(render_report(data())).words
+    for piece in ["vanilla", "spa", "Pass@1", "train", "test", "1 min 01 s", "#P", "Down"]:
+        assert piece in words
+
+
+def test_differing_cells_are_marked() -> None:
+    from spa.report.turns import mark_differences
+
+    assert [text for line in mark_differences("#_\n_#", "#_\nP#") for text, differs in line if differs] == ["_"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        ReportData("empty"),
+        ReportData("arm", arms={"vanilla": ArmReport()}),
+        ReportData("metrics", arms={"vanilla": ArmReport([{"step": 0}, {"step": 1, "val/pass@1": None}])}),
+        ReportData("no turns", arms={"vanilla": ArmReport(episodes=[Episode("T", 0, 0)])}),
+    ],
+    ids=lambda part: part.name,
+)
+def test_what_is_missing_is_left_out(part: ReportData) -> None:
+    assert part.name in Page(render_report(part)).words
+
+
+def test_the_file_is_written_whole(tmp_path) -> None:
+    path = write_report(data(), tmp_path / "report.html")
+    assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,154 @@
+"""The whole way through the command line, small; mistakes write nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spa.cli import main
+from spa.models.tiny import TinySize, build_model
+from spa.worldmodel.dataset import read_rows
+
+SMALL = [
+    "model.threads=1",
+    "selfplay.groups=4",
+    "selfplay.group_size=2",
+    "sft.epochs=1",
+    "sft.batch_size=4",
+    "sft.eval_worlds=2",
+    "ppo.steps=2",
+    "ppo.groups=2",
+    "ppo.group_size=2",
+    "ppo.val_every=1",
+    "ppo.val_worlds=2",
+    "ppo.warmup_steps=0",
+    "eval.worlds=4",
+    "eval.samples=2",
+    "eval.ks=[1,2]",
+    "eval.bootstrap=50",
+    "eval.world_model_worlds=2",
+]
+
+
+def spa(*argv: str) -> int:
+    return main([*argv, "--quiet"] if argv[0] != "report" else list(argv))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "lake"
+    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, "arms=[vanilla,se,spa]") == 0
+    return out
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    names = ["metrics.jsonl", "result.json", "episodes.jsonl", "model.safetensors"]
+    found = {}
+    for path in sorted(p for p in folder.rglob("*") if p.name in names):
+        content = path.read_bytes()
+        if path.name == "metrics.jsonl":
+            rows = [json.loads(line) for line in content.splitlines()]
+            rows = [{k: v for k, v in row.items() if "time" not in k and "second" not in k} for row in rows]
+            content = json.dumps(rows).encode()
+        found[str(path.relative_to(folder))] = content
+    return found
+
+
+def test_everything_is_there(run_folder, capsys) -> None:
+    for arm in ("base", "vanilla", "se", "spa"):
+        assert (run_folder / "arms" / arm / "eval" / "result.json").is_file()
+    assert (run_folder / "arms" / "spa" / "ppo" / "checkpoints" / "global_step_2" / "model.safetensors").is_file()
+    assert not (run_folder / "arms" / "base" / "ppo").exists()
+    train, _ = read_rows(run_folder / "selfplay" / "train.parquet")
+    assert all("<observation>" in row.response for row in train)
+    assert main(["report", str(run_folder)]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[4:9]] == ["-------", "base", "vanilla", "se", "spa"]
+    assert "Worlds that two splits have in common: 0" in printed
+    assert str(run_folder / "report.html") in printed
+    page = (run_folder / "report.html").read_text(encoding="utf-8")
+    assert "Pass@1" in page
+
+
+def test_observations_of_the_data_are_the_states_shown(run_folder) -> None:
+    for row in read_rows(run_folder / "selfplay" / "train.parquet")[0]:
+        body = row.response.split("<observation>")[1].split("</observation>")[0]
+        assert row.prompt[-1]["content"].startswith(body + "\n")
+
+
+def test_resuming_a_finished_run_changes_nothing(run_folder) -> None:
+    before = snapshot(run_folder)
+    assert spa("run", "frozen_lake", "--out", str(run_folder), *SMALL, "arms=[vanilla,se,spa]", "--resume") == 0
+    assert snapshot(run_folder) == before
+
+
+def test_a_lost_stage_is_made_again_bit_for_bit(run_folder, tmp_path) -> None:
+    """The same seed gives the same run, also when only part of it is repeated."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run_folder, copy)
+    for stage in ("arms/spa/ppo", "arms/spa/eval", "sft"):
+        shutil.rmtree(copy / stage)
+    assert spa("run", "frozen_lake", "--out", str(copy), *SMALL, "arms=[vanilla,se,spa]", "--resume") == 0
+    assert snapshot(copy) == snapshot(run_folder)
+
+
+def test_the_same_stages_one_by_one_give_the_same_model(run_folder, tmp_path) -> None:
+    out = str(tmp_path / "steps")
+    common = ["--out", out, *SMALL, "arms=[vanilla,se,spa]"]
+    assert spa("generate", "frozen_lake", *common) == 0
+    assert spa("sft", "frozen_lake", *common) == 0
+    assert spa("ppo", "frozen_lake", "--arm", "spa", *common) == 0
+    assert spa("eval", "frozen_lake", "--arm", "spa", *common) == 0
+    ours, theirs = snapshot(tmp_path / "steps"), snapshot(run_folder)
+    assert ours == {name: theirs[name] for name in ours}
+    assert "arms/spa/eval/result.json" in ours
+
+
+@pytest.mark.parametrize("world", ["_2_sokoban", "_10_sudoku"])
+def test_the_other_worlds_run_under_their_original_names(tmp_path, world: str) -> None:
+    assert spa("run", world, "--out", str(tmp_path / "r"), *SMALL, "arms=[spa]", "ppo.steps=1") == 0
+    assert (tmp_path / "r" / "report.html").is_file()
+
+
+def refused(capsys, out: Path, *argv: str) -> str:
+    """Runs a command that must fail: one line, code 2, nothing written."""
+    assert spa(*argv, "--out", str(out)) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0
+    assert "Traceback" not in error
+    assert not out.exists()
+    return error
+
+
+def test_unknown_names(capsys, tmp_path) -> None:
+    out = tmp_path / "r"
+    assert "Did you mean 'sokoban'" in refused(capsys, out, "run", "sokban")
+    assert "ppo.steps" in refused(capsys, out, "run", "sokoban", "ppo.stpes=3")
+    assert "Did you mean 'frozen_lake'" in refused(capsys, out, "generate", "sokoban", "env.id=frozen_lak")
+    assert "no model folder" in refused(capsys, out, "eval", "sokoban", "--model", str(tmp_path / "global_step_9"))
+    assert "no model folder" in refused(capsys, out, "ppo", "sokoban", f"model.path={tmp_path}/nothing")
+    assert "run `spa sft` first" in refused(capsys, out, "ppo", "sokoban", "--arm", "spa")
+
+
+def test_a_model_without_tokenizer(capsys, tmp_path) -> None:
+    size = TinySize(hidden_size=32, num_layers=1, num_heads=1, intermediate_size=32)
+    build_model(64, size, 0, eos_id=2, pad_id=0).save_pretrained(tmp_path / "bare")
+    error = refused(capsys, tmp_path / "r", "generate", "sokoban", f"model.path={tmp_path}/bare")
+    assert "has no tokenizer" in error
+
+
+def test_bad_training_data(capsys, tmp_path) -> None:
+    pq.write_table(pa.table({"prompt": ["x"], "text": ["y"]}), tmp_path / "x.parquet")
+    error = refused(capsys, tmp_path / "r", "sft", "sokoban", f"sft.data={tmp_path}/x.parquet")
+    assert "has no column response" in error
+    prompt = [[{"role": "user", "content": "hi"}]]
+    pq.write_table(pa.table({"prompt": prompt, "response": ["no tags at all"]}), tmp_path / "y.parquet")
+    assert spa("sft", "sokoban", f"sft.data={tmp_path}/y.parquet", "--out", str(tmp_path / "s")) == 2
+    assert "no token to train" in capsys.readouterr().err
+    assert not list((tmp_path / "s").rglob("*.safetensors"))
+    assert "no training data" in refused(capsys, tmp_path / "r", "sft", "sokoban")
