@@ -148,7 +148,6 @@ def test_bad_training_data(capsys, tmp_path) -> None:
     assert "has no column response" in error
     prompt = [[{"role": "user", "content": "hi"}]]
     pq.write_table(pa.table({"prompt": prompt, "response": ["no tags at all"]}), tmp_path / "y.parquet")
-    assert spa("sft", "sokoban", f"sft.data={tmp_path}/y.parquet", "--out", str(tmp_path / "s")) == 2
-    assert "no token to train" in capsys.readouterr().err
-    assert not list((tmp_path / "s").rglob("*.safetensors"))
+    error = refused(capsys, tmp_path / "r", "sft", "sokoban", f"sft.data={tmp_path}/y.parquet")
+    assert "no token to train" in error
     assert "no training data" in refused(capsys, tmp_path / "r", "sft", "sokoban")

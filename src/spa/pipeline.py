@@ -120,16 +120,20 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
 
 def _begin(cfg: Config, out: Path, command: str, resume: bool, model: str | None = None) -> None:
     """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
+    from spa.agent.chat import Chat
     from spa.agent.player import make_task
-    from spa.models.load import check_model
+    from spa.models.load import check_model, load_tokenizer
 
     make_task(cfg)
     check_model(cfg.model, model)
+    chat = Chat(load_tokenizer(model or cfg.model.path))
     if command == "sft":
         from spa.worldmodel.dataset import read_rows
+        from spa.worldmodel.encode import check_rows
         from spa.worldmodel.sft import data_files
 
-        read_rows(data_files(_data(cfg, out))[0])
+        rows, skipped = read_rows(data_files(_data(cfg, out))[0])
+        check_rows(rows, chat, cfg.sft, skipped)
     RunFolder(out).open(cfg, command, resume)
 
 

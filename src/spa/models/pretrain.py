@@ -12,6 +12,7 @@ import numpy as np
 
 from spa.models.corpus import WORLDS, Corpus, Document, tokenizer_texts
 from spa.models.tiny import TinySize, build_model, build_tokenizer
+from spa.runs.progress import progress
 
 
 @dataclass
@@ -93,7 +94,8 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
     corpus = Corpus(np.random.default_rng(streams[1]), mixture)
     optimizer = adamw([(model.parameters(), config.lr)], betas=(0.9, 0.95), weight_decay=config.weight_decay)
     started, tokens = time.perf_counter(), 0
-    for step in range(config.steps):
+    bar = progress(config.steps, "pretraining")
+    for step in bar:
         set_lr(optimizer, lr_factor(step, warmup=config.warmup_steps, total=config.steps, schedule="cosine"))
         encoded = [encode(corpus.document(), chat, config.unrelated_weight) for _ in range(config.batch_documents)]
         total_weight = sum(sum(weights) for _, weights in encoded)
@@ -113,6 +115,7 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        bar.post(loss=loss_sum)
         if log and (step + 1) % config.log_every == 0:
             rate = tokens / (time.perf_counter() - started)
             log(step + 1, {"train/loss": loss_sum, "train/grad_norm": float(norm), "train/tokens_per_second": rate})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spa.agent.chat import Chat
 from spa.agent.parse import Span, parse_response, replace_spans
+from spa.runs.schema import SFTConfig
 from spa.worldmodel.groundtruth import Message, Row, body_spans
 
 LOSSES = ("think_answer", "state", "masked")
@@ -128,3 +129,15 @@ def encode_rows(
         reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "the data set is empty"
         raise ValueError(f"no row to train on with sft.loss={loss}: {reasons}")
     return examples, skipped
+
+
+def check_rows(rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str]) -> None:
+    """Raises what ``encode_rows`` would raise of a data set without a trainable row; looks no further than the first good one."""
+    settings = {"loss": config.loss, "train_end": config.train_end, "max_length": config.max_length}
+    for row in rows:
+        try:
+            encode_rows([row], chat, **settings)  # type: ignore[arg-type]
+            return
+        except ValueError:
+            continue
+    encode_rows(rows, chat, **settings, skipped=skipped)  # type: ignore[arg-type]
