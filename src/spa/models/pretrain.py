@@ -94,7 +94,7 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
     corpus = Corpus(np.random.default_rng(streams[1]), mixture)
     optimizer = adamw([(model.parameters(), config.lr)], betas=(0.9, 0.95), weight_decay=config.weight_decay)
     started, tokens = time.perf_counter(), 0
-    bar = progress(config.steps, "pretraining")
+    bar = progress(range(config.steps), "pretraining")
     for step in bar:
         set_lr(optimizer, lr_factor(step, warmup=config.warmup_steps, total=config.steps, schedule="cosine"))
         encoded = [encode(corpus.document(), chat, config.unrelated_weight) for _ in range(config.batch_documents)]
