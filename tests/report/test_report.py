@@ -137,3 +137,16 @@ def test_the_file_is_written_whole(tmp_path) -> None:
     path = write_report(data(), tmp_path / "report.html")
     assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_half_of_the_shown_episodes_have_predictions_where_there_are_any() -> None:
+    from spa.report.turns import choose_episodes
+
+    told = [episode("x", g) for g in range(5)]
+    plain = [Episode("T", g, g, turns=[Turn(0, "s", "u", "r")], success=g == 7) for g in range(5, 10)]
+    shown = choose_episodes(plain + told, 4)
+    assert [bool(e.turns[0].prediction) for e in shown] == [False, False, True, True]
+    assert shown[0].success
+    assert len(choose_episodes(told, 4)) == 4
+    assert len(choose_episodes(plain, 9)) == 5
+    assert choose_episodes(plain + told, 0) == []

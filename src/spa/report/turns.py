@@ -130,6 +130,15 @@ def view(episode: Episode) -> EpisodeView:
 
 
 def choose_episodes(episodes: Sequence[Episode], limit: int) -> list[Episode]:
+    """At most ``limit`` episodes, half of them (as far as there are any) with predictions, which show beside the truth."""
+    limit = max(limit, 0)
+    told = [e for e in episodes if any(turn.prediction is not None for turn in e.turns)]
+    plain = [e for e in episodes if all(turn.prediction is None for turn in e.turns)]
+    half = min(len(told), max(limit // 2, limit - len(plain)))
+    return _mixed(plain, limit - half) + _mixed(told, half)
+
+
+def _mixed(episodes: Sequence[Episode], limit: int) -> list[Episode]:
     """At most ``limit`` episodes: successes and failures in turn, first one of every world, errors last, otherwise in order."""
     seen: set[tuple[int, int]] = set()
     wins: list[tuple[bool, Episode]] = []
