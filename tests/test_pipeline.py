@@ -132,6 +132,7 @@ def test_unknown_names(capsys, tmp_path) -> None:
     assert "Did you mean 'frozen_lake'" in refused(capsys, out, "generate", "sokoban", "env.id=frozen_lak")
     assert "no model folder" in refused(capsys, out, "eval", "sokoban", "--model", str(tmp_path / "global_step_9"))
     assert "no model folder" in refused(capsys, out, "ppo", "sokoban", f"model.path={tmp_path}/nothing")
+    assert "sft.window=1" in refused(capsys, out, "generate", "sokoban", "agent.window=3")
     assert "run `spa sft` first" in refused(capsys, out, "ppo", "sokoban", "--arm", "spa")
 
 

@@ -127,6 +127,10 @@ def _begin(cfg: Config, out: Path, command: str, resume: bool, model: str | None
     make_task(cfg)
     check_model(cfg.model, model)
     chat = Chat(load_tokenizer(model or cfg.model.path))
+    if command in ("generate", "run"):
+        from spa.worldmodel.selfplay import row_window
+
+        row_window(cfg)
     if command == "sft":
         from spa.worldmodel.dataset import read_rows
         from spa.worldmodel.encode import check_rows

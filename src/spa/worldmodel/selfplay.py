@@ -23,6 +23,18 @@ from spa.worldmodel.groundtruth import deduplicate, rejection, rows_of
 POLICIES = ("model", "random")
 
 
+def row_window(cfg: Config) -> int:
+    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` where that is null.
+
+    Raises:
+        ValueError: neither 0 (all turns) nor 1.
+    """
+    window = cfg.agent.window if cfg.sft.window is None else cfg.sft.window
+    if window not in (0, 1):
+        raise ValueError(f"stage 1 makes rows with all turns or one: set sft.window=0 or sft.window=1, not {window}")
+    return window
+
+
 def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     """Plays, corrects, filters, splits; writes train.parquet, val.parquet, episodes.jsonl and stats.json to ``out``.
 
@@ -35,7 +47,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     play = cfg.selfplay
     if play.policy not in POLICIES:
         raise ValueError(f"unknown selfplay.policy {play.policy!r}; choose one of {', '.join(POLICIES)}")
-    window = cfg.agent.window if cfg.sft.window is None else cfg.sft.window
+    window = row_window(cfg)
     cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=window))
     task = make_task(cfg, state_format=play.state_format, prompt="world_model")
     player = Player.load(cfg)

@@ -1,0 +1,16 @@
+"""What every test starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spa.runs.progress import set_quiet
+
+
+@pytest.fixture(autouse=True)
+def _progress_is_on() -> Iterator[None]:
+    """``--quiet`` is a switch of the process: a test that used it must not silence the next."""
+    yield
+    set_quiet(False)
