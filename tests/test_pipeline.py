@@ -152,3 +152,25 @@ def test_bad_training_data(capsys, tmp_path) -> None:
     error = refused(capsys, tmp_path / "r", "sft", "sokoban", f"sft.data={tmp_path}/y.parquet")
     assert "no token to train" in error
     assert "no training data" in refused(capsys, tmp_path / "r", "sft", "sokoban")
+
+
+def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, capsys) -> None:
+    """Ctrl-C in the middle of PPO, then --resume: all files equal those of the uninterrupted run."""
+    from spa.rl.trainer import PPOTrainer
+
+    step = PPOTrainer._one_step
+    common = ["frozen_lake", *SMALL, "ppo.save_every=1", "arms=[vanilla]"]
+    assert spa("run", *common, "--out", str(tmp_path / "whole")) == 0
+
+    def stop_in_the_second(self: PPOTrainer) -> dict[str, float]:
+        if self.step == 1:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(PPOTrainer, "_one_step", stop_in_the_second)
+    assert spa("run", *common, "--out", str(tmp_path / "cut")) == 130
+    assert "--resume" in capsys.readouterr().err
+    monkeypatch.setattr(PPOTrainer, "_one_step", step)
+    assert spa("run", *common, "--out", str(tmp_path / "cut")) == 2  # not without being asked to
+    assert spa("run", *common, "--out", str(tmp_path / "cut"), "--resume") == 0
+    assert snapshot(tmp_path / "cut") == snapshot(tmp_path / "whole")
