@@ -127,7 +127,7 @@ def _begin(cfg: Config, out: Path, command: str, resume: bool, model: str | None
     make_task(cfg)
     check_model(cfg.model, model)
     chat = Chat(load_tokenizer(model or cfg.model.path))
-    if command in ("generate", "run"):
+    if command == "generate" or (command == "run" and any(load_arm(name).sft for name in cfg.arms)):
         from spa.worldmodel.selfplay import row_window
 
         row_window(cfg)
