@@ -184,9 +184,10 @@ def _step(learner: Learner, rows: Sequence[Row], tokens: int, sums: dict[str, fl
             sums[name] += float(value.detach())
     # Critic and actor are clipped apart: a large value error must not shrink the policy's step.
     norm = nn.utils.clip_grad_norm_(learner.actor.parameters(), config.max_grad_norm)
-    nn.utils.clip_grad_norm_(learner.critic.parameters(), config.max_grad_norm)
-    if not torch.isfinite(norm):
-        raise TrainingDiverged(f"the norm of the PPO gradient is {float(norm)}")
+    critic_norm = nn.utils.clip_grad_norm_(learner.critic.parameters(), config.max_grad_norm)
+    for whose, value in (("actor", norm), ("critic", critic_norm)):
+        if not torch.isfinite(value):
+            raise TrainingDiverged(f"the norm of the {whose}'s gradient is {float(value)}")
     optimizer.step()
     learner.updates += 1
     return float(norm)

@@ -1,0 +1,250 @@
+"""The loop: what it plays, when it validates and saves, how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes
+from spa.agent.player import Player, make_task
+from spa.agent.task import Task
+from spa.agent.worlds import WorldSource, split_of
+from spa.models.load import load_state
+from spa.rl.ppo import TrainingDiverged
+from spa.rl.trainer import PPOTrainer, rollout_metrics, train_ppo
+from spa.runs.checkpoints import list_checkpoints
+from spa.runs.schema import AgentConfig, ArmConfig, Config, EnvConfig
+from tests.scripted import tiny_config
+
+
+class Run:
+    """A trainer and what it logged."""
+
+    def __init__(self, out, config: Config, task: Task | None = None, start: str | None = None) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.player = Player.load(config, start)
+        task = task or make_task(config)
+        self.trainer = PPOTrainer(config, self.player, task, out, lambda *row: self.logged.append(row))
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.player.model.parameters()]).clone()
+
+
+def test_training_worlds_are_taken_in_order_across_a_resume(tmp_path) -> None:
+    config = tiny_config(steps=2, val_every=0)
+    Run(tmp_path, config).trainer.train()
+    config.ppo.steps = 4
+    again = Run(tmp_path, config, start=str(tmp_path / "checkpoints" / "global_step_2"))
+    again.trainer.train(resume=True)
+    source = WorldSource(make_task(config), "train", config.seeds.train)
+    expected = source.take(4 * config.ppo.groups)
+    assert again.trainer.source.cursor == source.cursor
+    assert again.trainer.played == {world.content for world in expected}
+    assert {split_of(key) for key in again.trainer.played} == {"train"}
+    assert [step for step, _ in again.logged] == [3, 4]
+    played = [e.seed for e in read_episodes(tmp_path / "episodes" / "step_000003.jsonl")]
+    assert sorted(set(played)) == [world.seed for world in expected[4:6]]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path) -> None:
+    config = tiny_config(steps=1, val_every=0)
+    last = Run(tmp_path, config).trainer.train()
+    before = {path.name: path.read_bytes() for path in last.iterdir()}
+    again = Run(tmp_path, config, start=str(last))
+    assert again.trainer.train(resume=True) == last
+    assert again.logged == []
+    assert before == {path.name: path.read_bytes() for path in last.iterdir()}
+
+
+def test_without_resume_old_checkpoints_are_not_taken_over(tmp_path) -> None:
+    config = tiny_config(steps=1, val_every=0)
+    Run(tmp_path, config).trainer.train()
+    again = Run(tmp_path, config)
+    again.trainer.train()
+    assert [step for step, _ in again.logged] == [1]
+
+
+@pytest.mark.parametrize(
+    ("ppo", "validated", "saved"),
+    [
+        ({"val_every": 2, "save_every": 2, "keep_checkpoints": 0}, [0, 2, 3], [2, 3]),
+        ({"val_every": 1, "val_before_train": False, "save_every": 0}, [1, 2, 3], [3]),
+        ({"val_every": 0, "save_every": 1, "keep_checkpoints": 2}, [], [2, 3]),
+    ],
+)
+def test_when_it_validates_and_saves(tmp_path, ppo, validated, saved) -> None:
+    run = Run(tmp_path, tiny_config(steps=3, **ppo))
+    run.trainer.train()
+    assert [step for step, metrics in run.logged if "val/pass@1" in metrics] == validated
+    assert [step for step, _ in list_checkpoints(tmp_path)] == saved
+    assert not any(name.startswith("world_model/") for _, metrics in run.logged for name in metrics)  # no probe
+
+
+def test_a_policy_that_does_not_move_validates_the_same_at_every_step(tmp_path) -> None:
+    run = Run(tmp_path, tiny_config(steps=2, val_every=1, critic="model", actor_lr=0.0, val_worlds=4))
+    before = run.weights()
+    run.trainer.train()
+    assert torch.equal(before, run.weights())
+    rows = [{k: v for k, v in metrics.items() if k.startswith("val/")} for _, metrics in run.logged]
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_each_step_has_its_own_rollout_seed_and_its_own_worlds(tmp_path) -> None:
+    run = Run(tmp_path, tiny_config(steps=2, val_every=0, actor_lr=0.0, critic="model", log_episodes=6))
+    run.trainer.train()
+    first, second = (list(read_episodes(tmp_path / "episodes" / f"step_00000{i}.jsonl")) for i in (1, 2))
+    assert {e.seed for e in first}.isdisjoint(e.seed for e in second)
+    assert len({e.noise_seed for e in first}) == len(first) == 6  # a group shares the world, not its luck
+    assert [t.response for e in first for t in e.turns] != [t.response for e in second for t in e.turns]
+
+
+def test_validation_worlds_are_distinct_and_of_their_own_split(tmp_path) -> None:
+    trainer = Run(tmp_path, tiny_config(val_worlds=20)).trainer
+    keys = [world.content for world in trainer.val_worlds]
+    assert len(set(keys)) == 20
+    assert {split_of(key) for key in keys} == {"val"}
+
+
+def test_in_critic_warm_up_only_the_critic_moves(tmp_path) -> None:
+    run = Run(tmp_path, tiny_config(steps=3, critic_warmup=2, val_every=0))
+    history = [run.weights()]
+    run.trainer.on_step = lambda step, metrics: history.append(run.weights())
+    run.trainer.train()
+    assert torch.equal(history[0], history[1])
+    assert torch.equal(history[1], history[2])
+    assert not torch.equal(history[2], history[3])
+    assert "losses/policy_loss" not in run.logged[0][1]
+    assert run.trainer.learner.critic.head.weight.any()
+
+
+def test_the_filter_decides_what_is_learned_from(tmp_path) -> None:
+    run = Run(tmp_path, tiny_config(steps=1, groups=4, filter_ratio=0.5, val_every=0))
+    run.trainer.train()
+    metrics = run.logged[0][1]
+    assert metrics["rollout/kept"] == 0.5
+    assert metrics["rollout/chosen_in_group_std"] >= metrics["rollout/in_group_std"]
+    assert metrics["charts/episodes"] == 12
+    assert metrics["train/updates"] == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 5), ("temperature", 0.0)])
+def test_another_sampling_distribution_is_refused(tmp_path, name: str, value: float) -> None:
+    config = tiny_config()
+    setattr(config.sampling, name, value)
+    with pytest.raises(ValueError, match="another distribution"):
+        Run(tmp_path, config)
+
+
+def test_a_checkpoint_is_a_plain_model_and_safe_state(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = Run(tmp_path, tiny_config(steps=1, val_every=0, critic="model"))
+    folder = run.trainer.train()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(torch.cat([p.flatten() for p in model.parameters()]), run.weights())
+    ids = AutoTokenizer.from_pretrained(folder)("<think></think><answer>Up</answer>")["input_ids"]
+    assert ids == run.player.tokenizer("<think></think><answer>Up</answer>")["input_ids"]
+    state = torch.load(folder / "trainer_state.pt", weights_only=True)
+    assert state["step"] == 1
+    assert state["learner"]["updates"] == 2
+    assert load_state(folder)["played"] == sorted(run.trainer.played)
+
+
+class Flaky:
+    """A world that fails while ``broken`` is set."""
+
+    broken = True
+
+    def reset(self, *, seed=None, options=None):
+        return f"world {seed}", {}
+
+    def step(self, action):
+        if Flaky.broken:
+            raise RuntimeError("out of order")
+        return "done", 1.0, True, False, {"success": True}
+
+    def close(self):
+        pass
+
+
+FLAKY = Task(EnvConfig(id=f"{__name__}:Flaky", tag="F"), AgentConfig(style="terse", window=1))
+
+
+def test_three_fruitless_steps_in_a_row_end_the_run_but_not_three_in_all(tmp_path, monkeypatch) -> None:
+    run = Run(tmp_path, tiny_config(steps=9, val_every=0, groups=1, save_every=0), FLAKY)
+    before = run.weights()
+    after: list[torch.Tensor] = []
+
+    def repair_for_one_step(step: int, metrics: dict[str, float]) -> None:
+        after.append(run.weights())
+        monkeypatch.setattr(Flaky, "broken", step != 2)
+
+    run.trainer.on_step = repair_for_one_step
+    with pytest.raises(ValueError, match=r"3 steps in a row.*RuntimeError: out of order"):
+        run.trainer.train()
+    assert [step for step, _ in run.logged] == [1, 2, 3, 4, 5]
+    assert [metrics["train/errors"] for _, metrics in run.logged] == [3, 3, 0, 3, 3]
+    assert torch.equal(before, after[1])  # nothing is learned from failures
+    assert not torch.equal(before, after[2])
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_a_learning_rate_that_is_far_too_large_ends_in_a_clear_error(tmp_path, mini_batches: int) -> None:
+    run = Run(tmp_path, tiny_config(actor_lr=1e30, val_every=0, save_every=1, mini_batches=mini_batches))
+    with pytest.raises(TrainingDiverged, match=r"diverged at step \d.*checkpoint.*Lower ppo\.actor_lr"):
+        run.trainer.train()
+
+
+def test_weights_that_are_not_numbers_end_the_run_and_name_the_last_checkpoint(tmp_path) -> None:
+    run = Run(tmp_path, tiny_config(val_every=0, save_every=1, critic="model"))
+
+    def poison(step: int, metrics: dict[str, float]) -> None:
+        with torch.no_grad():
+            if step == 2:
+                next(run.trainer.learner.critic.network.parameters()).fill_(float("nan"))
+
+    run.trainer.on_step = poison
+    with pytest.raises(TrainingDiverged, match=r"step 3.*last good checkpoint is .*global_step_2"):
+        run.trainer.train()
+
+
+def test_rollout_metrics_count_only_what_was_played() -> None:
+    def turn(i: int, executed: int, **more) -> Turn:
+        return Turn(i, "", "", "", executed=["Up"] * executed, **more)
+
+    long = Episode("T", 0, 0, turns=[turn(0, 2, reward=1.0, format_ok=True), turn(1, 1, penalty=-0.5)], success=True)
+    long.sequences = [TokenSequence([1] * 4, [0, 1, 1, 1], [0.0] * 4, [-1, 0, 0, 1])]
+    short = Episode("T", 0, 0, turns=[turn(0, 0, finish_reason="length")])
+    short.sequences = [TokenSequence([1] * 4, [0, 1, 1, 1], [0.0] * 4, [-1, 0, 0, 0])]
+    failed = Episode("T", 0, 0, turns=[turn(0, 5, reward=99.0)], success=True, status="error")
+    metrics = rollout_metrics([long, short, failed])
+    assert metrics == {
+        "train/errors": 1,
+        "train/success": 0.5,
+        "train/score": 0.25,
+        "train/num_turns": 1.5,
+        "train/num_actions": 1.5,
+        "train/format_rate": pytest.approx(1 / 3),
+        "train/cut_off": pytest.approx(1 / 3),
+        "train/response_tokens": 2,
+    }
+    assert rollout_metrics([failed]) == {"train/errors": 1}
+
+
+def test_what_the_stage_records(tmp_path) -> None:
+    logged: list[int] = []
+    config = tiny_config(steps=2, val_worlds=3)
+    result = train_ppo(
+        config, ArmConfig("vanilla"), "builtin:tiny", tmp_path, resume=False, log=lambda step, _: logged.append(step)
+    )
+    assert result["model"] == "checkpoints/global_step_2"
+    assert len(result["worlds"]["val"]) == 3
+    for split, keys in result["worlds"].items():
+        assert {split_of(key) for key in keys} == {split}
+        assert keys == sorted(set(keys))
+    assert json.loads(json.dumps(result)) == result
+    assert logged == [0, 1, 2]
+    assert np.isfinite(list(load_state(tmp_path / result["model"])["learner"]["critic"]["head.weight"].numpy())).all()
