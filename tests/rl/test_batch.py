@@ -43,13 +43,14 @@ def trained_text(row: Row, turn: int, chat: Chat = CHAT) -> str:
 @pytest.mark.parametrize("one_sequence", [True, False])
 def test_answer_mask_is_the_answer_of_every_turn(one_sequence: bool) -> None:
     answers = ["<answer>Up || Down</answer>", "<answer></answer>", "<answer>no such action</answer>"]
-    one = scripted(*(f"go</think>{answer} and more" for answer in answers), one_sequence=one_sequence)
+    one = scripted(*(f"go</think>{answer}Up and more" for answer in answers), one_sequence=one_sequence)
     (rows,) = build_rows([one], CHAT, "answer")
+    chat_end = CHAT.closing_ids[0]
     assert len(rows) == (1 if one_sequence else 3)
     for turn, answer in enumerate(answers):
         row = rows[0 if one_sequence else turn]
-        # A token that straddles the span's end belongs to it: at most a blank more than the span itself.
-        assert trained_text(row, turn).strip() == answer
+        assert trained_text(row, turn) == answer
+        assert chat_end not in [row.ids[i] for i in row.positions]
 
 
 def test_answer_mask_without_an_answer_trains_the_whole_response() -> None:
@@ -57,7 +58,8 @@ def test_answer_mask_without_an_answer_trains_the_whole_response() -> None:
     (rows,) = build_rows([one], CHAT, "answer")
     sampled = [i for i, m in enumerate(one.sequences[0].mask) if m]
     assert rows[0].positions == sampled
-    assert trained_text(rows[1], 1) == "<answer>Up</answer>"
+    assert CHAT.decode([rows[1].ids[i] for i in rows[1].positions]) == "<answer>Up</answer>"
+    assert rows[1].positions == [i for i, m in enumerate(one.sequences[1].mask) if m][-4:-1]  # not the end of the turn
 
 
 def test_answer_mask_when_the_tag_itself_is_forced() -> None:
