@@ -48,7 +48,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Arm = Annotated[
     str | None,
-    typer.Option("--arm", help="base, vanilla, se or spa. Default: the first of arms.", show_default=False),
+    typer.Option("--arm", help="An arm (spa env list) or a YAML file. Default: the first of arms.", show_default=False),
+]
+SourceArm = Annotated[
+    str | None,
+    typer.Option("--arm", help="Of this arm, where it changes stages 1 or 2. Default: the run's.", show_default=False),
 ]
 World = Annotated[str, typer.Argument(help="A world (spa env list), a Gymnasium id or module:Class.")]
 Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
@@ -116,20 +120,30 @@ def run(
 
 @app.command()
 def generate(
-    words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
+    words: Words = None,
+    arm: SourceArm = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
 ) -> None:
     """Stage 1: self-play data, with the world's true states."""
-    options = _Options(words, out, resume, dry_run, quiet)
-    _stage("generate", options, lambda p, cfg, arm, folder: p.generate(cfg, folder, resume=resume))
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("generate", options, lambda p, cfg, chosen, folder: p.generate(cfg, folder, arm=chosen, resume=resume))
 
 
 @app.command()
 def sft(
-    words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
+    words: Words = None,
+    arm: SourceArm = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
 ) -> None:
     """Stage 2: fine-tune on the self-play data of --out (or sft.data)."""
-    options = _Options(words, out, resume, dry_run, quiet)
-    _stage("sft", options, lambda p, cfg, arm, folder: p.sft(cfg, folder, resume=resume))
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("sft", options, lambda p, cfg, chosen, folder: p.sft(cfg, folder, arm=chosen, resume=resume))
 
 
 @app.command()
@@ -255,7 +269,7 @@ class _Options:
     arm: str | None = None
 
 
-def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig, Path], None]) -> None:
+def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, arm, folder."""
     from spa.runs.config import load_arm, to_yaml
     from spa.runs.progress import note, set_quiet
@@ -263,12 +277,12 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
     set_quiet(options.quiet)
     cfg = _config(options)
     folder = options.out or Path("runs") / f"{cfg.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    arm = load_arm(options.arm or cfg.arms[0])
-    one_arm = command in ("ppo", "eval")
+    chosen = options.arm or (cfg.arms[0] if command in ("ppo", "eval") else None)
+    arm = load_arm(chosen) if chosen else None
     pipeline = importlib.import_module("spa.pipeline")
     if options.dry_run:
         names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
-        arms = [arm] if one_arm else [load_arm(name) for name in names]
+        arms = [arm] if arm else [load_arm(name) for name in names] if command == "run" else []
         print(to_yaml(cfg), end="")
         for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms)]:
             print(f"# {line}".rstrip())
@@ -278,7 +292,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
     try:
         work(pipeline, cfg, arm, folder)
     except KeyboardInterrupt:
-        more = f" --arm {arm.name}" if one_arm else ""
+        more = f" --arm {chosen}" if chosen else ""
         raise _Interrupted(f"Continue with: spa {command}{more} --out {folder} --resume") from None
 
 

@@ -3,6 +3,7 @@
     out/config.yaml, run.json         what was asked for, with what versions
     out/selfplay/                     stage 1: train.parquet, val.parquet, episodes.jsonl
     out/sft/                          stage 2: metrics.jsonl, checkpoints/
+    out/selfplay-<name>/, sft-<arm>/  the same for arms that change stages 1 and 2
     out/arms/<arm>/ppo/               stage 3: metrics.jsonl, checkpoints/, episodes/
     out/arms/<arm>/eval/              result.json, episodes.jsonl
     out/report.html
@@ -12,9 +13,19 @@ A finished stage leaves ``done.json`` in its folder; with ``resume`` it is not r
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from spa.runs.config import load_arm
+from spa.runs.arms import (
+    arm_config,
+    arms_of,
+    changes_nothing,
+    check_arms,
+    selfplay_folder,
+    selfplay_name,
+    sft_folder,
+    source_config,
+)
 from spa.runs.folder import RunFolder
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import Stage
@@ -22,11 +33,13 @@ from spa.runs.stage import Stage
 
 def run(cfg: Config, out: Path, *, resume: bool) -> None:
     """All stages for all arms, then the table and the report."""
-    arms = [load_arm(name) for name in dict.fromkeys(["base", *cfg.arms])]
-    _begin(cfg, out, "run", resume)
-    if any(arm.sft for arm in arms):
-        _generate(cfg, out, resume=True)
-        _sft(cfg, out, resume=True)
+    arms = arms_of(cfg)
+    _begin(cfg, out, "run", resume, arms=arms)
+    with_sft = [arm for arm in arms if arm.sft]
+    for arm in {selfplay_folder(out, arm): arm for arm in reversed(with_sft) if not _given_data(cfg, arm)}.values():
+        _generate(cfg, arm, out, resume=True)
+    for arm in {sft_folder(out, arm): arm for arm in reversed(with_sft)}.values():
+        _sft(cfg, arm, out, resume=True)
     for arm in arms:
         if arm.rl:
             _ppo(cfg, arm, out, resume=True)
@@ -34,29 +47,31 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     print(f"Report: {report(out)}")
 
 
-def generate(cfg: Config, out: Path, *, resume: bool) -> None:
-    """Stage 1: the base model plays itself; what it wrote of states is replaced by the truth."""
-    _begin(cfg, out, "generate", resume)
-    _generate(cfg, out, resume=resume)
+def generate(cfg: Config, out: Path, *, resume: bool, arm: ArmConfig | None = None) -> None:
+    """Stage 1, the run's or that of an arm: the base model plays itself; what it wrote of states is replaced by the truth."""
+    name = selfplay_name(arm)
+    _begin(cfg, out, f"generate {name}".rstrip(), resume, arms=[arm] if arm else [])
+    _generate(cfg, arm, out, resume=resume)
 
 
-def sft(cfg: Config, out: Path, *, resume: bool) -> None:
-    """Stage 2: fine-tuning on the self-play data gives the model a world model."""
-    _begin(cfg, out, "sft", resume)
-    _sft(cfg, out, resume=resume)
+def sft(cfg: Config, out: Path, *, resume: bool, arm: ArmConfig | None = None) -> None:
+    """Stage 2, the run's or that of an arm: fine-tuning on the self-play data gives the model a world model."""
+    own = sft_folder(out, arm).name.removeprefix("sft").removeprefix("-")
+    _begin(cfg, out, f"sft {own}".rstrip(), resume, arms=[arm] if arm else [])
+    _sft(cfg, arm, out, resume=resume)
 
 
 def ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     """Stage 3: multi-turn PPO of one arm, from the base model or from stage 2's."""
     start = start_model(cfg, arm, out)
-    _begin(cfg, out, f"ppo {arm.name}", resume, start)
+    _begin(cfg, out, f"ppo {arm.name}", resume, start, arms=[arm])
     _ppo(cfg, arm, out, resume=resume)
 
 
 def evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool) -> None:
     """Pass@k and world-model accuracy on the test worlds, of ``model`` or of the arm's trained model."""
     model = model or trained_model(cfg, arm, out)
-    _begin(cfg, out, f"eval {arm.name}", resume, model)
+    _begin(cfg, out, f"eval {arm.name}", resume, model, arms=[arm])
     _evaluate(cfg, arm, out, model=model, resume=resume)
 
 
@@ -89,79 +104,145 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
     """
     from spa.agent.player import make_task
 
+    _check_tasks(cfg, arms)
     task = make_task(cfg)
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
     wanted = set(stages) if "run" not in stages else {"generate", "sft", "ppo", "eval", "report"}
-    play, tune, rl, test = cfg.selfplay, cfg.sft, cfg.ppo, cfg.eval
-    needs_sft = any(arm.sft for arm in arms) or "run" not in stages
-    if "generate" in wanted and needs_sft:
-        lines.append(
-            f"generate: {play.groups} worlds x {play.group_size} = {play.groups * play.group_size} episodes of self-play "
-            f"({play.policy} policy, states: {play.states}, {play.state_format})"
-        )
-    if "sft" in wanted and needs_sft:
-        lines.append(f"sft: {tune.epochs} epochs, {tune.batch_size} rows a step, loss on {tune.loss}, lr {tune.lr:g}")
+    tuned: list[ArmConfig | None] = [arm for arm in arms if arm.sft] if "run" in stages or arms else [None]
+    if "generate" in wanted:
+        lines += _unique(_plan_selfplay(source_config(cfg, arm), selfplay_name(arm)) for arm in tuned)
+    if "sft" in wanted:
+        for line in _unique(_plan_sft(source_config(cfg, arm), sft_folder(Path(), arm).name) for arm in tuned):
+            lines.append(line)
+        lines += _plan_memory(cfg) if tuned else []
     for arm in arms:
+        own = arm_config(cfg, arm)
+        rl = own.ppo
         if "ppo" in wanted and arm.rl:
             lines.append(
                 f"ppo {arm.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
                 f"{rl.steps * rl.groups * rl.group_size} episodes, from {'the SFT model' if arm.sft else 'the base model'}, "
-                f"states: {arm.state_format}, prompt: {cfg.agent.prompt}"
+                f"states: {arm.state_format}, prompt: {own.agent.prompt}"
             )
         if "eval" in wanted:
+            test = own.eval
             lines.append(
                 f"eval {arm.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
             )
+        if changes_nothing(cfg, arm):
+            lines.append(f"note: the settings of arm {arm.name} are this run's already; it repeats an arm without them")
     if "report" in wanted:
         lines.append("report: report.html")
     return lines
 
 
-def _begin(cfg: Config, out: Path, command: str, resume: bool, model: str | None = None) -> None:
+def _unique(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))
+
+
+def _plan_selfplay(cfg: Config, name: str) -> str:
+    play = cfg.selfplay
+    who = play.model or (cfg.engine.model if cfg.engine.kind == "openai" else None)
+    return (
+        f"generate{f' {name}' if name else ''}: {play.groups} worlds x {play.group_size} = "
+        f"{play.groups * play.group_size} episodes of self-play ({play.policy} policy{f' {who}' if who else ''}, "
+        f"states: {play.states}, {play.state_format})"
+    )
+
+
+def _plan_sft(cfg: Config, folder: str) -> str:
+    tune = cfg.sft
+    what = f"LoRA of rank {tune.lora_rank}" if tune.lora_rank else "all weights"
+    return f"{folder}: {tune.epochs} epochs, {tune.batch_size} rows a step, loss on {tune.loss}, lr {tune.lr:g}, {what}"
+
+
+def _plan_memory(cfg: Config) -> list[str]:
+    """What stage 2 will need, where the model's config is at hand."""
+    from spa.worldmodel.stage2 import memory_estimate
+
+    try:
+        estimate = memory_estimate(cfg, cfg.sft.max_length, local_only=True)
+    except ValueError:
+        return ["sft memory: not known before the model's config has been downloaded"]
+    return [f"sft memory: at most about {estimate}"]
+
+
+def _begin(
+    cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
+) -> None:
     """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
     from spa.agent.chat import Chat
     from spa.agent.player import make_task
     from spa.models.load import check_model, load_tokenizer
 
     make_task(cfg)
+    _check_tasks(cfg, arms)
+    stage = command.partition(" ")[0]
     check_model(cfg.model, model)
     chat = Chat(load_tokenizer(model or cfg.model.path))
-    if command == "generate" or (command == "run" and any(load_arm(name).sft for name in cfg.arms)):
+    if stage == "generate" or (stage == "run" and any(arm.sft for arm in arms)):
         from spa.worldmodel.selfplay import row_window
 
         row_window(cfg)
-    if command == "sft":
+    if stage == "sft":
         from spa.worldmodel.dataset import read_rows
         from spa.worldmodel.encode import check_rows
-        from spa.worldmodel.sft import data_files
+        from spa.worldmodel.stage2 import data_files
 
-        rows, skipped = read_rows(data_files(_data(cfg, out))[0])
-        check_rows(rows, chat, cfg.sft, skipped)
+        arm_or_none = arms[0] if arms else None
+        rows, skipped = read_rows(data_files(_data(cfg, arm_or_none, out))[0])
+        check_rows(rows, chat, source_config(cfg, arm_or_none).sft, skipped)
     RunFolder(out).open(cfg, command, resume)
 
 
-def _data(cfg: Config, out: Path) -> Path:
-    return Path(cfg.sft.data) if cfg.sft.data else out / "selfplay"
+def _check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
+    """Whether the arms fit each other and their worlds can be made.
+
+    Raises:
+        ValueError: they do not, or cannot; the message names the arm.
+    """
+    from spa.agent.player import make_task
+
+    check_arms(cfg, arms)
+    for arm in arms:
+        try:
+            make_task(arm_config(cfg, arm), state_format=arm.state_format)
+            source = source_config(cfg, arm)
+            make_task(source, state_format=source.selfplay.state_format)
+        except ValueError as error:
+            raise ValueError(f"arm {arm.name}: {error}") from error
 
 
-def _generate(cfg: Config, out: Path, *, resume: bool) -> None:
-    stage = Stage(out / "selfplay", "self-play", resume)
+def _given_data(cfg: Config, arm: ArmConfig | None) -> bool:
+    """Whether stage 2 reads ``sft.data`` and so needs no stage 1."""
+    return bool(cfg.sft.data) and not selfplay_name(arm)
+
+
+def _data(cfg: Config, arm: ArmConfig | None, out: Path) -> Path:
+    return Path(str(cfg.sft.data)) if _given_data(cfg, arm) else selfplay_folder(out, arm)
+
+
+def _generate(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None:
+    folder = selfplay_folder(out, arm)
+    stage = Stage(folder, folder.name, resume)
     if stage.finished:
         return
     from spa.worldmodel.selfplay import selfplay
 
-    stage.finish(selfplay(cfg, stage.folder))
+    stage.finish(selfplay(source_config(cfg, arm), stage.folder))
 
 
-def _sft(cfg: Config, out: Path, *, resume: bool) -> None:
-    stage = Stage(out / "sft", "SFT", resume)
+def _sft(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None:
+    folder = sft_folder(out, arm)
+    stage = Stage(folder, "SFT" if folder.name == "sft" else f"SFT, arm {folder.name.removeprefix('sft-')}", resume)
     if stage.finished:
         return
-    from spa.worldmodel.sft import run_sft
+    from spa.worldmodel.stage2 import run_sft
 
-    with stage.metrics(cfg) as log:
-        model = run_sft(cfg, stage.folder, data=_data(cfg, out), resume=stage.resume, log=log)
+    own = source_config(cfg, arm)
+    with stage.metrics(own) as log:
+        model = run_sft(own, stage.folder, data=_data(cfg, arm, out), resume=stage.resume, log=log)
     stage.finish({"model": str(model.relative_to(stage.folder))})
 
 
@@ -171,8 +252,9 @@ def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
         return
     from spa.rl.trainer import train_ppo
 
-    with stage.metrics(cfg) as log:
-        result = train_ppo(cfg, arm, start_model(cfg, arm, out), stage.folder, resume=stage.resume, log=log)
+    own = arm_config(cfg, arm)
+    with stage.metrics(own) as log:
+        result = train_ppo(own, arm, start_model(cfg, arm, out), stage.folder, resume=stage.resume, log=log)
     stage.finish(result)
 
 
@@ -182,7 +264,7 @@ def _evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resu
         return
     from spa.evaluate.play import evaluate_model
 
-    stage.finish(evaluate_model(cfg, arm, model or trained_model(cfg, arm, out), stage.folder))
+    stage.finish(evaluate_model(arm_config(cfg, arm), arm, model or trained_model(cfg, arm, out), stage.folder))
 
 
 def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
@@ -192,10 +274,16 @@ def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
         ValueError: the arm needs stage 2's model, and there is none in ``out``.
     """
     return (
-        _product(out / "sft", f"arm {arm.name} starts from the SFT model: run `spa sft` first")
+        _product(
+            sft_folder(out, arm), f"arm {arm.name} starts from its SFT model: run `spa sft{_option(out, arm)}` first"
+        )
         if arm.sft
         else cfg.model.path
     )
+
+
+def _option(out: Path, arm: ArmConfig) -> str:
+    return "" if sft_folder(out, arm).name == "sft" else f" --arm {arm.name}"
 
 
 def trained_model(cfg: Config, arm: ArmConfig, out: Path) -> str:

@@ -38,7 +38,14 @@ class Knobs:
 
 
 def test_names() -> None:
-    assert config_names() == ["frozen_lake", "frozen_lake_slippery", "sokoban", "sudoku"]
+    assert config_names() == [
+        "frozen_lake",
+        "frozen_lake_6x6",
+        "frozen_lake_slippery",
+        "sokoban",
+        "sokoban_hard",
+        "sudoku",
+    ]
     assert {"tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama3.2-1b"} <= set(model_names())
     assert {"base", "vanilla", "se", "spa"} <= set(arm_names())
 

@@ -18,7 +18,8 @@ from spa.models.tiny import TinySize, build_model
 from spa.runs.schema import ModelConfig, SFTConfig
 from spa.worldmodel.encode import Example, encode_row, encode_rows, loss_spans
 from spa.worldmodel.groundtruth import Row
-from spa.worldmodel.sft import SFTDiverged, SFTTrainer, data_files, loss_sums, mean_loss
+from spa.worldmodel.sft import SFTDiverged, SFTTrainer, loss_sums, mean_loss
+from spa.worldmodel.stage2 import data_files
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 CHAT = Chat(TOKENIZER)

@@ -82,6 +82,31 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
+def load_config(path: str, *, local_only: bool = False) -> Any:
+    """The transformers config of a model folder or hub name (``local_only``: only where it is on disk already).
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    folder = resolve_path(path)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=local_only)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot read the model config of {path!r}: {_first_line(error)}") from error
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes of one weight."""
+    return _DTYPES[config.dtype].itemsize
+
+
+def compute_dtype_bytes(precision: str) -> int:
+    """Bytes of one number of the precision that matrix products run in."""
+    return _DTYPES[precision].itemsize
+
+
 def load_model(config: ModelConfig, path: str | None = None) -> Any:
     """A causal language model (``sdpa`` attention) on its device, in its dtype; ``path`` overrides ``config.path``.
 
@@ -131,10 +156,17 @@ def set_threads(config: ModelConfig) -> None:
 def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None) -> None:
     """Writes a plain Hugging Face folder and, beside the weights, ``trainer_state.pt``; atomically.
 
-    ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``.
+    ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``. LoRA adapters
+    are added into the weights, and written once more on their own into ``adapter/``.
     """
+    from spa.models import lora
+
     with atomic_folder(folder) as temporary:
-        model.save_pretrained(temporary, safe_serialization=True)
+        if lora.has_lora(model):
+            model.save_pretrained(temporary, safe_serialization=True, state_dict=lora.merged_state(model))
+            lora.save_adapter(model, temporary / "adapter")
+        else:
+            model.save_pretrained(temporary, safe_serialization=True)
         tokenizer.save_pretrained(temporary)
         if state is not None:
             torch.save(state, temporary / "trainer_state.pt")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-SCHEDULES = ("cosine", "constant")
+SCHEDULES = ("cosine", "wsd", "constant")
 
 
 def adamw(
@@ -31,8 +31,11 @@ def adamw(
     return torch.optim.AdamW([s for s in settings if s["params"]], betas=(beta1, beta2), eps=eps)
 
 
-def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant") -> float:
+def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant", decay: int = 0) -> float:
     """Share of the peak learning rate at optimizer step ``step`` (from 0): linear warm-up, then ``schedule``.
+
+    ``cosine`` falls to 0 over the rest of the ``total`` steps, ``wsd`` (warm-up, stable, decay) stays at 1 and falls along a
+    cosine over the last ``decay`` steps, ``constant`` stays.
 
     Raises:
         ValueError: unknown schedule.
@@ -43,7 +46,8 @@ def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant")
         return (step + 1) / warmup
     if schedule == "constant":
         return 1.0
-    progress = min(1.0, (step - warmup) / max(1, total - warmup))
+    start = warmup if schedule == "cosine" else max(warmup, total - decay)
+    progress = min(1.0, max(0, step - start) / max(1, total - start))
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 

@@ -17,7 +17,7 @@ from spa.runs.schema import ArmConfig, Config, EnvConfig
 from spa.runs.validate import choose, validate, validate_arm
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
-GROUPS = ("env", "model")
+GROUPS = ("env", "model", "engine")
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -65,15 +65,33 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -
 
 
 def load_arm(name: str) -> ArmConfig:
-    """One row of the comparison by name.
+    """One row of the comparison: a packaged one by name, or one's own by the path of its YAML file.
 
     Raises:
-        ValueError: there is no such arm.
+        ValueError: there is no such arm or file, or it holds an unknown key.
     """
-    choose("arm", name, arm_names())
-    arm = from_mapping(ArmConfig, _read_yaml(_conf_folder() / "arm" / f"{name}.yaml"))
-    validate_arm(arm)
+    if not _is_file_name(name):
+        choose("arm", name, arm_names())
+        path = _conf_folder() / "arm" / f"{name}.yaml"
+    else:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ValueError(f"no arm file {path}")
+    try:
+        arm = from_mapping(ArmConfig, {"name": path.stem, **_read_yaml(path)})
+        validate_arm(arm)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if _is_file_name(name) else str(error)) from error
     return arm
+
+
+def env_block(name: str) -> EnvConfig:
+    """The world of a packaged config.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    return from_mapping(Config, _compose("base", _conf_folder(), [f"env={_choice('env', name)}"])).env
 
 
 def to_yaml(config: Any) -> str:
@@ -120,8 +138,8 @@ def _choice(group: str, name: str) -> str:
         return name
     near = nearest(name, [*names, *(ALIASES if group == "env" else ())])
     hint = f" Did you mean {near!r}?" if near else ""
-    what = "config" if group == "env" else "model"
-    more = "" if group == "env" else "; a checkpoint is given as a folder or as a hub name with a slash"
+    what = "config" if group == "env" else group
+    more = "; a checkpoint is given as a folder or as a hub name with a slash" if group == "model" else ""
     raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}{more}.{hint}")
 
 

@@ -17,7 +17,18 @@ from spa.runs.schema import Config
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
 # A run may be resumed with other values of these: they do not change what is computed.
-_FREE = ("report.", "model.device", "model.threads")
+_FREE = (
+    "report.",
+    "model.device",
+    "model.threads",
+    "engine.base_url",
+    "engine.api_key_env",
+    "engine.concurrency",
+    "engine.timeout",
+    "engine.retries",
+    "engine.requests_per_minute",
+    "sft.memory_check",
+)
 _STAGES = ("generate", "sft", "ppo")  # what `run` does as well
 
 

@@ -17,7 +17,7 @@ class EnvConfig:
     id: str = "sokoban"  # a name `spa env list` shows, a Gymnasium id, or "module:Class"
     tag: str = "SimpleSokoban"  # the name under which metrics are logged
     settings: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the world's constructor
-    state_format: str = "grid"  # grid | coordinates (the paper's "SE")
+    state_format: str = "grid"  # grid | coordinates (the paper's "SE") | random_coordinates (wrong ones; paper, Fig. 5)
     max_turns: int = 5
     max_actions_per_turn: int = 5  # further actions of a turn are ignored without a penalty
     max_actions: int = 10  # per episode; the episode ends when they are used up
@@ -62,16 +62,39 @@ class SamplingConfig:
 
 
 @dataclass
+class EngineConfig:
+    """Who writes the text in self-play and in `spa eval`. Training always plays with the weights it trains."""
+
+    kind: str = "transformers"  # transformers | vllm | openai (any server with an OpenAI-compatible chat API)
+    base_url: str | None = None  # openai: address of the API, such as http://localhost:8000/v1
+    model: str | None = None  # openai: the model's name on the server
+    api_key_env: str = (
+        "OPENAI_API_KEY"  # openai: the environment variable that holds the key; none is sent if it is unset
+    )
+    concurrency: int = 16  # openai: requests under way at once
+    timeout: float = 120.0  # openai: seconds until a request counts as failed
+    retries: int = 5  # openai: further tries of a failed request, with exponential backoff
+    requests_per_minute: int = 0  # openai: 0 = no limit of our own (the server's 429 answers are always heeded)
+    prefill: bool = False  # openai: begin the answer with the forced tag (vLLM's continue_final_message)
+    gpu_memory_utilization: float = 0.9  # vllm
+    tensor_parallel: int = 1  # vllm: GPUs
+    max_model_len: int = 0  # vllm: tokens; 0 = the model's own
+
+
+@dataclass
 class SelfPlayConfig:
     """Stage 1. The original: 160 groups of 8 = 1,280 trajectories."""
 
+    model: str | None = None  # who plays: a checkpoint folder or hub name; null = model.path, the base model
     groups: int = 160  # worlds
     group_size: int = 8  # episodes per world
     state_format: str = "coordinates"
     policy: str = "model"  # model | random (uniform random actions with a fixed thought; paper, Table 5)
     states: str = "truth"  # truth | belief (keep what the model wrote; paper, Table 3)
     filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
+    success_only: bool = False  # keep rows of won episodes only
     deduplicate: bool = False  # drop rows with the same prompt and response
+    balance: str = "none"  # none | actions | turn | success: no class has more rows than the median class
     val_fraction: float = 0.2  # of the episodes
 
 
@@ -85,18 +108,30 @@ class SFTConfig:
     window: int | None = None  # turns of history in a row's prompt; null = agent.window, 0 = all
     epochs: int = 5
     batch_size: int = 16  # rows per optimizer step
-    micro_batch_tokens: int = 8192  # padded tokens per forward pass
+    micro_batch_tokens: int = 8192  # tokens per forward pass; a step of more accumulates gradients
+    packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
     max_length: int = 2048  # tokens; longer rows are skipped and counted
+    precision: str = "float32"  # float32 | bfloat16: of the matrix products (autocast; weights stay in model.dtype)
     lr: float = 1e-4
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     warmup_fraction: float = 0.1
-    schedule: str = "cosine"  # cosine | constant
+    schedule: str = "cosine"  # cosine | wsd (constant, then a cosine over the last decay_fraction) | constant
+    decay_fraction: float = 0.1  # wsd: share of the steps in which the learning rate falls to 0
+    lora_rank: int = 0  # 0 = full fine-tuning; checkpoints are merged models either way
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.0
+    lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])  # names of linear layers, or all-linear
     log_every: int = 10  # optimizer steps
+    val_every: int = 0  # optimizer steps between validation losses; 0 = at the end of every epoch
+    patience: int = 0  # stop after so many validations in a row without a better loss; 0 = never
+    use: str = "last"  # last | best (by validation loss): the checkpoint that stage 3 starts from
     save_every: int = 0  # optimizer steps; 0 = at the end of every epoch
-    keep_checkpoints: int = 2
-    eval_worlds: int = 32  # held-out worlds on which world-model accuracy is measured after training; 0 = off
+    keep_checkpoints: int = 2  # the newest; the best is kept besides
+    eval_worlds: int = 32  # held-out worlds on which the world model is measured; 0 = off
+    eval_every: int = 0  # optimizer steps between these measurements; 0 = after training only
+    memory_check: bool = True  # refuse to start where the estimated memory exceeds what is free
 
 
 @dataclass
@@ -172,6 +207,9 @@ class ArmConfig:
     state_format: str = "grid"
     sft: bool = False  # start from stage 2's model
     rl: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)  # of all stages of this arm, over the run's
+    source: dict[str, Any] = field(default_factory=dict)  # of its stages 1 and 2 alone; `env: NAME` plays another world
+    selfplay: str = ""  # name of a stage 1 of its own: folder selfplay-NAME; arms with one name share it
 
 
 @dataclass
@@ -188,6 +226,7 @@ class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     selfplay: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,16 +15,20 @@ SEED_RANGE = 10**9  # seeds of a split: its first seed and those that follow, th
 TRACKERS: tuple[str, ...] = ("tensorboard", "wandb", "trackio")
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "env.state_format": ("grid", "coordinates"),
+    "env.state_format": ("grid", "coordinates", "random_coordinates"),
     "env.disjoint": ("content", "seed"),
     "agent.style": ("paper", "terse"),
     "agent.prompt": ("base", "world_model"),
     "model.dtype": ("float32", "bfloat16"),
-    "selfplay.state_format": ("grid", "coordinates"),
+    "engine.kind": ("transformers", "vllm", "openai"),
+    "selfplay.state_format": ("grid", "coordinates", "random_coordinates"),
     "selfplay.policy": ("model", "random"),
     "selfplay.states": ("truth", "belief"),
+    "selfplay.balance": ("none", "actions", "turn", "success"),
     "sft.loss": ("think_answer", "state", "masked"),
-    "sft.schedule": ("cosine", "constant"),
+    "sft.precision": ("float32", "bfloat16"),
+    "sft.schedule": ("cosine", "wsd", "constant"),
+    "sft.use": ("last", "best"),
     "ppo.reward_placement": ("end", "turn"),
     "ppo.loss_mask": ("sampled", "answer", "all"),
     "ppo.critic": ("model", "head"),
@@ -44,6 +49,13 @@ RANGES: dict[str, tuple[float, float]] = {
     "sampling.top_k": (0, _INFINITY),
     "sampling.max_tokens": (1, _INFINITY),
     "sampling.batch_size": (1, _INFINITY),
+    "engine.concurrency": (1, _INFINITY),
+    "engine.timeout": (0, _INFINITY),
+    "engine.retries": (0, _INFINITY),
+    "engine.requests_per_minute": (0, _INFINITY),
+    "engine.gpu_memory_utilization": (0, 1),
+    "engine.tensor_parallel": (1, _INFINITY),
+    "engine.max_model_len": (0, _INFINITY),
     "selfplay.groups": (1, _INFINITY),
     "selfplay.group_size": (1, _INFINITY),
     "selfplay.val_fraction": (0, 0.9),
@@ -56,10 +68,17 @@ RANGES: dict[str, tuple[float, float]] = {
     "sft.weight_decay": (0, _INFINITY),
     "sft.max_grad_norm": (0, _INFINITY),
     "sft.warmup_fraction": (0, 1),
+    "sft.decay_fraction": (0, 1),
+    "sft.lora_rank": (0, _INFINITY),
+    "sft.lora_alpha": (0, _INFINITY),
+    "sft.lora_dropout": (0, 0.9),
     "sft.log_every": (1, _INFINITY),
+    "sft.val_every": (0, _INFINITY),
+    "sft.patience": (0, _INFINITY),
     "sft.save_every": (0, _INFINITY),
     "sft.keep_checkpoints": (1, _INFINITY),
     "sft.eval_worlds": (0, _INFINITY),
+    "sft.eval_every": (0, _INFINITY),
     "ppo.steps": (0, _INFINITY),
     "ppo.groups": (1, _INFINITY),
     "ppo.group_size": (1, _INFINITY),
@@ -97,7 +116,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "report.episodes": (0, _INFINITY),
 }
 _OPEN_LOW = {
+    "engine.timeout",
+    "engine.gpu_memory_utilization",
     "sampling.top_p",
+    "sft.lora_alpha",
     "sft.max_grad_norm",
     "ppo.filter_ratio",
     "ppo.reward_scale",
@@ -139,7 +161,8 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
         raise ValueError(f"ppo.dual_clip must be 0 (off) or more than 1, not {cfg.ppo.dual_clip}")
     if not cfg.eval.ks or not all(1 <= k <= cfg.eval.samples for k in cfg.eval.ks):
         raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({cfg.eval.samples}), not {cfg.eval.ks}")
-    _each("arms", cfg.arms, lambda arm: choose("arm", arm, arm_names))
+    # An arm of one's own is the path of a file, which is looked at when the arm is loaded.
+    _each("arms", cfg.arms, lambda arm: arm if arm.endswith((".yaml", ".yml")) else choose("arm", arm, arm_names))
     if not cfg.arms:
         raise ValueError(f"arms must name at least one of {', '.join(arm_names)}")
     _each("report.trackers", cfg.report.trackers, lambda tracker: choose("tracker", tracker, TRACKERS))
@@ -149,6 +172,9 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
 def validate_arm(arm: ArmConfig) -> None:
     """Checks one arm's settings; ValueError as in ``validate``."""
     choose(f"state_format of arm {arm.name}", arm.state_format, CHOICES["env.state_format"])
+    for label, name in (("name", arm.name), ("selfplay", arm.selfplay)):
+        if not re.fullmatch(r"[\w.-]*", name) or name.startswith(".") or (label == "name" and not name):
+            raise ValueError(f"{label} of an arm names a folder: letters, digits, _, - and . only, not {name!r}")
 
 
 def choose(what: str, value: str, options: Sequence[str]) -> str:

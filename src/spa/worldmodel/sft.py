@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from spa.agent.player import Player, make_task
-from spa.agent.worlds import WorldSource
-from spa.evaluate.world_model import world_model_metrics
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.load import load_state, save_model
+from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, lr_factor, set_lr
+from spa.models.packing import Layout, enable_packing, packed_hidden_states
 from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
-from spa.runs.progress import note, progress
-from spa.runs.schema import Config, SFTConfig
-from spa.runs.seeds import PROBE, stream_seed
-from spa.worldmodel.dataset import read_rows
-from spa.worldmodel.encode import Example, encode_rows
+from spa.runs.progress import note
+from spa.runs.schema import SFTConfig
+from spa.worldmodel.encode import Example
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -30,31 +29,80 @@ class SFTDiverged(ValueError):
     """The loss or its gradient became infinite or not a number."""
 
 
-def loss_sums(model: Any, examples: Sequence[Example], max_tokens: int) -> Iterator[torch.Tensor]:
-    """Summed negative log-likelihood of the trained tokens, micro-batch by micro-batch."""
-    for group in micro_batches([len(example.ids) for example in examples], max_tokens):
-        ids_BT = pad_right([examples[i].ids for i in group], device=model.device)
-        chosen_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
-        for row, i in enumerate(group):
-            chosen_BT[row, examples[i].positions] = True
-        chosen_BT = chosen_BT.to(model.device)
-        hidden = hidden_states(model, ids_BT)[:, :-1][chosen_BT[:, 1:]]
-        logprobs, _ = token_logprobs(model, hidden, ids_BT[chosen_BT])
-        yield -logprobs.sum()
+def loss_sums(
+    model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
+) -> Iterator[Tensor]:
+    """Summed negative log-likelihood of the trained tokens, forward pass by forward pass.
+
+    Each pass takes examples of similar length, together at most ``max_tokens`` long (padding included where there is some).
+    With ``packing`` the model must have been prepared by ``enable_packing``.
+    """
+    lengths = [len(example.ids) for example in examples]
+    for group in micro_batches(lengths, max_tokens):
+        chosen = [examples[i] for i in group]
+        with autocast(model, precision):
+            hidden_ND, targets_N = (_packed if packing else _padded)(model, chosen)
+            logprobs_N, _ = token_logprobs(model, hidden_ND, targets_N)
+        yield -logprobs_N.sum()
+
+
+def _packed(model: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Hidden states (N, D) that predict the trained tokens, and these tokens (N,)."""
+    ids: list[int] = []
+    trained: list[int] = []
+    for example in examples:
+        trained += [len(ids) + position for position in example.positions]
+        ids += example.ids
+    ids_T = torch.tensor(ids, device=model.device)
+    trained_N = torch.tensor(trained, device=model.device)
+    layout = Layout.of([len(example.ids) for example in examples], model.device)
+    return packed_hidden_states(model, ids_T, layout)[trained_N - 1], ids_T[trained_N]
+
+
+def _padded(model: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """As ``_packed``, with the rows padded on the right to the longest."""
+    ids_BT = pad_right([example.ids for example in examples], device=model.device)
+    chosen_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
+    for row, example in enumerate(examples):
+        chosen_BT[row, example.positions] = True
+    chosen_BT = chosen_BT.to(model.device)
+    return hidden_states(model, ids_BT)[:, :-1][chosen_BT[:, 1:]], ids_BT[chosen_BT]
+
+
+def autocast(model: Any, precision: str) -> AbstractContextManager[Any]:
+    """Matrix products in bfloat16 where ``precision`` says so; weights and sums stay what they are."""
+    return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 @torch.no_grad()
-def mean_loss(model: Any, examples: Sequence[Example], max_tokens: int) -> float:
-    """Mean negative log-likelihood over all trained tokens."""
+def mean_loss(
+    model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
+) -> float:
+    """Mean negative log-likelihood over all trained tokens, dropout off."""
     tokens = sum(len(example.positions) for example in examples)
-    return sum(float(part) for part in loss_sums(model, examples, max_tokens)) / tokens
+    was_training = model.training
+    model.eval()
+    parts = loss_sums(model, examples, max_tokens, packing=packing, precision=precision)
+    loss = sum(float(part) for part in parts) / tokens
+    model.train(was_training)
+    return loss
 
 
 class SFTTrainer:
     """Trains ``model`` on ``train``; checkpoints and resume are exact, mid-epoch too.
 
-    The loss of an optimizer step is the mean over all trained tokens of its rows, however they are cut into micro-batches.
-    The order of rows depends on (seed, epoch) alone, so a resumed run needs no random state.
+    The loss of an optimizer step is the mean over all trained tokens of its rows, however they are cut into forward passes.
+    The order of rows and the dropout of a step depend on (seed, step) alone, so a resumed run needs no random state. LoRA
+    adapters must be in the model before.
+
+    Args:
+        val: examples whose mean loss decides what is best and when to stop early; may be empty.
+        log: gets (step, metrics).
+        measure: metrics of the model at a step, logged every ``sft.eval_every`` steps.
+        on_step: gets (step, loss) after every step.
+
+    Raises:
+        ValueError: settings that need validation data without any, or a model that cannot be packed.
     """
 
     def __init__(
@@ -68,64 +116,87 @@ class SFTTrainer:
         *,
         seed: int,
         log: Log,
+        measure: Callable[[int], dict[str, float]] | None = None,
         on_step: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         if config.epochs < 1 or config.batch_size < 1:
             raise ValueError("sft.epochs and sft.batch_size must be at least 1")
+        check_validation(config, bool(val))
         self.model, self.tokenizer = model, tokenizer
         self.train_set, self.val_set = train, val
         self.config, self.out, self.seed = config, out, seed
-        self.log, self.on_step = log, on_step
+        self.log, self.measure, self.on_step = log, measure, on_step
         self.per_epoch = -(-len(train) // config.batch_size)
         self.total = self.per_epoch * config.epochs
-        self.warmup = int(config.warmup_fraction * self.total)
-        lr_factor(
-            0, warmup=self.warmup, total=self.total, schedule=config.schedule
-        )  # refuses an unknown schedule early
+        self._factor(0)  # refuses an unknown schedule early
+        if config.packing:
+            enable_packing(model)
         self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
         self.step = 0
+        self.best_loss, self.best_step, self.stale = float("inf"), 0, 0
 
     def train(self, *, resume: bool = False) -> Path:
-        """Runs to the end; returns the last checkpoint's folder.
+        """Runs to the end, or until validation stops improving; returns the folder of the last or the best checkpoint.
 
         Raises:
             SFTDiverged: a loss or gradient that is not finite (names the last good checkpoint).
         """
         found = latest_checkpoint(self.out) if resume else None
         if found:
-            state = load_state(found[1])
-            self.step = int(state["step"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            self._restore(load_state(found[1]))
         self.model.train()
-        while self.step < self.total:
+        while self.step < self.total and not self._stopped():
             epoch, within = divmod(self.step, self.per_epoch)
             order = np.random.default_rng(np.random.SeedSequence([self.seed, epoch])).permutation(len(self.train_set))
             size = self.config.batch_size
             metrics = self._one_step([self.train_set[i] for i in order[within * size : (within + 1) * size]])
             self.step += 1
             ended = self.step % self.per_epoch == 0
-            if ended and self.val_set:
-                metrics["val/loss"] = mean_loss(self.model, self.val_set, self.config.micro_batch_tokens)
-            if ended or self.step % self.config.log_every == 0 or self.step == 1:
-                self.log(self.step, {"train/epoch": self.step / self.per_epoch, **metrics})
+            if self._due(self.config.val_every, ended) and self.val_set:
+                metrics["val/loss"] = self._validate()
+            measured = self._measured()
+            regular = self.step == 1 or self.step % self.config.log_every == 0
+            if regular or ended or measured or "val/loss" in metrics:
+                self.log(self.step, {"train/epoch": self.step / self.per_epoch, **metrics, **measured})
             self.on_step(self.step, metrics["train/loss"])
-            if self.step == self.total or (
-                self.step % self.config.save_every == 0 if self.config.save_every else ended
-            ):
+            improved = self.best_step == self.step and (self.config.use == "best" or self.config.patience > 0)
+            if improved or self._stopped() or self._due(self.config.save_every, ended):
                 self._save()
-        return checkpoint_folder(self.out, self.step)
+        if self._stopped() and self.step < self.total:
+            note(
+                f"SFT: stopped early at step {self.step} of {self.total}; best validation loss at step {self.best_step}"
+            )
+        return checkpoint_folder(self.out, self.best_step if self.config.use == "best" else self.step)
+
+    def _due(self, every: int, epoch_ended: bool) -> bool:
+        """Whether something done every so many steps (0: every epoch) is due; it always is at the end."""
+        return self.step == self.total or (self.step % every == 0 if every else epoch_ended)
+
+    def _stopped(self) -> bool:
+        return 0 < self.config.patience <= self.stale
+
+    def _factor(self, step: int) -> float:
+        config = self.config
+        warmup, decay = int(config.warmup_fraction * self.total), int(config.decay_fraction * self.total)
+        return lr_factor(step, warmup=warmup, total=self.total, schedule=config.schedule, decay=decay)
 
     def _one_step(self, batch: Sequence[Example]) -> dict[str, float]:
         started = time.perf_counter()
-        factor = lr_factor(self.step, warmup=self.warmup, total=self.total, schedule=self.config.schedule)
+        config, factor = self.config, self._factor(self.step)
         set_lr(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
         tokens = sum(len(example.positions) for example in batch)
         loss = 0.0
-        for part in loss_sums(self.model, batch, self.config.micro_batch_tokens):
-            (part / tokens).backward()
-            loss += float(part.detach()) / tokens
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(int(np.random.SeedSequence([self.seed, self.step]).generate_state(1)[0]))
+            parts = loss_sums(
+                self.model, batch, config.micro_batch_tokens, packing=config.packing, precision=config.precision
+            )
+            for part in parts:
+                (part / tokens).backward()
+                loss += float(part.detach()) / tokens
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
         if not (np.isfinite(loss) and bool(torch.isfinite(norm))):
             found = latest_checkpoint(self.out)
             where = f"the last good checkpoint is {found[1]}" if found else "no checkpoint was saved before"
@@ -135,69 +206,52 @@ class SFTTrainer:
         return {
             "train/loss": loss,
             "train/grad_norm": float(norm),
-            "train/lr": self.config.lr * factor,
+            "train/lr": config.lr * factor,
             "train/tokens_per_second": sum(len(example.ids) for example in batch) / seconds,
         }
 
-    def _save(self) -> None:
-        state = {"step": self.step, "optimizer": self.optimizer.state_dict()}
-        save_model(self.model, self.tokenizer, checkpoint_folder(self.out, self.step), state)
-        prune_checkpoints(self.out, self.config.keep_checkpoints)
-
-
-def data_files(data: Path) -> tuple[Path, Path | None]:
-    """The training and, where there is one, the validation file of a folder of stage 1 or of a single parquet.
-
-    Raises:
-        ValueError: neither is there.
-    """
-    if data.is_file():
-        return data, None
-    train, val = data / "train.parquet", data / "val.parquet"
-    if not train.is_file():
-        raise ValueError(f"no training data: {data} holds no train.parquet; run `spa generate` first or set sft.data")
-    return train, val if val.is_file() else None
-
-
-def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Path:
-    """Stage 2 on the data of stage 1 (a folder, or one parquet file); returns the folder of the final model.
-
-    Raises:
-        ValueError: data that cannot be read or trained on, a model that cannot be loaded, divergence.
-    """
-    train_file, val_file = data_files(data)
-    rows, skipped = read_rows(train_file)
-    found = latest_checkpoint(out) if resume else None
-    player = Player.load(cfg, str(found[1]) if found else None)
-    settings = {"loss": cfg.sft.loss, "train_end": cfg.sft.train_end, "max_length": cfg.sft.max_length}
-    train, reasons = encode_rows(rows, player.chat, **settings, skipped=skipped)  # type: ignore[arg-type]
-    for reason, count in reasons.items():
-        note(f"SFT: {count} rows of {train_file.name} skipped: {reason}")
-    val: list[Example] = []
-    if val_file is not None and (val_rows := read_rows(val_file)[0]):
-        val, _ = encode_rows(val_rows, player.chat, **settings)  # type: ignore[arg-type]
-    with progress(cfg.sft.epochs * -(-len(train) // cfg.sft.batch_size), "SFT") as bar:
-        trainer = SFTTrainer(
-            player.model,
-            player.tokenizer,
-            train,
-            val,
-            cfg.sft,
-            out,
-            seed=cfg.seeds.run,
-            log=log,
-            on_step=lambda step, loss: bar.advance(1, loss=loss),
+    def _validate(self) -> float:
+        config = self.config
+        loss = mean_loss(
+            self.model, self.val_set, config.micro_batch_tokens, packing=config.packing, precision=config.precision
         )
-        if found:
-            bar.advance(found[0])
-        folder = trainer.train(resume=resume)
-    if cfg.sft.eval_worlds:
-        log(trainer.step, probe_world_model(cfg, player))
-    return folder
+        if loss < self.best_loss:
+            self.best_loss, self.best_step, self.stale = loss, self.step, 0
+        else:
+            self.stale += 1
+        return loss
+
+    def _measured(self) -> dict[str, float]:
+        every = self.config.eval_every
+        if not every or self.step % every or self.step == self.total or self.measure is None:
+            return {}  # the measurement after training is made by the stage
+        return self.measure(self.step)
+
+    def _save(self) -> None:
+        state: dict[str, Any] = {
+            "step": self.step,
+            "optimizer": self.optimizer.state_dict(),
+            "best_loss": self.best_loss,
+            "best_step": self.best_step,
+            "stale": self.stale,
+        }
+        if has_lora(self.model):
+            state["lora"] = adapter_state(self.model)
+        save_model(self.model, self.tokenizer, checkpoint_folder(self.out, self.step), state)
+        keep_best = self.config.use == "best" or self.config.patience > 0
+        prune_checkpoints(self.out, self.config.keep_checkpoints, always=(self.best_step,) if keep_best else ())
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if has_lora(self.model):
+            load_adapter_state(self.model, state.get("lora", {}))
+        self.step = int(state["step"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best_loss, self.best_step = float(state["best_loss"]), int(state["best_step"])
+        self.stale = int(state["stale"])
 
 
-def probe_world_model(cfg: Config, player: Player) -> dict[str, float]:
-    """World-model accuracy on validation worlds, in the format of the self-play data."""
-    task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="world_model")
-    worlds = WorldSource(task, "val", cfg.seeds.val, unique=True).take(cfg.sft.eval_worlds)
-    return world_model_metrics(player.play(task, worlds, samples=1, seed=stream_seed(cfg.seeds.run, PROBE, 0)))
+def check_validation(config: SFTConfig, has_val: bool) -> None:
+    """Raises ValueError for settings that need validation rows where there are none."""
+    for name, wanted in (("sft.use=best", config.use == "best"), (f"sft.patience={config.patience}", config.patience)):
+        if wanted and not has_val:
+            raise ValueError(f"{name} needs validation rows, and there are none: set selfplay.val_fraction above 0")

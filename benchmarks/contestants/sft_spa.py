@@ -1,0 +1,77 @@
+"""Ours: see benchmarks/sft.py."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+data, steps, threads, max_length, step_tokens, folder = sys.argv[1:7]
+torch.set_num_threads(int(threads))
+
+from spa.models.load import load_model, load_tokenizer  # noqa: E402
+from spa.runs.schema import ModelConfig, SFTConfig  # noqa: E402
+from spa.worldmodel.encode import Example  # noqa: E402
+from spa.worldmodel.sft import SFTTrainer  # noqa: E402
+
+WARM = 2
+rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
+examples = [Example(row["ids"], row["positions"]) for row in rows]
+batch_size = max(1, round(int(step_tokens) / (sum(len(e.ids) for e in examples) / len(examples))))
+total = WARM + int(steps)
+examples = (examples * (total * batch_size // len(examples) + 1))[: total * batch_size]
+model = load_model(ModelConfig(path=folder, device="cpu"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+marks: dict[int, float] = {}
+losses: list[float] = []
+
+
+def on_step(step: int, loss: float) -> None:
+    marks[step] = time.perf_counter()
+    losses.append(loss)
+
+
+class Timed(SFTTrainer):
+    """Counts the tokens of the timed steps and saves no checkpoint."""
+
+    tokens = 0
+
+    def _one_step(self, batch):
+        if self.step >= WARM:
+            self.tokens += sum(len(example.ids) for example in batch)
+        return super()._one_step(batch)
+
+    def _save(self) -> None:
+        pass
+
+
+config = SFTConfig(
+    epochs=1,
+    batch_size=batch_size,
+    lr=1e-4,
+    micro_batch_tokens=int(step_tokens),
+    max_length=int(max_length),
+    log_every=10**6,
+)
+with tempfile.TemporaryDirectory() as out:
+    trainer = Timed(
+        model, load_tokenizer(folder), examples, [], config, Path(out), seed=0, log=lambda *_: None, on_step=on_step
+    )
+    trainer.train()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+seconds = marks[total] - marks[WARM]
+print(
+    json.dumps(
+        {
+            "tokens_per_second": trainer.tokens / seconds,
+            "peak_mib": peak / 1024,
+            "before_mib": before / 1024,
+            "loss": losses[0],
+        }
+    )
+)

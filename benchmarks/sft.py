@@ -1,0 +1,189 @@
+"""Stage 2 side by side with TRL's SFTTrainer and with the original code's way of batching.
+
+    python benchmarks/sft.py                 # makes the data and, once, a virtual environment for TRL
+    python benchmarks/sft.py --repeats 5 --json sft.json
+
+All train the same model on the same rows (self-play of the built-in model) in the same precision, AdamW and gradient
+clipping included, with as many tokens to an optimizer step as can be had alike. Each repeat is a process of its own, and the
+contestants take turns, so that a busy moment of the machine hits all of them. A token counts once if it is no padding.
+
+    spa         spa.worldmodel.sft.SFTTrainer
+    trl         trl.SFTTrainer, packing=True, loss on the completion, gradient checkpointing off
+    trl-padded  the same with packing=False: rows padded to the longest of their batch
+    original    rows right-padded to max_length, one row a forward pass, loss over the whole vocabulary at every position
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+CONTESTANTS = ("spa", "trl", "trl-padded", "original")
+SETS = {
+    # one turn a row, short prompts: what the tiny model is trained on
+    "short": ["sokoban", "selfplay.groups=64", "selfplay.group_size=4"],
+    # the whole history in the paper's words: long rows of very different lengths
+    "long": [
+        "sokoban",
+        "selfplay.groups=32",
+        "selfplay.group_size=4",
+        "selfplay.policy=random",
+        "agent.style=paper",
+        "agent.window=0",
+    ],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps timed, after two that are not")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--max-length", type=int, default=2048)
+    parser.add_argument("--step-tokens", type=int, default=8192, help="tokens to an optimizer step, about")
+    parser.add_argument("--sets", default=",".join(SETS), help="short, long")
+    parser.add_argument("--peers", default=",".join(CONTESTANTS))
+    parser.add_argument("--trl-venv", type=Path, default=HERE / ".venv-trl")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    peers = options.peers.split(",")
+    if any(peer.startswith("trl") for peer in peers):
+        make_venv(options.trl_venv)
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.sets.split(","):
+            data = make_data(Path(folder) / name, SETS[name], options)
+            runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
+            for repeat in range(options.repeats):
+                for peer in peers:
+                    runs[peer].append(measure(peer, data, options))
+                    print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
+            results[name] = {"rows": describe(data), "peers": {peer: summary(runs[peer]) for peer in peers}}
+            print(table(name, results[name]))
+    machine = {"processor": processor(), "threads": options.threads, "python": platform.python_version()}
+    print(json.dumps(machine))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+
+
+def make_venv(folder: Path) -> None:
+    if not (folder / "bin" / "python").exists():
+        print(f"Installing TRL into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+        subprocess.run([*map(str, pip), "torch"], check=True)
+        subprocess.run([*map(str, pip), "trl"], check=True)
+
+
+def make_data(folder: Path, settings: list[str], options: argparse.Namespace) -> Path:
+    """Self-play rows of the built-in model as token ids, trained positions and messages: one JSON object a line."""
+    command = [sys.executable, "-m", "spa", "generate", *settings, "--out", str(folder), "--quiet"]
+    subprocess.run(command, check=True)
+    from spa.agent.chat import Chat
+    from spa.models.load import load_tokenizer
+    from spa.worldmodel.dataset import read_rows
+    from spa.worldmodel.encode import encode_rows
+
+    rows, _ = read_rows(folder / "selfplay" / "train.parquet")
+    chat = Chat(load_tokenizer("builtin:tiny"))
+    path = folder / "rows.jsonl"
+    with open(path, "w", encoding="utf-8") as file:
+        for row in rows:
+            settings_of_loss = {"loss": "think_answer", "train_end": True, "max_length": options.max_length}
+            try:
+                (example,), _ = encode_rows([row], chat, **settings_of_loss)
+            except ValueError:
+                continue  # too long or without a trainable token, for every contestant
+            prompt = [{"role": m["role"], "content": m["content"]} for m in row.prompt]
+            record = {
+                "ids": example.ids,
+                "positions": example.positions,
+                "prompt": prompt,
+                "completion": [{"role": "assistant", "content": row.response}],
+            }
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def describe(path: Path) -> dict[str, float]:
+    lengths = sorted(len(row["ids"]) for row in read(path))
+    return {"rows": len(lengths), "median": statistics.median(lengths), "longest": lengths[-1], "tokens": sum(lengths)}
+
+
+def measure(peer: str, data: Path, options: argparse.Namespace) -> dict[str, float]:
+    python = options.trl_venv / "bin" / "python" if peer.startswith("trl") else Path(sys.executable)
+    arguments = [data, options.steps, options.threads, options.max_length, options.step_tokens, model_folder(), peer]
+    script = HERE / "contestants" / f"sft_{peer.partition('-')[0]}.py"
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(options.threads),
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+    }
+    done = subprocess.run(
+        [str(python), str(script), *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
+    if done.returncode:
+        raise SystemExit(f"{peer} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def model_folder() -> Path:
+    from spa.models.load import resolve_path
+
+    return Path(resolve_path("builtin:tiny"))
+
+
+def summary(runs: list[dict[str, float]]) -> dict[str, float]:
+    speeds = [run["tokens_per_second"] for run in runs]
+    return {
+        "tokens_per_second": statistics.median(speeds),
+        "lowest": min(speeds),
+        "highest": max(speeds),
+        "peak_mib": statistics.median(run["peak_mib"] for run in runs),
+        "model_mib": statistics.median(run["peak_mib"] - run["before_mib"] for run in runs),
+        "loss": runs[0]["loss"],
+    }
+
+
+def table(name: str, result: dict) -> str:
+    rows, peers = result["rows"], result["peers"]
+    lines = [
+        "",
+        f"{name}: {rows['rows']} rows, median {rows['median']:.0f}, longest {rows['longest']} tokens",
+        f"{'':12}{'tokens/s':>10}{'spread':>18}{'spa is':>9}{'peak MiB':>10}{'training MiB':>14}",
+    ]
+    for peer, values in peers.items():
+        ratio = peers["spa"]["tokens_per_second"] / values["tokens_per_second"] if "spa" in peers else float("nan")
+        spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
+        lines.append(
+            f"{peer:12}{values['tokens_per_second']:>10.0f}{spread:>18}{ratio:>8.2f}x{values['peak_mib']:>10.0f}"
+            f"{values['model_mib']:>14.0f}"
+        )
+    return "\n".join(lines)
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Low-rank adapters through peft, put into the model in place: to everything else it stays the model it was."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ADAPTER = "default"
+
+
+def add_lora(
+    model: Any, *, rank: int, alpha: float, dropout: float, targets: Sequence[str] = ("all-linear",), seed: int = 0
+) -> None:
+    """Freezes the model and gives its linear layers trainable adapters ``B A alpha / rank`` that start at 0.
+
+    Args:
+        targets: ends of names of linear layers (``q_proj``); ``all-linear`` means all but the output head.
+        seed: of A's initial values; the global random state is left alone.
+
+    Raises:
+        ValueError: peft is not installed, or no layer is named so.
+    """
+    peft = _peft()
+    names: str | list[str] = "all-linear" if list(targets) == ["all-linear"] else list(targets)
+    settings = peft.LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(settings, model)
+        except ValueError as error:
+            linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+            raise ValueError(
+                f"sft.lora_targets={list(targets)} names no layer of {type(model).__name__}; its linear layers are "
+                f"{', '.join(sorted(linear))}"
+            ) from error
+    # Outside of its wrapper peft freezes nothing.
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def _peft() -> Any:
+    """The package; untyped, since it is optional."""
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise ValueError("sft.lora_rank needs peft: pip install 'spa-agent[lora]'") from error
+
+
+def has_lora(model: Any) -> bool:
+    return bool(getattr(model, "peft_config", None))
+
+
+def adapter_state(model: Any) -> dict[str, Tensor]:
+    """The adapters' tensors by name."""
+    return {name: p.detach().cpu().clone() for name, p in model.named_parameters() if "lora_" in name}
+
+
+def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
+    """Takes over what ``adapter_state`` gave.
+
+    Raises:
+        ValueError: the adapters are of other layers or another rank.
+    """
+    own = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    if {name: tuple(t.shape) for name, t in own.items()} != {name: tuple(t.shape) for name, t in state.items()}:
+        raise ValueError("the checkpoint's LoRA adapters are of other layers or of another rank than the config's")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(state[name])
+
+
+@torch.no_grad()
+def merged_state(model: Any) -> dict[str, Tensor]:
+    """The weights of the plain model with the adapters added in; the model itself is not touched.
+
+    Merging in place and undoing it would round: a run that saves would then differ from one that does not.
+    """
+    layer_type = _peft().tuners.lora.LoraLayer
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if "lora_" not in name:
+            state[name.replace(".base_layer.", ".")] = tensor
+    for name, module in model.named_modules():
+        if isinstance(module, layer_type):
+            weight = state[f"{name}.weight"]
+            state[f"{name}.weight"] = (weight + module.get_delta_weight(_ADAPTER).to(weight.dtype)).contiguous()
+    return state
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Writes the adapters alone, as ``PeftModel.from_pretrained(base, folder)`` reads them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = _peft().get_peft_model_state_dict(model, adapter_name=_ADAPTER)
+    named = {
+        f"base_model.model.{name.removeprefix('base_model.model.')}": t.contiguous() for name, t in tensors.items()
+    }
+    save_file(named, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    settings = model.peft_config[_ADAPTER]
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+    settings.inference_mode = False

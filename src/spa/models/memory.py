@@ -1,0 +1,114 @@
+"""How much memory a training will need, estimated before it starts, and how much there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by purpose at the peak of a training step."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+    def __str__(self) -> str:
+        parts = ("weights", "gradients", "optimizer", "activations", "logits")
+        return f"{size(self.total)} ({', '.join(f'{part} {size(getattr(self, part))}' for part in parts)})"
+
+
+def size(count: int) -> str:
+    """A number of bytes for people."""
+    return f"{count / GIB:.1f} GiB" if count >= 0.1 * GIB else f"{count / 2**20:.0f} MiB"
+
+
+def estimate_training(
+    config: Any, *, tokens: int, scored: int, weight_bytes: int, compute_bytes: int, checkpointing: bool, lora_rank: int
+) -> MemoryEstimate:
+    """Peak memory of one forward and backward pass and of AdamW, from a transformers config alone (no weights are loaded).
+
+    Counted for a Llama-like block: the tensors that autograd keeps per token and layer (inputs of norms and products, queries,
+    keys, values, the three of the gated MLP) in ``compute_bytes``, norms in float32. With ``checkpointing`` one input a
+    layer stays, and one layer is recomputed at a time.
+
+    Args:
+        tokens: of the largest forward pass; ``scored``: of those, how many have their log-prob computed.
+        weight_bytes: of one weight; gradients and both Adam states have the same size each.
+        lora_rank: 0 if all weights are trained.
+    """
+    from spa.models.forward import CHUNK_LOGITS
+
+    total = count_parameters(config)
+    hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.intermediate_size
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    head = getattr(config, "head_dim", None) or hidden // heads
+    queries, keys = heads * head, kv_heads * head
+    trained = total
+    if lora_rank:
+        ends = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
+        trained = lora_rank * layers * ends
+    # What a matrix product or an elementwise one keeps for its backward pass, in numbers a token.
+    products = 2 * hidden + 3 * queries + 4 * keys + 4 * inner
+    norms = 4 * hidden  # input and normalised input of both, in float32
+    layer = tokens * (products * compute_bytes + norms * 4)
+    kept = tokens * hidden * 4  # the residual stream stays in float32
+    cast = total * compute_bytes if compute_bytes < weight_bytes else 0  # autocast keeps a copy of the weights
+    activations = layers * kept + layer if checkpointing else layers * layer
+    chunk = min(scored * config.vocab_size, CHUNK_LOGITS)
+    return MemoryEstimate(
+        weights=total * weight_bytes + (trained * weight_bytes if lora_rank else 0),
+        gradients=trained * weight_bytes,
+        optimizer=2 * trained * weight_bytes,
+        activations=activations + cast + tokens * 3 * hidden * 4,
+        logits=3 * 4 * chunk,
+    )
+
+
+def count_parameters(config: Any) -> int:
+    """Parameters of the causal model of a config; nothing is allocated."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum({id(p): p.numel() for p in model.parameters()}.values())
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a process can still take on a device, or None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    values = [value for value in (_meminfo("MemAvailable"), _cgroup_free()) if value is not None]
+    return min(values) if values else None
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _cgroup_free() -> int | None:
+    """What a container's limit leaves."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text()
+        return None if limit == "max" else max(0, int(limit) - int(used))
+    except (OSError, ValueError):
+        return None

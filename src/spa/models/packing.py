@@ -1,0 +1,117 @@
+"""Several rows in one forward pass without padding, each attending to itself alone.
+
+The rows stand one behind the other in a sequence of T tokens. Everything that works token by token (embeddings, linear layers,
+norms) runs on exactly these T; only attention needs to know where rows begin, and gets them as a right-padded batch of
+queries, keys and values, in which causal attention lets no real token see a pad. So isolation needs no mask of T x T, and rows of
+unequal length cost no wasted matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAME = "spa_packed"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the rows of a packed sequence stand.
+
+    ``padded_BL[b, i]`` is the place in the sequence of token i of row b (0 where the row is shorter), and ``flat_T[t]``
+    the place of token t in the padded batch, flattened. ``even`` says that all rows have one length.
+    """
+
+    positions_1T: Tensor
+    padded_BL: Tensor
+    flat_T: Tensor
+    even: bool
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
+        sizes_B = torch.tensor(lengths, device=device)
+        starts_B = sizes_B.cumsum(0) - sizes_B
+        row_T = torch.repeat_interleave(torch.arange(len(lengths), device=device), sizes_B)
+        positions_T = torch.arange(len(row_T), device=device) - starts_B[row_T]
+        longest = max(lengths)
+        columns_L = torch.arange(longest, device=device)
+        padded_BL = torch.where(columns_L < sizes_B[:, None], starts_B[:, None] + columns_L, 0)
+        even = min(lengths) == longest
+        return cls(positions_T[None], padded_BL, row_T * longest + positions_T, even)
+
+
+def enable_packing(model: Any) -> None:
+    """Lets ``packed_hidden_states`` be used with a transformers model; everything else it does stays ``sdpa``.
+
+    Raises:
+        ValueError: the model's attention cannot be replaced.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    try:
+        model.set_attn_implementation(NAME)
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            f"rows cannot be packed with {type(model).__name__} ({error}); use sft.packing=false"
+        ) from error
+    windows = (
+        [getattr(model.config, "sliding_window", None)] if getattr(model.config, "use_sliding_window", True) else []
+    )
+    if any(windows):
+        raise ValueError(
+            f"{type(model).__name__} has sliding-window attention, which cannot be packed; use sft.packing=false"
+        )
+
+
+def packed_hidden_states(model: Any, ids_T: Tensor, layout: Layout) -> Tensor:
+    """(T, D) last hidden states of packed rows; needs ``enable_packing``."""
+    # A mask of four dimensions is passed on as it is: none of T x T is built from the position ids.
+    unused = torch.empty(1, 1, 0, 0, device=ids_T.device)
+    output = model.base_model(
+        input_ids=ids_T[None],
+        position_ids=layout.positions_1T,
+        attention_mask=unused,
+        use_cache=False,
+        packed_layout=layout,
+    )
+    hidden_TD: Tensor = output.last_hidden_state[0]
+    return hidden_TD
+
+
+def _attention(
+    module: Any,
+    query_1HTK: Tensor,
+    key_1HTK: Tensor,
+    value_1HTK: Tensor,
+    attention_mask: Tensor | None,
+    packed_layout: Layout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if packed_layout is None:
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query_1HTK, key_1HTK, value_1HTK, attention_mask, **kwargs
+        )
+        return result
+    padded_BL = packed_layout.padded_BL
+    rows, longest = padded_BL.shape
+
+    def unpack(packed_1HTK: Tensor) -> Tensor:
+        tokens_THK = packed_1HTK[0].transpose(0, 1)
+        if not packed_layout.even:
+            tokens_THK = tokens_THK[padded_BL.view(-1)]
+        return tokens_THK.reshape(rows, longest, *tokens_THK.shape[1:]).transpose(1, 2)
+
+    out_BLHK, _ = sdpa_attention_forward(
+        module, unpack(query_1HTK), unpack(key_1HTK), unpack(value_1HTK), None, **kwargs
+    )
+    out_THK = out_BLHK.reshape(rows * longest, *out_BLHK.shape[2:])
+    return (out_THK if packed_layout.even else out_THK[packed_layout.flat_T])[None], None

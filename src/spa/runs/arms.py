@@ -1,0 +1,107 @@
+"""What an arm changes of a run: its settings, and which self-play data and SFT model are its own. Imports no torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from spa.runs.config import arm_names, differences, env_block, load_arm
+from spa.runs.overrides import from_mapping
+from spa.runs.schema import ArmConfig, Config
+from spa.runs.validate import validate
+
+# Blocks that stages 1 and 2 do not read.
+_LATER = ("ppo", "eval", "report", "arms", "name")
+_STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
+
+
+def arms_of(cfg: Config) -> list[ArmConfig]:
+    """The arms that a run compares, the untrained base first.
+
+    Raises:
+        ValueError: an arm that does not exist or does not fit the config, two of one name, or two that share the name of a stage 1
+            but not its settings.
+    """
+    arms = [load_arm(name) for name in dict.fromkeys(["base", *cfg.arms])]
+    check_arms(cfg, arms)
+    return arms
+
+
+def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
+    """Raises ValueError as ``arms_of``."""
+    names: set[str] = set()
+    sources: dict[str, tuple[str, Config]] = {}
+    for arm in arms:
+        if arm.name in names:
+            raise ValueError(f"two arms are named {arm.name!r}")
+        names.add(arm.name)
+        stage_3, source = arm_config(cfg, arm), source_config(cfg, arm)
+        del stage_3  # made to be checked
+        if not arm.sft:
+            continue
+        key = selfplay_name(arm)
+        other, known = sources.setdefault(key, (arm.name, source))
+        changed = [name for name in differences(known, source) if name.partition(".")[0] in _STAGE_1]
+        if changed:
+            raise ValueError(
+                f"arms {other} and {arm.name} share the self-play data {key or 'of the run'!r} but not its settings "
+                f"({', '.join(changed)}); give one of them another `selfplay` name"
+            )
+
+
+def arm_config(cfg: Config, arm: ArmConfig) -> Config:
+    """The run's config with the arm's settings: what its stage 3 and its evaluation go by.
+
+    Raises:
+        ValueError: a setting that does not exist or cannot have this value (the message names the arm).
+    """
+    return _apply(cfg, arm, arm.settings)
+
+
+def source_config(cfg: Config, arm: ArmConfig | None) -> Config:
+    """What the arm's stages 1 and 2 go by: its settings and those of its source; without an arm the run's own config.
+
+    Raises:
+        ValueError: as ``arm_config``.
+    """
+    return copy.deepcopy(cfg) if arm is None else _apply(cfg, arm, {**arm.settings, **arm.source})
+
+
+def _apply(cfg: Config, arm: ArmConfig, settings: Mapping[str, Any]) -> Config:
+    result = copy.deepcopy(cfg)
+    rest = dict(settings)
+    try:
+        if isinstance(rest.get("env"), str):
+            result.env = env_block(rest.pop("env"))
+        result = from_mapping(Config, rest, result)
+        validate(result, [*arm_names(), *result.arms])
+    except ValueError as error:
+        raise ValueError(f"arm {arm.name}: {error}") from error
+    return result
+
+
+def selfplay_name(arm: ArmConfig | None) -> str:
+    """Name of the arm's own self-play data; empty where it uses the run's."""
+    if arm is None:
+        return ""
+    touched = any(key.partition(".")[0] in _STAGE_1 for key in [*arm.settings, *arm.source])
+    return arm.selfplay or (arm.name if touched else "")
+
+
+def selfplay_folder(out: Path, arm: ArmConfig | None) -> Path:
+    """Where the arm's stage 1 writes: ``selfplay`` or ``selfplay-NAME``."""
+    name = selfplay_name(arm)
+    return out / (f"selfplay-{name}" if name else "selfplay")
+
+
+def sft_folder(out: Path, arm: ArmConfig | None) -> Path:
+    """Where the arm's stage 2 writes: ``sft``, or ``sft-ARM`` where it differs from the run's in any setting of stages 1 and 2."""
+    own = arm is not None and any(key.partition(".")[0] not in _LATER for key in [*arm.settings, *arm.source])
+    return out / (f"sft-{arm.name}" if arm is not None and own else "sft")
+
+
+def changes_nothing(cfg: Config, arm: ArmConfig) -> bool:
+    """Whether the arm's settings are already the run's, so that it repeats another arm."""
+    return bool(arm.settings or arm.source) and not differences(cfg, source_config(cfg, arm))

@@ -1,0 +1,33 @@
+"""Small networks of the families that users bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def network(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    """A random two-layer model with grouped keys and values; ``family`` is llama, qwen2, qwen3 or mistral."""
+    import transformers
+
+    names = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+    settings: dict[str, Any] = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "sliding_window": None,
+        **changes,
+    }
+    if family == "llama":
+        del settings["sliding_window"]
+    config = getattr(transformers, f"{names[family]}Config")(**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return getattr(transformers, f"{names[family]}ForCausalLM")(config)

@@ -1,0 +1,90 @@
+"""The estimate against what autograd really keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spa.models.memory import count_parameters, estimate_training, free_memory, size
+from spa.models.packing import Layout, enable_packing, packed_hidden_states
+from tests.models.networks import network
+
+LENGTHS = [60, 40, 100]
+
+
+def kept_bytes(model, precision: str) -> int:
+    """Bytes of all storages that a forward pass saves for its backward pass, parameters left out."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+    alive = []  # so that no storage is freed and its address used again
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        alive.append(tensor)
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    ids = torch.arange(sum(LENGTHS)) % 100
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"),
+    ):
+        packed_hidden_states(model, ids, Layout.of(LENGTHS))
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_activations_are_estimated_within_a_fifth(family: str, precision: str) -> None:
+    model = network(family, hidden_size=128, head_dim=32, intermediate_size=384, num_hidden_layers=3)
+    enable_packing(model)
+    model.train()
+    estimate = estimate_training(
+        model.config,
+        tokens=sum(LENGTHS),
+        scored=0,
+        weight_bytes=4,
+        compute_bytes=4 if precision == "float32" else 2,
+        checkpointing=False,
+        lora_rank=0,
+    )
+    assert estimate.activations == pytest.approx(kept_bytes(model, precision), rel=0.2)
+
+
+def estimate(**changes):
+    settings = {"weight_bytes": 4, "compute_bytes": 4, "checkpointing": False, "lora_rank": 0, **changes}
+    return estimate_training(network("qwen2").config, tokens=1000, scored=1000, **settings)
+
+
+def test_weights_gradients_and_adam_are_counted_exactly() -> None:
+    model = network("qwen2")
+    count = sum(p.numel() for p in model.parameters())
+    assert count_parameters(model.config) == count
+    full = estimate()
+    assert (full.weights, full.gradients, full.optimizer) == (4 * count, 4 * count, 8 * count)
+    assert full.total == sum((full.weights, full.gradients, full.optimizer, full.activations, full.logits))
+
+
+def test_each_saving_saves() -> None:
+    full = estimate()
+    assert estimate(checkpointing=True).activations < full.activations
+    assert estimate(lora_rank=2).optimizer < full.optimizer / 5
+    assert estimate(weight_bytes=2, compute_bytes=2).total < 0.75 * full.total
+
+
+def test_lora_parameters_are_counted_exactly() -> None:
+    pytest.importorskip("peft")
+    from spa.models.lora import add_lora
+
+    model = network("qwen2")
+    add_lora(model, rank=2, alpha=4, dropout=0.0)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert estimate(lora_rank=2).gradients == 4 * trained
+
+
+def test_free_memory_of_this_machine() -> None:
+    free = free_memory(torch.device("cpu"))
+    assert free is None or 10**6 < free < 10**15
+    assert size(3 * 2**30) == "3.0 GiB"
+    assert size(5 * 2**20) == "5 MiB"
