@@ -96,7 +96,8 @@ def instruction(config: EnvConfig, prompt: str, env: TextEnv) -> str:
     if prompt == "base":
         return base
     text = base + _WORLD_MODEL
-    example = _EXAMPLES.get(config.id, {}).get(env.state_format)
+    # The example shows how positions are written, wherever the world's own are.
+    example = _EXAMPLES.get(config.id, {}).get(env.state_format.removeprefix("random_"))
     # The examples are written with the default symbols and action names.
     if example and not ({"grid_vocab", "action_names"} & set(config.settings)):
         state, thoughts, after, actions = example

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import gymnasium as gym
 import numpy as np
 
-StateFormat = Literal["grid", "coordinates"]
+StateFormat = Literal["grid", "coordinates", "random_coordinates"]
 STATE_FORMATS: tuple[str, ...] = get_args(StateFormat)
 
 
@@ -37,7 +37,8 @@ class TextEnv(gym.Env[str, str]):
         rules: what the player should know, in a sentence or two, without symbols and action names.
         actions: the names of all actions in listing order, or ``()`` where actions are free text.
         symbols: cell symbol -> meaning, in listing order; ``{}`` where there are none.
-        state_format: ``"grid"`` (the bare state) or ``"coordinates"`` (followed by a sentence with positions).
+        state_format: ``"grid"`` (the bare state), ``"coordinates"`` (followed by a sentence with positions) or
+            ``"random_coordinates"`` (followed by a sentence with wrong ones: the paper's ablation, Fig. 5).
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}
@@ -50,6 +51,19 @@ class TextEnv(gym.Env[str, str]):
     @abstractmethod
     def render(self) -> str:
         """The true state as text, in ``state_format``."""
+
+    def legal(self, state: str, before: str | None = None) -> bool | None:
+        """Whether this world could be in ``state``, and, where ``before`` is given, could come there from it by some moves.
+
+        It says what rules out a state at sight (one player, all boxes there, walls where they were), not whether moves that lead
+        there exist. None where the world cannot say, which is the default. Never raises, and changes nothing.
+        """
+        return None
+
+    @property
+    def num_cell_values(self) -> int | None:
+        """How many symbols a cell of the state can show (a random guess's perplexity), or None for free text."""
+        return len(self.symbols) or None
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """A random action, blind to the state. Worlds with free-text actions override this.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class FrozenLake(GridEnv):
         grid_vocab: other symbols, in the order player, empty, hole, goal, player in hole, player on goal, or a
             mapping from symbol to these meanings.
         action_names: other names, in the order left, down, right, up.
-        state_format: ``"grid"`` or ``"coordinates"``.
+        state_format: ``"grid"``, ``"coordinates"`` or ``"random_coordinates"``.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
 
     Raises:
@@ -198,6 +198,9 @@ class FrozenLake(GridEnv):
         rows = [cells[start : start + lake.size] for start in range(0, len(cells), lake.size)]
         return f"{lake.size}x{lake.size}\n" + "\n".join(rows)
 
+    def _keeps(self, earlier: Any) -> bool:
+        return (self.lake.holes, self.lake.goal) == (earlier.lake.holes, earlier.lake.goal)
+
     def _cells(self) -> list[str]:
         cells = ["hole" if cell in self.lake.holes else "empty" for cell in range(self.size**2)]
         cells[self.lake.goal] = "goal"
@@ -219,4 +222,4 @@ class FrozenLake(GridEnv):
     def _sentence(self) -> str:
         holes = self._list("hole", "holes", "hole", sorted(self.lake.holes))
         goal = self._list("goal", "goals", "goal", [self.lake.goal])
-        return f"Player ({self._symbol['player']}) is at {self._at(self.player)}; {holes}; {goal}."
+        return f"Player ({self._symbol['player']}) is at {self._positions([self.player])[0]}; {holes}; {goal}."

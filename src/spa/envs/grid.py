@@ -47,13 +47,13 @@ class GridEnv(SeededEnv):
         self._index = {name.casefold(): i for i, name in enumerate(self.actions)}
         length = height * (width + 1) - 1
         charset = frozenset(self.symbols) | {"\n"}
-        if state_format == "coordinates":
+        if state_format != "grid":
             length, charset = length + 1 + longest_sentence, charset | SENTENCE
         self.observation_space = Text(length, charset=charset)
         self.action_space = Text(max(map(len, self.actions)), charset=frozenset("".join(self.actions)))
 
     def render(self) -> str:
-        """The true state: the grid and, in the format ``coordinates``, a last line with zero-indexed positions."""
+        """The true state: the grid and, in the other formats, a last line with zero-indexed positions, true or wrong."""
         cells = "".join(self._symbol[meaning] for meaning in self._cells())
         width = self.width
         grid = "\n".join(cells[start : start + width] for start in range(0, len(cells), width))
@@ -77,15 +77,23 @@ class GridEnv(SeededEnv):
             raise ValueError(f"unknown symbols {''.join(unknown)!r} in the state. Known: {''.join(self.symbols)}")
         self._set_cells([self.symbols[symbol] for row in rows for symbol in row])
         rest = "\n".join(lines[self.height :]).strip()
-        if rest and rest != self._sentence():
+        if rest and self.state_format != "random_coordinates" and rest != self._sentence():
             raise ValueError(f"the positions {rest!r} disagree with the grid, whose positions are {self._sentence()!r}")
 
     def _at(self, cell: int) -> str:
         return f"({cell // self.width},{cell % self.width})"
 
+    def _positions(self, cells: Iterable[int]) -> list[str]:
+        """How the sentence names cells."""
+        named = list(cells)
+        if self.state_format == "random_coordinates":
+            wrong = self.wrong_cells(self.height * self.width)
+            named = sorted(wrong[cell] for cell in named)
+        return [self._at(cell) for cell in named]
+
     def _list(self, singular: str, plural: str, meaning: str, cells: Iterable[int]) -> str:
         """``box (X) is at (1,2)``, ``boxes (X) are at (1,2), (3,4)`` or ``no boxes (X)``."""
-        positions = [self._at(cell) for cell in cells]
+        positions = self._positions(cells)
         symbol = self._symbol[meaning]
         if not positions:
             return f"no {plural} ({symbol})"

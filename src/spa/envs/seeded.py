@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from gymnasium.error import ResetNeeded
 from spa.envs.base import STATE_FORMATS, TextEnv
 
 # A world's seed feeds independent streams, told apart by the first entry of the spawn key.
-WORLD_STREAM, NOISE_STREAM = 0, 1
+WORLD_STREAM, NOISE_STREAM, POSITION_STREAM = 0, 1, 2
 OPTIONS = ("noise_seed", "state")
 
 
@@ -104,6 +105,35 @@ class SeededEnv(TextEnv):
             self._noise = np.random.Generator(np.random.PCG64(sequence))
         return self._noise
 
+    def wrong_cells(self, count: int) -> list[int]:
+        """For each of ``count`` cells another one, no two the same: what ``random_coordinates`` names instead.
+
+        It depends on the world, its noise and the number of steps played, so a state is written the same way each time.
+        """
+        sequence = np.random.SeedSequence(self._noise_seed, spawn_key=(POSITION_STREAM, self._steps))
+        rng = np.random.Generator(np.random.PCG64(sequence))
+        cells = list(range(count))
+        # Sattolo's shuffle: one cycle through all cells, so none stays where it is.
+        for last in range(count - 1, 0, -1):
+            other = pick(rng.random(), last)
+            cells[last], cells[other] = cells[other], cells[last]
+        return cells
+
+    def legal(self, state: str, before: str | None = None) -> bool | None:
+        try:
+            twin = copy.copy(self)
+            twin._load(state.strip())
+        except Exception:  # whatever a model wrote
+            return False
+        if before is None:
+            return True
+        try:
+            earlier = copy.copy(self)
+            earlier._load(before.strip())
+        except Exception:
+            return None
+        return twin._keeps(earlier)
+
     def _info(self, *, valid: bool, effective: bool) -> dict[str, Any]:
         return {"success": self._success(), "valid": valid, "effective": effective, "content": self._content}
 
@@ -118,6 +148,10 @@ class SeededEnv(TextEnv):
     @abstractmethod
     def _load(self, text: str) -> None:
         """Takes over a written state; raises ValueError where it is none."""
+
+    def _keeps(self, earlier: Any) -> bool:
+        """Whether what no move can change is as in ``earlier``, an instance of this class with the same settings."""
+        return True
 
     @abstractmethod
     def _play(self, action: str) -> Outcome | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spa.envs.grid import GridEnv, Vocabulary
 from spa.envs.seeded import Outcome, at_least
@@ -51,7 +51,7 @@ class Sokoban(GridEnv):
             (``"W.GCBA@"``), or a mapping from symbol to these meanings.
         action_names: other names, in the order up, down, left, right: ``("Left", "Right", "Up", "Down")`` makes
             "Left" move up.
-        state_format: ``"grid"`` or ``"coordinates"``.
+        state_format: ``"grid"``, ``"coordinates"`` or ``"random_coordinates"``.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
 
     Raises:
@@ -137,6 +137,9 @@ class Sokoban(GridEnv):
         # Default symbols and no player: the same boxes and targets in the same walls are the same problem.
         return f"{self.height}x{self.width}\n{grid_text(replace(self.room, player=-1))}"
 
+    def _keeps(self, earlier: Any) -> bool:
+        return (self.room.walls, self.room.targets) == (earlier.room.walls, earlier.room.targets)
+
     def _cells(self) -> list[str]:
         return _cells(self.room)
 
@@ -164,7 +167,7 @@ class Sokoban(GridEnv):
         room = self.room
         boxes = self._list("box", "boxes", "box", _bits(room.boxes))
         targets = self._list("target", "targets", "target", _bits(room.targets))
-        return f"Player ({self._symbol['player']}) is at {self._at(room.player)}; {boxes}; {targets}."
+        return f"Player ({self._symbol['player']}) is at {self._positions([room.player])[0]}; {boxes}; {targets}."
 
 
 def _bits(mask: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from math import isqrt
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Text
@@ -71,7 +72,7 @@ class Sudoku(SeededEnv):
         board_size: 4 or 9.
         difficulty: ``"easy"``, ``"medium"`` or ``"hard"``.
         max_steps: valid actions after which an episode is cut off.
-        state_format: ``"grid"`` (the line alone) or ``"coordinates"``.
+        state_format: ``"grid"`` (the line alone), ``"coordinates"`` or ``"random_coordinates"``.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
 
     Raises:
@@ -105,14 +106,14 @@ class Sudoku(SeededEnv):
         self.clues: Board = (0,) * self.size**2
         self.board: list[int] = list(self.clues)
         length, charset = 2 * self.size * (self.size + 1), frozenset("| .123456789")
-        if state_format == "coordinates":
+        if state_format != "grid":
             length += 64 + 7 * self.size**2
             charset |= frozenset("\nEmpty positions to be filled are at (0,1). No found might complete")
         self.observation_space = Text(length, charset=charset)
         self.action_space = Text(64, charset=string.digits + string.ascii_letters + ", ")
 
     def render(self) -> str:
-        """The true state: the board's line and, in the format ``coordinates``, the line of empty cells."""
+        """The true state: the board's line and, in the other formats, the line of empty cells, true or wrong."""
         line = _line(self.board, self.size)
         return line if self.state_format == "grid" else f"{line}\n{self._sentence()}"
 
@@ -143,7 +144,8 @@ class Sudoku(SeededEnv):
                 row, column = divmod(cell, self.size)
                 raise ValueError(f"the {digit} at ({row + 1},{column + 1}) is repeated in its row, column or box")
         self.clues, self.board = tuple(board), board
-        if rest.strip() and rest.strip() != self._sentence():
+        given = "" if self.state_format == "random_coordinates" else rest.strip()
+        if given and given != self._sentence():
             raise ValueError(
                 f"the positions {rest!r} disagree with the board, whose positions are {self._sentence()!r}"
             )
@@ -165,12 +167,22 @@ class Sudoku(SeededEnv):
     def _success(self) -> bool:
         return 0 not in self.board  # conflicting digits never get onto the board
 
+    def _keeps(self, earlier: Any) -> bool:
+        return all(digit or not before for digit, before in zip(self.board, earlier.board, strict=True))
+
+    @property
+    def num_cell_values(self) -> int:
+        return self.size + 1  # digits and the mark of an empty cell
+
     def _problem(self) -> str:
         return f"{self.size}x{self.size}\n{_line(list(self.clues), self.size)}"
 
     def _sentence(self) -> str:
-        cells = [divmod(cell, self.size) for cell, digit in enumerate(self.board) if not digit]
-        where = ", ".join(f"({row + 1},{column + 1})" for row, column in cells)
+        cells = [cell for cell, digit in enumerate(self.board) if not digit]
+        if self.state_format == "random_coordinates":
+            wrong = self.wrong_cells(len(self.board))
+            cells = sorted(wrong[cell] for cell in cells)
+        where = ", ".join(f"({cell // self.size + 1},{cell % self.size + 1})" for cell in cells)
         if not cells:
             return "No empty positions found (board might be complete)."
         if len(cells) == 1:
