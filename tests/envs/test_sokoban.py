@@ -309,7 +309,7 @@ def test_content_ignores_player_and_symbols():
         ({"num_boxes": 0}, "num_boxes must be an integer of at least 1"),
         ({"dim_room": (4, 4), "num_boxes": 2}, "no space for num_boxes=2"),
         ({"max_steps": 0}, "max_steps must be"),
-        ({"state_format": "xy"}, "state_format must be one of 'grid', 'coordinates', got 'xy'"),
+        ({"state_format": "xy"}, "state_format must be one of 'grid', 'coordinates', 'random_coordinates', got 'xy'"),
         ({"state_format": "coordinate"}, "Did you mean 'coordinates'"),
         ({"grid_vocab": "W.GCBAA"}, "all different"),
         ({"grid_vocab": {"W": "wall"}}, "one symbol for each of: wall"),

@@ -66,7 +66,7 @@ def test_reset_and_step(name, state_format):
     for seed in range(20):
         state, info = env.reset(seed=seed)
         assert state == env.render() and state in env.observation_space
-        assert ("\n" in state and state.endswith(").")) == (state_format == "coordinates")
+        assert ("\n" in state and state.endswith(").")) == (state_format != "grid")
         assert {k: v for k, v in info.items() if k != "content"} == {
             "success": False,
             "valid": True,

@@ -87,7 +87,7 @@ class GridEnv(SeededEnv):
         """How the sentence names cells."""
         named = list(cells)
         if self.state_format == "random_coordinates":
-            wrong = self.wrong_cells(self.height * self.width)
+            wrong = self.wrong_cells(self.height * self.width, "".join(self._cells()))
             named = sorted(wrong[cell] for cell in named)
         return [self._at(cell) for cell in named]
 

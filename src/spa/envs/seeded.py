@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -105,12 +106,15 @@ class SeededEnv(TextEnv):
             self._noise = np.random.Generator(np.random.PCG64(sequence))
         return self._noise
 
-    def wrong_cells(self, count: int) -> list[int]:
+    def wrong_cells(self, count: int, state: str) -> list[int]:
         """For each of ``count`` cells another one, no two the same: what ``random_coordinates`` names instead.
 
-        It depends on the world, its noise and the number of steps played, so a state is written the same way each time.
+        It depends on the episode and the true ``state`` alone, so a state that did not change is written as before.
         """
-        sequence = np.random.SeedSequence(self._noise_seed, spawn_key=(POSITION_STREAM, self._steps))
+        words = np.frombuffer(hashlib.sha256(state.encode()).digest(), dtype="<u4")
+        sequence = np.random.SeedSequence(
+            [self._noise_seed, *(int(word) for word in words)], spawn_key=(POSITION_STREAM,)
+        )
         rng = np.random.Generator(np.random.PCG64(sequence))
         cells = list(range(count))
         # Sattolo's shuffle: one cycle through all cells, so none stays where it is.

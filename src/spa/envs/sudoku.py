@@ -180,7 +180,7 @@ class Sudoku(SeededEnv):
     def _sentence(self) -> str:
         cells = [cell for cell, digit in enumerate(self.board) if not digit]
         if self.state_format == "random_coordinates":
-            wrong = self.wrong_cells(len(self.board))
+            wrong = self.wrong_cells(len(self.board), _line(self.board, self.size))
             cells = sorted(wrong[cell] for cell in cells)
         where = ", ".join(f"({cell // self.size + 1},{cell % self.size + 1})" for cell in cells)
         if not cells:
