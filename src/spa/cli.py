@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spa import __version__
+from spa.cli_perplexity import perplexity
 
 if TYPE_CHECKING:
     from spa.runs.schema import ArmConfig, Config
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="spa",
     help="Teach a language-model agent how a world works, then reward it for winning: self-play, SFT, PPO.",
-    epilog="NAME is a config (sokoban, frozen_lake, frozen_lake_slippery, sudoku) or a YAML file; "
+    epilog="NAME is a config (sokoban, frozen_lake, sudoku, ...; spa env list shows all) or a YAML file; "
     "spa config NAME shows its settings.",
     no_args_is_help=True,
     add_completion=False,
@@ -186,6 +187,9 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
     if not run_dir.is_dir():
         raise ValueError(f"no run folder {run_dir}")
     print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
+
+
+app.command()(perplexity)
 
 
 @app.command()

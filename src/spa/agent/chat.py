@@ -108,10 +108,14 @@ class Chat:
         assert len(closings) == 1, closings
         return closings.pop()
 
-    def opening(self, system: str | None, user: str) -> list[int]:
-        """Ids of system message, first user message and generation prompt."""
+    def opening_text(self, system: str | None, user: str) -> str:
+        """System message, first user message and generation prompt as the template writes them."""
         messages = [{"role": "system", "content": system}] if system is not None else []
-        return self.encode(self._render([*messages, {"role": "user", "content": user}], generate=True))
+        return self._render([*messages, {"role": "user", "content": user}], generate=True)
+
+    def opening(self, system: str | None, user: str) -> list[int]:
+        """Ids of ``opening_text``."""
+        return self.encode(self.opening_text(system, user))
 
     def following(self, user: str) -> list[int]:
         """Ids of a later user message and the generation prompt, to be appended to a closed response."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from spa.agent.episode import Episode, Turn
@@ -93,18 +93,25 @@ def exact(written: str, truth: str) -> bool:
     return written.strip() == truth.strip()
 
 
-def _score(turn: Turn, position: int, means: _Means) -> None:
+Legal = Callable[[str, str], bool | None]
+
+
+def _score(turn: Turn, position: int, means: _Means, legal: Legal | None) -> None:
     groups = ("", f"turn_{position + 1}/", f"actions_{len(turn.executed)}/")
     changed = not exact(turn.next_state, turn.state)
     means.add([f"{group}coverage" for group in groups], turn.prediction is not None)
     means.add(["observation_coverage"], turn.observation is not None)
     if turn.observation is not None:
-        means.add([f"{group}observation_em" for group in groups[:2]], exact(turn.observation, turn.state))
-        means.add([f"{group}observation_cell_acc" for group in groups[:2]], cell_accuracy(turn.observation, turn.state))
+        means.add([f"{group}observation_em" for group in groups], exact(turn.observation, turn.state))
+        means.add([f"{group}observation_cell_acc" for group in groups], cell_accuracy(turn.observation, turn.state))
+        if legal is not None:
+            means.add([f"{group}observation_legal" for group in groups], legal(turn.observation, turn.state))
     if turn.prediction is not None:
         match = exact(turn.prediction, turn.next_state)
         means.add([f"{group}prediction_em" for group in groups], match)
         means.add([f"{group}prediction_cell_acc" for group in groups], cell_accuracy(turn.prediction, turn.next_state))
+        if legal is not None:
+            means.add([f"{group}prediction_legal" for group in groups], legal(turn.prediction, turn.state))
         means.add(["changed"], changed)
         if changed:
             means.add(["prediction_em_changed"], match)
@@ -112,7 +119,7 @@ def _score(turn: Turn, position: int, means: _Means) -> None:
             means.add(["prediction_cell_acc_changed"], share)
 
 
-def world_model_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
+def world_model_metrics(episodes: Iterable[Episode], legal: Legal | None = None) -> dict[str, float]:
     """World-model accuracy over all turns of all episodes; every turn counts once.
 
     All names start with ``world_model/``; all values but the counts are shares in [0, 1]:
@@ -123,6 +130,8 @@ def world_model_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
     * ``prediction_em_changed``: the same over the turns whose state really changed: copying the state scores 0 here.
     * ``observation_cell_acc``, ``prediction_cell_acc``: ``cell_accuracy``, mean over the same turns; and
       ``prediction_cell_acc_changed``, over the cells that changed only.
+    * ``observation_legal``, ``prediction_legal``: share of those written that ``legal(written, true state)`` does not rule out
+      (``TextEnv.legal``: one player, all boxes there, walls and targets where they were); absent where it cannot say.
     * ``coverage``, ``observation_coverage``: share of turns that wrote a prediction, an observation.
     * ``changed``: share of the turns with a prediction whose state changed. ``1 - changed`` is what a model would score
       in ``prediction_em`` by copying the state.
@@ -136,7 +145,7 @@ def world_model_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
     for episode in episodes:
         if episode.status != "error":
             for position, turn in enumerate(episode.turns):
-                _score(turn, position, means)
+                _score(turn, position, means, legal)
     counts = {
         "turns": len(means.values["coverage"]),
         "observations": len(means.values["observation_em"]),

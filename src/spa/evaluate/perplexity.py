@@ -1,0 +1,117 @@
+"""How unfamiliar a world's states are to a model: their perplexity (paper, Table 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from spa.agent.chat import Chat
+from spa.agent.task import Task
+from spa.agent.worlds import World
+
+CONTEXTS = ("bare", "prompt")
+
+
+@dataclass(frozen=True)
+class StatePerplexity:
+    """Perplexity of states under a model.
+
+    ``perplexity`` is exp of the mean negative log-likelihood per token over all tokens of all states;
+    ``bits_per_char`` does not depend on the tokenizer.
+    """
+
+    perplexity: float
+    bits_per_char: float
+    tokens_per_state: float
+    states: int
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def random_guess(task: Task, vocabulary: int) -> float:
+    """The perplexity of guessing each cell: its number of possible symbols, or the vocabulary's size for free text."""
+    return float(task.make_env().num_cell_values or vocabulary)
+
+
+def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int = 5) -> list[str]:
+    """The first state of each world and those of ``moves`` random moves from it; a state is listed once for each visit."""
+    states = []
+    env = task.make_env()
+    for world in worlds:
+        rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed]))
+        state, _ = env.reset(seed=world.seed)
+        states.append(state)
+        for _ in range(moves):
+            state, _, terminated, truncated, _ = env.step(env.sample_action(rng))
+            states.append(state)
+            if terminated or truncated:
+                break
+    return states
+
+
+def state_perplexity(
+    model: Any, chat: Chat, task: Task, states: Sequence[str], *, context: str = "bare"
+) -> StatePerplexity:
+    """Perplexity of ``states`` as the agent is shown them.
+
+    Args:
+        context: ``bare`` (the state alone, after the tokenizer's begin-of-text token; without such a token the state's first
+            token is not scored) or ``prompt`` (where it stands in the first user message, of which only the state is scored).
+
+    Raises:
+        ValueError: unknown context, no states, or a chat template that changes what it is given.
+    """
+    from spa.models.scoring import score_rows
+
+    if context not in CONTEXTS:
+        raise ValueError(f"unknown context {context!r}; choose one of {', '.join(CONTEXTS)}")
+    if not states:
+        raise ValueError("no states to score")
+    rows, characters = [], 0
+    for state in states:
+        ids, positions, length = _bare(chat, state) if context == "bare" else _prompted(chat, task, state)
+        rows.append((ids, positions))
+        characters += length
+    scores = score_rows(model, rows)
+    nats, tokens = -sum(score.logprob for score in scores), sum(score.count for score in scores)
+    if not tokens:
+        raise ValueError("the states have no token that can be scored")
+    return StatePerplexity(
+        perplexity=math.exp(nats / tokens),
+        bits_per_char=nats / math.log(2) / characters,
+        tokens_per_state=tokens / len(states),
+        states=len(states),
+    )
+
+
+def _bare(chat: Chat, state: str) -> tuple[list[int], list[int], int]:
+    """Ids, scored positions and the number of scored characters of a state alone."""
+    encoded = chat.tokenizer(state, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    begin = chat.tokenizer.bos_token_id
+    if begin is not None:
+        return [begin, *ids], list(range(1, len(ids) + 1)), len(state)
+    return ids, list(range(1, len(ids))), len(state) - (offsets[0][1] if offsets else 0)
+
+
+def _prompted(chat: Chat, task: Task, state: str) -> tuple[list[int], list[int], int]:
+    env = task.make_env()
+    header = task.header(env)
+    turn = task.turn_text(1, state, task.env.max_actions)
+    text = chat.opening_text(task.system, header + turn)
+    user = text.rfind(header + turn)
+    if user < 0:
+        raise ValueError(
+            "the chat template changes the user's text, so the state cannot be found in it; use context=bare"
+        )
+    start = user + len(header) + turn.index(state)
+    end = start + len(state)
+    encoded = chat.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    positions = [i for i, (low, high) in enumerate(encoded["offset_mapping"]) if low < end and start < high]
+    # A template may begin with the state; then its first token has nothing before it.
+    return list(encoded["input_ids"]), [i for i in positions if i > 0], len(state)

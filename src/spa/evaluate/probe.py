@@ -1,0 +1,55 @@
+"""One measurement of a model's world model, the same during SFT and in evaluation."""
+
+from __future__ import annotations
+
+from spa.agent.episode import Episode
+from spa.agent.player import Player, make_task
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource
+from spa.evaluate.calibration import calibration_metrics
+from spa.evaluate.perplexity import random_guess, sample_states, state_perplexity
+from spa.evaluate.world_model import world_model_metrics
+from spa.runs.schema import Config
+
+
+def probe_world_model(
+    cfg: Config,
+    player: Player,
+    *,
+    state_format: str,
+    split: str = "val",
+    worlds: int,
+    seed: int,
+    perplexity: bool = True,
+) -> tuple[dict[str, float], list[Episode]]:
+    """Plays ``worlds`` held-out worlds once with the world-model prompt and measures what the model knows of them.
+
+    Returns:
+        ``world_model/*`` (with legality), ``calibration/*`` and ``perplexity/*`` as in ``measure_episodes``; the episodes.
+    """
+    task = make_task(cfg, state_format=state_format, prompt="world_model")
+    chosen = WorldSource(task, split, getattr(cfg.seeds, split), unique=True).take(worlds)
+    episodes = player.play(task, chosen, samples=1, seed=seed)
+    return measure_episodes(cfg, player, task, episodes, chosen if perplexity else [], seed), episodes
+
+
+def measure_episodes(
+    cfg: Config, player: Player, task: Task, episodes: list[Episode], worlds: list[World], seed: int
+) -> dict[str, float]:
+    """World-model accuracy of played episodes; with a model at hand also its calibration and, on ``worlds``, perplexity.
+
+    ``perplexity/grid`` and ``perplexity/coordinates`` are per token of the states alone, ``perplexity/random_guess`` per cell.
+    """
+    metrics = world_model_metrics(episodes, task.make_env().legal)
+    if player.model is None:
+        return metrics
+    metrics |= calibration_metrics(player.model, player.chat, task.make_env, episodes, seed=seed)
+    if worlds:
+        for state_format in ("grid", "coordinates"):
+            shown = make_task(cfg, state_format=state_format)
+            states = sample_states(shown, worlds, seed=seed)
+            metrics[f"perplexity/{state_format}"] = state_perplexity(
+                player.model, player.chat, shown, states
+            ).perplexity
+        metrics["perplexity/random_guess"] = random_guess(task, len(player.tokenizer))
+    return metrics

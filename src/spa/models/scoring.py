@@ -1,0 +1,48 @@
+"""Log-probs that a model gives to chosen tokens of given texts (teacher forcing)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Sum of the log-probs (nats) of ``count`` tokens."""
+
+    logprob: float
+    count: int
+
+
+@torch.no_grad()
+def score_rows(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]], max_tokens: int = 8192) -> list[Scored]:
+    """For each row (token ids, positions) the log-prob of the tokens at these positions given all before them.
+
+    The model is left in the mode it was in.
+
+    Raises:
+        ValueError: a position is 0 (nothing predicts the first token) or lies outside its row.
+    """
+    for ids, positions in rows:
+        if any(not 0 < position < len(ids) for position in positions):
+            raise ValueError("only tokens after the first can be scored")
+    was_training = model.training
+    model.eval()
+    out: dict[int, Scored] = {}
+    for group in micro_batches([len(ids) for ids, _ in rows], max_tokens):
+        ids_BT = pad_right([rows[i][0] for i in group], device=model.device)
+        row_N = torch.tensor(
+            [r for r, i in enumerate(group) for _ in rows[i][1]], device=model.device, dtype=torch.long
+        )
+        at_N = torch.tensor([p for i in group for p in rows[i][1]], device=model.device, dtype=torch.long)
+        hidden_BTD = hidden_states(model, ids_BT)
+        logprobs_N, _ = token_logprobs(model, hidden_BTD[row_N, at_N - 1], ids_BT[row_N, at_N])
+        sums_B = torch.zeros(len(group), dtype=torch.float64).index_add_(0, row_N.cpu(), logprobs_N.double().cpu())
+        out.update((i, Scored(float(sums_B[r]), len(rows[i][1]))) for r, i in enumerate(group))
+    model.train(was_training)
+    return [out[i] for i in range(len(rows))]
