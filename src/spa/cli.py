@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spa import __version__
+from spa.cli_data import data_app
 from spa.cli_perplexity import perplexity
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 env_app = typer.Typer(help="Look at worlds.", no_args_is_help=True)
 app.add_typer(env_app, name="env")
+app.add_typer(data_app, name="data")
 
 Words = Annotated[
     list[str] | None,

@@ -11,17 +11,28 @@ from pathlib import Path
 
 
 def atomic_write(path: str | os.PathLike[str], text: str) -> None:
-    """Writes ``text`` (UTF-8) to ``path`` through a temporary file in the same folder, which is made if missing."""
+    """Writes ``text`` (UTF-8) to ``path``."""
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary file that becomes ``path`` when the block ends well and vanishes when it does not.
+
+    It stands in the folder of ``path``, which is made if missing.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -20,6 +20,7 @@ _BODY = {
     "observation": re.compile(r"<observation>(.*?)</observation>", re.DOTALL | re.IGNORECASE),
     "prediction": re.compile(r"<prediction>(.*?)</prediction>", re.DOTALL | re.IGNORECASE),
 }
+_TAGS = re.compile(r"<(/?)(observation|prediction|answer|think)>")
 
 
 @dataclass
@@ -101,7 +102,9 @@ def rejection(response: str) -> str | None:
     """Why the original's tag filter drops a response, or None if it keeps it.
 
     Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and holds at least one observation and one
-    prediction, the first observation first. Case does not matter; what the answer says is not looked at.
+    prediction, the first observation first. Case does not matter; what the answer says is not looked at. Beyond the
+    original, tags in the think block that cross, nest or are not closed are a reason too: which text the truth would replace
+    there is anyone's guess.
     """
     text = response.lower()
     think = re.search(r"<think>(.*?)</think>", text, re.DOTALL)
@@ -118,7 +121,19 @@ def rejection(response: str) -> str | None:
         return "no observation"
     if not prediction:
         return "no prediction"
-    return "prediction before observation" if prediction.start() < observation.start() else None
+    if prediction.start() < observation.start():
+        return "prediction before observation"
+    return None if _well_formed(think[1]) else "crossing tags"
+
+
+def _well_formed(think: str) -> bool:
+    """Whether every state that is opened is closed before another one is opened, and nothing else is in between."""
+    open_tag = ""
+    for closing, tag in _TAGS.findall(think):
+        if tag in ("answer", "think") or ((tag != open_tag) if closing else open_tag):
+            return False
+        open_tag = "" if closing else tag
+    return not open_tag
 
 
 def deduplicate(rows: Iterable[Row]) -> list[Row]:

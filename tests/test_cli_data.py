@@ -1,0 +1,94 @@
+"""``spa data`` through the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spa.cli import main
+from spa.worldmodel.dataset import read_rows, write_rows
+from tests.worldmodel.test_data import GOOD, row
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of stage 1 with six rows, one of them without the format."""
+    rows = [row(seed=i, turn=i % 2, executed=["Right"] * (1 + i % 2), success=i < 3) for i in range(5)]
+    write_rows(tmp_path / "selfplay" / "train.parquet", [*rows, row("nothing", seed=9)])
+    return tmp_path / "selfplay"
+
+
+def test_stats(data, capsys) -> None:
+    assert main(["data", "stats", str(data)]) == 0
+    assert "rows                6" in capsys.readouterr().out
+    assert main(["data", "stats", str(data.parent), "--json", "--max-length", "10"]) == 0
+    stats = json.loads(capsys.readouterr().out)
+    assert stats["over_max_length"] == 6
+    assert stats["rejections"] == {"no think block": 1}
+
+
+def test_inspect(data, capsys) -> None:
+    assert main(["data", "inspect", str(data / "train.parquet"), "--row", "1", "--rows", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "row 1, Lake, seed 1, member 0, turn 1" in out
+    assert "row 2" in out
+    assert "{<think>}[<observation>P_</observation>" in out
+    page = data / "mask.html"
+    assert main(["data", "inspect", str(data), "--html", str(page), "--loss", "state"]) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    assert "loss state" in page.read_text(encoding="utf-8")
+
+
+def test_filter_counts_reasons(data, capsys) -> None:
+    out = data / "kept.parquet"
+    assert main(["data", "filter", str(data), "--out", str(out), "--success-only", "--balance", "actions"]) == 0
+    printed = capsys.readouterr().out
+    assert "1  dropped: no think block" in printed
+    assert "2  dropped: not won" in printed
+    assert f"3  of 6 rows written to {out}" in printed
+    assert {one.extra["seed"] for one in read_rows(out)[0]} == {0, 1, 2}
+    assert main(["data", "filter", str(data), "--out", str(data / "x.jsonl"), "--no-tags", "--max-tokens", "20"]) == 0
+    assert "dropped: longer than 20 tokens" in capsys.readouterr().out
+    assert [one.response for one in read_rows(data / "x.jsonl")[0]] == ["nothing"]
+
+
+def test_convert_there_and_back(data, capsys) -> None:
+    source = read_rows(data / "train.parquet")[0]
+    previous = data / "train.parquet"
+    for layout in ("spa-json", "verl", "spa"):
+        target = data / f"{layout}.jsonl"
+        assert main(["data", "convert", str(previous), "--to", layout, "--out", str(target)]) == 0
+        previous = target
+    assert read_rows(previous)[0] == source
+    assert "6 rows from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["convert", "DATA", "--to", "verll", "--out", "x.parquet"], "unknown layout 'verll'. Did you mean 'verl'?"),
+        (["convert", "DATA", "--to", "verl", "--out", "x.csv"], "must end in .parquet or .jsonl"),
+        (["convert", "DATA", "--to", "verl", "--out", "DATA/train.parquet"], "exists; add --force"),
+        (["convert", "nowhere.parquet", "--to", "verl", "--out", "x.parquet"], "no data file nowhere.parquet"),
+        (["inspect", "DATA", "--row", "6"], "has 6 rows; there is no row 6"),
+        (["inspect", "DATA", "--loss", "all"], "sft.loss must be one of think_answer, state, masked"),
+        (["filter", "DATA", "--out", "x.parquet", "--balance", "world"], "selfplay.balance must be one of"),
+        (["filter", "DATA", "--out", "x.parquet", "--min-tokens", "1000"], "nothing was written"),
+        (["stats", "DATA", "--model", "builtin:tinny"], "Did you mean 'tiny'?"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(data, monkeypatch, capsys, arguments, message) -> None:
+    monkeypatch.chdir(data)
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    assert main(["data", *(word.replace("DATA", str(data)) for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+
+
+def test_force_overwrites(data) -> None:
+    out = data / "train.parquet"
+    assert main(["data", "convert", str(out), "--to", "messages", "--out", str(out), "--force"]) == 0
+    assert read_rows(out)[0][0].response == GOOD
