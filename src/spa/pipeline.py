@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spa.runs.arms import (
     arm_config,
@@ -29,6 +30,9 @@ from spa.runs.arms import (
 from spa.runs.folder import RunFolder
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import Stage
+
+if TYPE_CHECKING:
+    from spa.agent.chat import Chat
 
 
 def run(cfg: Config, out: Path, *, resume: bool) -> None:
@@ -69,10 +73,11 @@ def ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
 
 
 def evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool) -> None:
-    """Pass@k and world-model accuracy on the test worlds, of ``model`` or of the arm's trained model."""
-    model = model or trained_model(cfg, arm, out)
+    """Pass@k and world-model accuracy on the test worlds: of ``model``, else of a chat server's or the arm's trained model."""
+    served = model is None and arm_config(cfg, arm).engine.kind == "openai"
+    model = None if served else model or trained_model(cfg, arm, out)
     _begin(cfg, out, f"eval {arm.name}", resume, model, arms=[arm])
-    _evaluate(cfg, arm, out, model=model, resume=resume)
+    _evaluate(cfg, arm, out, model=model, resume=resume, served=served)
 
 
 def report(out: Path) -> Path:
@@ -172,15 +177,13 @@ def _begin(
     cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
 ) -> None:
     """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
-    from spa.agent.chat import Chat
     from spa.agent.player import make_task
-    from spa.models.load import check_model, load_tokenizer
 
     make_task(cfg)
     _check_tasks(cfg, arms)
     stage = command.partition(" ")[0]
-    check_model(cfg.model, model)
-    chat = Chat(load_tokenizer(model or cfg.model.path))
+    served = _check_players(cfg, stage, model, arms)
+    chat = None if served else _check_model(cfg, model)
     if stage == "generate" or (stage == "run" and any(arm.sft for arm in arms)):
         from spa.worldmodel.selfplay import row_window
 
@@ -192,8 +195,41 @@ def _begin(
 
         arm_or_none = arms[0] if arms else None
         rows, skipped = read_rows(data_files(_data(cfg, arm_or_none, out))[0])
+        assert chat is not None
         check_rows(rows, chat, source_config(cfg, arm_or_none).sft, skipped)
     RunFolder(out).open(cfg, command, resume)
+
+
+def _check_model(cfg: Config, model: str | None) -> Chat:
+    """Whether a local model is there and has a usable template; its chat."""
+    from spa.agent.chat import Chat
+    from spa.models.load import check_model, load_tokenizer
+
+    check_model(cfg.model, model)
+    return Chat(load_tokenizer(model or cfg.model.path))
+
+
+def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[ArmConfig]) -> bool:
+    """Whether those that are to play in stage 1 and in evaluation can; True if nothing but a chat server plays."""
+    from spa.engines.base import check_engine
+    from spa.worldmodel.selfplay import check_source, is_served
+
+    if stage == "eval" or (stage == "run" and cfg.engine.kind == "vllm"):
+        local = cfg.engine.kind == "openai" and model is not None
+        if not local:
+            check_engine(cfg.engine)
+    sources: list[Config] = []
+    if stage == "generate":
+        sources = [source_config(cfg, arms[0] if arms else None)]
+    elif stage == "run":
+        sources = [source_config(cfg, arm) for arm in arms if arm.sft and not _given_data(cfg, arm)]
+    for source in sources:
+        check_source(source)
+        if source.selfplay.model:
+            _check_model(source, source.selfplay.model)
+    if stage == "eval":
+        return cfg.engine.kind == "openai" and model is None
+    return stage == "generate" and is_served(sources[0])
 
 
 def _check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
@@ -225,7 +261,7 @@ def _data(cfg: Config, arm: ArmConfig | None, out: Path) -> Path:
 
 def _generate(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None:
     folder = selfplay_folder(out, arm)
-    stage = Stage(folder, folder.name, resume)
+    stage = Stage(folder, folder.name, resume, keep=True)
     if stage.finished:
         return
     from spa.worldmodel.selfplay import selfplay
@@ -258,13 +294,14 @@ def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     stage.finish(result)
 
 
-def _evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool) -> None:
+def _evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool, served: bool = False) -> None:
     stage = Stage(out / "arms" / arm.name / "eval", f"evaluation, arm {arm.name}", resume)
     if stage.finished:
         return
     from spa.evaluate.play import evaluate_model
 
-    stage.finish(evaluate_model(arm_config(cfg, arm), arm, model or trained_model(cfg, arm, out), stage.folder))
+    who = None if served else model or trained_model(cfg, arm, out)
+    stage.finish(evaluate_model(arm_config(cfg, arm), arm, who, stage.folder))
 
 
 def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:

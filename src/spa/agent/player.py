@@ -1,4 +1,4 @@
-"""A model that is ready to play: weights, tokenizer and chat, engine. Made once a stage."""
+"""Someone who is ready to play: a model with its tokenizer and engine, or a server. Made once a stage."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from spa.agent.chat import Chat
+from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.engines.base import Engine
-from spa.runs.schema import Config, SamplingConfig
+from spa.engines.base import ChatEngine, Engine, check_sampling
+from spa.runs.schema import Config, EngineConfig, SamplingConfig
 
 
 def make_task(config: Config, *, state_format: str | None = None, prompt: str | None = None) -> Task:
@@ -29,7 +30,7 @@ def make_task(config: Config, *, state_format: str | None = None, prompt: str | 
 
 @dataclass
 class Player:
-    """``model`` is the torch module that training updates; ``engine`` plays with its current weights."""
+    """``model`` is the torch module that training updates; ``engine`` plays with its current weights (vLLM: there is no module)."""
 
     model: Any
     tokenizer: Any
@@ -38,21 +39,44 @@ class Player:
     sampling: SamplingConfig
 
     @classmethod
-    def load(cls, config: Config, path: str | None = None) -> Player:
+    def load(cls, config: Config, path: str | None = None, *, engine: EngineConfig | None = None) -> Player:
         """Loads ``path`` (default: ``config.model.path``).
 
-        Raises:
-            ValueError: a folder that is no model, has no tokenizer, or a template that cannot be used.
-        """
-        from spa.engines.transformers import TransformersEngine, check_sampling
-        from spa.models.load import load_model, load_tokenizer, set_threads
+        Args:
+            engine: who is to write the text; None is the transformers engine. With a chat server nothing is loaded, and a
+                ``ServedPlayer`` comes back.
 
+        Raises:
+            ValueError: a folder that is no model, has no tokenizer, or a template that cannot be used; an engine without its
+                package or settings.
+        """
         check_sampling(config.sampling)
+        if engine is not None and engine.kind == "openai":
+            from spa.engines.openai import OpenAIEngine
+
+            return ServedPlayer(OpenAIEngine(engine), config.sampling)
+        from spa.models.load import load_model, load_tokenizer, resolve_path, set_threads
+
         set_threads(config.model)
-        tokenizer = load_tokenizer(path or config.model.path)
+        name = path or config.model.path
+        tokenizer = load_tokenizer(name)
         chat = Chat(tokenizer, forced="<think>" if config.agent.think else "<answer>")
+        if engine is not None and engine.kind == "vllm":
+            from spa.engines.vllm import VLLMEngine
+
+            return cls(
+                None, tokenizer, chat, VLLMEngine(resolve_path(name), config.model.dtype, engine), config.sampling
+            )
+        from spa.engines.transformers import TransformersEngine
+
         model = load_model(config.model, path)
         return cls(model, tokenizer, chat, TransformersEngine(model, tokenizer.pad_token_id), config.sampling)
+
+    def close(self) -> None:
+        """Frees what the engine holds outside of Python's memory (vLLM)."""
+        close = getattr(self.engine, "close", None)
+        if close:
+            close()
 
     def play(
         self,
@@ -69,3 +93,32 @@ class Player:
         if temperature is not None:
             sampling = dataclasses.replace(sampling, temperature=temperature)
         return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples, on_turn=on_turn)
+
+
+class ServedPlayer(Player):
+    """A model behind a chat server: there is no module, tokenizer, chat or engine here, and episodes have no token sequences."""
+
+    def __init__(self, server: ChatEngine, sampling: SamplingConfig) -> None:
+        self.model = self.tokenizer = None
+        self.server = server
+        self.sampling = sampling
+
+    def close(self) -> None:
+        pass
+
+    def play(
+        self,
+        task: Task,
+        worlds: Sequence[World],
+        *,
+        samples: int,
+        seed: int,
+        temperature: float | None = None,
+        on_turn: Callable[[int, int], None] | None = None,
+    ) -> list[Episode]:
+        """Plays every world ``samples`` times; ``on_turn`` is not called, as there is no common turn."""
+        jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
+        sampling = self.sampling
+        if temperature is not None:
+            sampling = dataclasses.replace(sampling, temperature=temperature)
+        return play_jobs(self.server, task, jobs, sampling, seed=seed)

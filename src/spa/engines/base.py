@@ -1,12 +1,17 @@
-"""The contract of an engine: it continues token sequences. Knows nothing of worlds, prompts or tags."""
+"""The contracts of engines, which write the text: they know nothing of worlds and prompts. Imports no torch."""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
-from spa.runs.schema import SamplingConfig
+from spa.runs.schema import EngineConfig, SamplingConfig
+
+Message = dict[str, str]  # role and content
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,77 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Writes the text of an agent."""
+    """Writes the text of an agent: continues token sequences."""
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
         """One completion per context, in order. The same arguments and weights give the same completions."""
         ...
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole response, with the forced first tag where the engine could force one; ``finish_reason`` as in ``Completion``."""
+
+    text: str
+    finish_reason: str
+
+
+class RequestFailed(Exception):
+    """A request got no usable answer, however often it was tried."""
+
+
+class ServerError(ValueError):
+    """The server refuses our requests, or is dead: there is no use in going on."""
+
+
+class ChatEngine(Protocol):
+    """Writes the text of an agent: answers conversations, from up to ``workers`` threads at once."""
+
+    workers: int
+    name: str  # of the model and where it is
+
+    def reply(
+        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+    ) -> Reply:
+        """The next message of the assistant.
+
+        Args:
+            messages: the conversation; the last one is the user's.
+            forced: the tag that the response is to begin with.
+            stop: once it is set, waits end and nothing more is tried.
+
+        Raises:
+            RequestFailed: no usable answer.
+            ServerError: there will be none to other requests either.
+        """
+        ...
+
+
+def check_sampling(sampling: SamplingConfig) -> None:
+    """Raises ValueError, naming the setting, for values that mean nothing."""
+    if sampling.temperature < 0:
+        raise ValueError(f"sampling.temperature must be 0 (greedy) or more, not {sampling.temperature}")
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"sampling.top_p must be in (0, 1], not {sampling.top_p}")
+    if sampling.top_k < 0:
+        raise ValueError(f"sampling.top_k must be 0 (off) or more, not {sampling.top_k}")
+    if sampling.max_tokens < 1 or sampling.batch_size < 1:
+        raise ValueError("sampling.max_tokens and sampling.batch_size must be at least 1")
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Checks, without loading anything, that an engine has its package and its settings.
+
+    Raises:
+        ValueError: it has not; the message says what to install or to set.
+    """
+    if config.kind == "openai":
+        for name in ("base_url", "model"):
+            if not getattr(config, name):
+                raise ValueError(f"engine=openai needs engine.{name}")
+        if not str(config.base_url).startswith(("http://", "https://")):
+            raise ValueError(f"engine.base_url must begin with http:// or https://, not be {config.base_url!r}")
+    if config.kind != "transformers" and config.kind not in sys.modules and find_spec(config.kind) is None:
+        raise ValueError(f"engine={config.kind} needs another package: pip install 'spa-agent[{config.kind}]'")

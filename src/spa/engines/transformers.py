@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spa.engines.base import Completion
+from spa.engines.base import Completion, check_sampling
 from spa.runs.schema import SamplingConfig
 
 
@@ -109,18 +109,6 @@ class TransformersEngine:
             Completion(row, values, "stop" if row[-1] in stop_ids else "length")
             for row, values in zip(ids, logprobs, strict=True)
         ]
-
-
-def check_sampling(sampling: SamplingConfig) -> None:
-    """Raises ValueError, naming the setting, for values that mean nothing."""
-    if sampling.temperature < 0:
-        raise ValueError(f"sampling.temperature must be 0 (greedy) or more, not {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"sampling.top_p must be in (0, 1], not {sampling.top_p}")
-    if sampling.top_k < 0:
-        raise ValueError(f"sampling.top_k must be 0 (off) or more, not {sampling.top_k}")
-    if sampling.max_tokens < 1 or sampling.batch_size < 1:
-        raise ValueError("sampling.max_tokens and sampling.batch_size must be at least 1")
 
 
 def sample(logits_BV: Tensor, sampling: SamplingConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.player import Player, make_task
+from spa.agent.kept import KeptEpisodes
+from spa.agent.player import Player, ServedPlayer, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import EvalResult
 from spa.runs.progress import progress
 from spa.runs.schema import ArmConfig, Config
@@ -17,8 +21,10 @@ from spa.runs.seeds import EVAL, PROBE, stream_seed
 CHUNK = 32  # worlds played at once; also how often the progress bar moves
 
 
-def evaluate_model(cfg: Config, arm: ArmConfig, model: str, out: Path) -> dict[str, Any]:
+def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) -> dict[str, Any]:
     """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each and measures the world model on some of them.
+
+    ``model`` None is the model behind the chat server of ``engine``, which plays nothing else here.
 
     Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world).
 
@@ -30,38 +36,81 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str, out: Path) -> dict[s
     """
     if cfg.eval.worlds < 1 or cfg.eval.samples < 1:
         raise ValueError("eval.worlds and eval.samples must be at least 1")
-    player = Player.load(cfg, model)
+    engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
+    player = Player.load(cfg, model, engine=engine)
     task = make_task(cfg, state_format=arm.state_format)
     worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds)
     episodes = play_chunks(player, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, f"evaluating {arm.name}")
     if all(episode.status == "error" for episode in episodes):
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     probe: list[Episode] = []
+    measured: dict[str, float] = {}
     if cfg.eval.world_model_worlds:
         told = make_task(cfg, state_format=arm.state_format, prompt="world_model")
         chosen = worlds[: cfg.eval.world_model_worlds]
         probe = play_chunks(player, told, chosen, 1, cfg.seeds.run, PROBE, f"world model of {arm.name}")
-    result = EvalResult.from_episodes(arm.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run, probe)
+        measured = measure_episodes(cfg, player, told, probe, chosen, cfg.seeds.run)
+    result = EvalResult.from_episodes(arm.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run)
+    result = dataclasses.replace(result, world_model=measured)
     result.write(out / "result.json")
     # One sample of each world, and as many of the probe, which shows predictions: enough to look at.
     shown = [episode for episode in episodes if episode.member == 0] + probe
     write_episodes(out / "episodes.jsonl", shown)
     scores = {f"pass@{k}": result.metrics[f"pass@{k}"] for k in result.ks}
-    return {"model": model, **scores, "worlds": {"test": sorted({world.content for world in worlds})}}
+    player.close()
+    name = player.server.name if isinstance(player, ServedPlayer) else model
+    return {"model": name, **scores, "worlds": {"test": sorted({world.content for world in worlds})}}
 
 
 def play_chunks(
-    player: Player, task: Task, worlds: list[World], samples: int, run: int, purpose: int, title: str
+    player: Player,
+    task: Task,
+    worlds: list[World],
+    samples: int,
+    run: int,
+    purpose: int,
+    title: str,
+    kept: KeptEpisodes | None = None,
 ) -> list[Episode]:
-    """Plays worlds in chunks with a progress bar; groups are numbered through."""
-    episodes: list[Episode] = []
-    starts = range(0, len(worlds), CHUNK)
+    """Plays worlds with a progress bar; groups are numbered through.
+
+    Args:
+        kept: episodes that were played before and are not played again; gets the others as they finish, those excepted that a
+            server gave no answer to.
+
+    Raises:
+        ServerError: the server of a ``ServedPlayer`` refuses the requests, or is dead.
+    """
+    kept = KeptEpisodes() if kept is None else kept
+    if isinstance(player, ServedPlayer):
+        return _play_served(player, task, worlds, samples, stream_seed(run, purpose, 0), title, kept)
     with progress(len(worlds), title) as bar:
-        for number, start in enumerate(starts):
+        for number, start in enumerate(range(0, len(worlds), CHUNK)):
             chunk = worlds[start : start + CHUNK]
-            played = player.play(task, chunk, samples=samples, seed=stream_seed(run, purpose, number))
-            for episode in played:
-                episode.group += start
-            episodes += played
-            bar.advance(len(chunk), success=sum(e.success for e in episodes) / len(episodes))
-    return episodes
+            keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
+            # The seed is the chunk's: it is played as a whole or not at all.
+            if not all(key in kept for key in keys):
+                played = player.play(task, chunk, samples=samples, seed=stream_seed(run, purpose, number))
+                for episode in played:
+                    episode.group += start
+                kept.add(played)
+            bar.advance(len(chunk), success=kept.success)
+    return kept.in_order()
+
+
+def _play_served(
+    player: ServedPlayer, task: Task, worlds: list[World], samples: int, seed: int, title: str, kept: KeptEpisodes
+) -> list[Episode]:
+    jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
+    with progress(len(jobs), title) as bar:
+        bar.advance(len(kept))
+
+        def finished(episode: Episode) -> None:
+            kept.add([episode])
+            bar.advance(1, success=kept.success)
+
+        left = [job for job in jobs if (job.group, job.member) not in kept]
+        played = play_jobs(player.server, task, left, player.sampling, seed=seed, on_done=finished)
+        kept.add(played, write=False)  # what failed is tried again by a resumed run
+        bar.advance(len(jobs) - bar.done)
+    return kept.in_order()

@@ -35,10 +35,11 @@ class Stage:
     """A stage about to run in ``folder``.
 
     With ``resume`` a finished stage says that it is skipped (``finished``), and an unfinished one goes on from its last
-    checkpoint if it has one and starts anew if not; without, what an earlier try left there is removed.
+    checkpoint if it has one and starts anew if not; without, what an earlier try left there is removed. ``keep`` leaves what an
+    unfinished try left there, for a stage that knows what to do with it.
     """
 
-    def __init__(self, folder: Path, title: str, resume: bool) -> None:
+    def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False) -> None:
         self.folder = folder
         self.title = title
         done = read_done(folder) if resume else None
@@ -51,7 +52,7 @@ class Stage:
         self.resume = found is not None
         if found:
             note(f"{title}: resuming from {found[1]}")
-        elif folder.exists():
+        elif folder.exists() and not (resume and keep):
             shutil.rmtree(folder)
         self.started = time.perf_counter()
         self.before = self._seconds_before()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from spa.agent.episode import write_episodes
+from spa.agent.episode import Episode, write_episodes
+from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player, make_task
-from spa.agent.worlds import WorldSource
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource
+from spa.engines.base import ServerError, check_engine
 from spa.engines.random import RandomEngine, random_responder
 from spa.evaluate.play import play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.files import atomic_write
+from spa.runs.progress import note
 from spa.runs.schema import Config
 from spa.runs.seeds import SELFPLAY
 from spa.worldmodel.dataset import split_rows, write_rows
-from spa.worldmodel.groundtruth import deduplicate, rejection, rows_of
+from spa.worldmodel.groundtruth import rows_of
+from spa.worldmodel.select import select_rows
 
 POLICIES = ("model", "random")
 
@@ -35,47 +39,58 @@ def row_window(cfg: Config) -> int:
     return window
 
 
+def is_served(cfg: Config) -> bool:
+    """Whether a chat server plays, so that no model, not even a tokenizer, is needed here."""
+    return cfg.engine.kind == "openai" and cfg.selfplay.policy == "model"
+
+
+def check_source(cfg: Config) -> None:
+    """Checks, without loading weights, that who is to play is there.
+
+    Raises:
+        ValueError: an unknown policy, an engine without its package or settings, or a local model beside a chat server.
+    """
+    play = cfg.selfplay
+    if play.policy not in POLICIES:
+        raise ValueError(f"unknown selfplay.policy {play.policy!r}; choose one of {', '.join(POLICIES)}")
+    if play.policy == "model":
+        check_engine(cfg.engine)
+    if is_served(cfg) and play.model:
+        raise ValueError(
+            f"with engine=openai the server plays, and selfplay.model={play.model} would not: set engine.model instead"
+        )
+
+
 def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
-    """Plays, corrects, filters, splits; writes train.parquet, val.parquet, episodes.jsonl and stats.json to ``out``.
+    """Plays, corrects, selects, splits; writes train.parquet, val.parquet, episodes.jsonl and stats.json to ``out``.
+
+    Finished episodes are kept in ``episodes.partial.jsonl`` meanwhile; those that an earlier try left there are not played
+    again, and the result is the same.
 
     Returns:
         what the stage records: counts and the keys of the worlds played.
 
     Raises:
-        ValueError: a setting, model or world that cannot be used, or no row left after the filter.
+        ValueError: a setting, model or world that cannot be used, a server that gives no answers, or no row left to train on.
     """
     play = cfg.selfplay
-    if play.policy not in POLICIES:
-        raise ValueError(f"unknown selfplay.policy {play.policy!r}; choose one of {', '.join(POLICIES)}")
+    check_source(cfg)
     window = row_window(cfg)
     cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=window))
     task = make_task(cfg, state_format=play.state_format, prompt="world_model")
-    player = Player.load(cfg)
-    if play.policy == "random":
-        player.engine = RandomEngine(player.chat, random_responder(task))
-    worlds = WorldSource(task, "selfplay", cfg.seeds.selfplay).take(play.groups)
-    episodes = play_chunks(player, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play")
+    kept = KeptEpisodes(out / "episodes.partial.jsonl")
+    worlds, episodes = _play(cfg, task, kept)
     write_episodes(out / "episodes.jsonl", episodes)
 
-    reasons: Counter[str] = Counter()
-    rows = []
-    for episode in episodes:
-        if episode.status == "error":
-            reasons["failed episode"] += 1
-            continue
-        for row in rows_of(episode, window=window, states=play.states):
-            reason = rejection(row.response) if play.filter else None
-            if reason is None:
-                rows.append(row)
-            else:
-                reasons[reason] += 1
-    if play.deduplicate:
-        kept = deduplicate(rows)
-        reasons["duplicate"] += len(rows) - len(kept)
-        rows = kept
+    played = [episode for episode in episodes if episode.status != "error"]
+    if not played:
+        raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
+    rows = [row for episode in played for row in rows_of(episode, window=window, states=play.states)]
+    rows, reasons = select_rows(rows, play, cfg.seeds.run)
+    dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     if not rows:
         raise ValueError(
-            f"self-play left no row to train on; dropped: {dict(reasons)}. Is the format too hard for the model?"
+            f"self-play left no row to train on; dropped: {dropped}. Is the format too hard for the model?"
         )
     train, val = split_rows(rows, play.val_fraction, cfg.seeds.run)
     write_rows(out / "train.parquet", train)
@@ -87,15 +102,35 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "turns": turns,
         "rows_train": len(train),
         "rows_val": len(val),
-        "dropped": dict(reasons),
+        "dropped": dropped,
         "format_rate": sum(t.format_ok for e in episodes for t in e.turns) / max(1, turns),
         "success": sum(e.success for e in episodes) / len(episodes),
         "belief": world_model_metrics(episodes),
     }
     atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
+    kept.remove()
     return {
         "rows_train": len(train),
         "rows_val": len(val),
-        "dropped": dict(reasons),
+        "dropped": dropped,
         "worlds": {"selfplay": sorted({world.content for world in worlds})},
     }
+
+
+def _play(cfg: Config, task: Task, kept: KeptEpisodes) -> tuple[list[World], list[Episode]]:
+    """The worlds of the split and the episodes played in them."""
+    play = cfg.selfplay
+    player = Player.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
+    if play.policy == "random":
+        player.engine = RandomEngine(player.chat, random_responder(task))
+    worlds = WorldSource(task, "selfplay", cfg.seeds.selfplay).take(play.groups)
+    total = len(worlds) * play.group_size
+    if len(kept):
+        note(f"self-play: {len(kept)} of {total} episodes were played before")
+    try:
+        episodes = play_chunks(player, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", kept)
+    except ServerError as error:
+        raise ValueError(f"{error}. {len(kept)} of {total} episodes are kept; continue with --resume") from error
+    finally:
+        player.close()
+    return worlds, episodes

@@ -1,0 +1,172 @@
+"""Playing by messages: every episode on its own, several at once, so that a slow answer holds up nobody else."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spa.agent.episode import Episode
+from spa.agent.play import Play, new_episode
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.engines.base import ChatEngine, Message, RequestFailed
+from spa.runs.schema import SamplingConfig
+
+
+@dataclass(frozen=True)
+class Job:
+    """An episode to be played: its world, and its place in the result."""
+
+    world: World
+    group: int
+    member: int
+
+
+def converse(
+    engine: ChatEngine, task: Task, job: Job, sampling: SamplingConfig, *, seed: int, stop: threading.Event
+) -> Episode:
+    """Plays one episode. It has texts but no token ``sequences``; else it is what ``rollout`` would make of the same texts.
+
+    Args:
+        seed: of the sampling; together with group, member and turn it seeds each request.
+        stop: set by the caller to call the engine off.
+
+    Raises:
+        RequestFailed, ServerError: as the engine's ``reply``.
+    """
+    play = Play.start(task, job.world, job.group, job.member)
+    try:
+        for index in range(task.env.max_turns):
+            if not play.live:
+                break
+            messages = _messages(play, index)
+            play.open_turn(index, messages[-1]["content"])
+            reply = engine.reply(
+                messages,
+                sampling,
+                forced=task.forced,
+                seed=_request_seed(seed, job.group, job.member, index),
+                stop=stop,
+            )
+            play.answer(reply.text, reply.finish_reason)
+    finally:
+        play.env.close()
+    return play.episode
+
+
+def _messages(play: Play, index: int) -> list[Message]:
+    """What the model is shown in turn ``index``, its own earlier responses included."""
+    first = play.first_shown(index)
+    system = play.episode.system
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    for position in range(first, index):
+        messages.append({"role": "user", "content": play.user_text(position, first)})
+        messages.append({"role": "assistant", "content": play.episode.turns[position].response})
+    return [*messages, {"role": "user", "content": play.user_text(index, first)}]
+
+
+def _request_seed(*key: int) -> int:
+    """31 bits: what servers take for a seed differs, and this fits all."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0] >> np.uint32(1))
+
+
+def play_jobs(
+    engine: ChatEngine,
+    task: Task,
+    jobs: Sequence[Job],
+    sampling: SamplingConfig,
+    *,
+    seed: int,
+    on_done: Callable[[Episode], None] | None = None,
+) -> list[Episode]:
+    """Plays all jobs, ``engine.workers`` at a time; returns their episodes in the order of ``jobs``.
+
+    An episode whose request failed for good is played anew after all others; one that fails again has ``status="error"``
+    and no turns.
+
+    Args:
+        on_done: called, in this thread, with every episode as soon as it is finished; not with those that failed. When this
+            function raises, it has been called with all that were finished by then.
+
+    Raises:
+        ServerError: the server refuses the requests, or is dead.
+    """
+    episodes: dict[Job, Episode] = {}
+
+    def keep(job: Job, episode: Episode) -> None:
+        episodes[job] = episode
+        if on_done:
+            on_done(episode)
+
+    failed = _play_once(engine, task, jobs, sampling, seed, keep)
+    failed = _play_once(engine, task, list(failed), sampling, seed, keep)
+    for job, error in failed.items():
+        episodes[job] = new_episode(task, job.world, job.group, job.member)
+        episodes[job].status, episodes[job].error = "error", f"{type(error).__name__}: {error}"
+    return [episodes[job] for job in jobs]
+
+
+def _play_once(
+    engine: ChatEngine,
+    task: Task,
+    jobs: Sequence[Job],
+    sampling: SamplingConfig,
+    seed: int,
+    keep: Callable[[Job, Episode], None],
+) -> dict[Job, RequestFailed]:
+    """One try at every job; returns those whose request failed."""
+    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Job, Episode | Exception]] = queue.SimpleQueue()
+    for job in jobs:
+        todo.put(job)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                job = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                results.put((job, converse(engine, task, job, sampling, seed=seed, stop=stop)))
+            except RequestFailed as error:
+                results.put((job, error))
+            except Exception as error:
+                stop.set()
+                results.put((job, error))
+
+    # Daemons: a request under way must not keep an interrupted process alive until it times out.
+    for _ in range(min(engine.workers, len(jobs))):
+        threading.Thread(target=work, daemon=True).start()
+    failed: dict[Job, RequestFailed] = {}
+    left = len(jobs)
+    try:
+        while left:
+            job, result = results.get()
+            left -= 1
+            if isinstance(result, Episode):
+                keep(job, result)
+            elif isinstance(result, RequestFailed):
+                failed[job] = result
+            else:
+                raise result
+    except BaseException:
+        stop.set()  # waits end, and nobody begins another episode
+        for job, result in _waiting(results):
+            if isinstance(result, Episode):
+                keep(job, result)
+        raise
+    return failed
+
+
+def _waiting(results: queue.SimpleQueue[tuple[Job, Episode | Exception]]) -> list[tuple[Job, Episode | Exception]]:
+    found = []
+    while True:
+        try:
+            found.append(results.get_nowait())
+        except queue.Empty:
+            return found

@@ -1,0 +1,212 @@
+"""Any server with an OpenAI-compatible chat API: OpenAI's, vLLM's, llama.cpp's, Ollama's, ..."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
+from spa.runs.schema import EngineConfig, SamplingConfig
+
+BACKOFF = 1.0  # seconds before the second try, doubled before each further one
+LONGEST_BACKOFF = 60.0
+LONGEST_WAIT = 600.0  # seconds: a request that is told to wait longer has failed
+DEAD = 8  # at least so many requests in a row must fail for good before the server counts as dead
+_RETRY_STATUS = (408, 409, 429)  # and 5xx
+
+
+class _TryAgain(Exception):
+    """A request that may succeed another time, after ``wait`` seconds at least."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class OpenAIEngine:
+    """Answers conversations through the ``openai`` client; may be used from ``workers`` threads at once.
+
+    Raises:
+        ValueError: a setting is missing, or the package ``openai``.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        check_engine(config)
+        import openai
+
+        self.config = config
+        self.workers = config.concurrency
+        self.name = f"{config.model} at {config.base_url}"
+        key = os.environ.get(config.api_key_env)
+        self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
+        self._api: Any = openai
+        self._client = openai.OpenAI(
+            base_url=config.base_url,
+            api_key=key or "none",
+            timeout=config.timeout,
+            max_retries=0,  # the loop is ours
+        )
+        self._limiter = _Limiter(config.requests_per_minute)
+        self._lock = threading.Lock()
+        self._failures = 0  # requests that failed for good since the last success
+
+    def reply(
+        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+    ) -> Reply:
+        """The response to a conversation; see ``ChatEngine``."""
+        request = self._request(messages, sampling, forced, seed)
+        jitter = random.Random(seed)
+        reason = ""
+        for attempt in range(self.config.retries + 1):
+            self._limiter.wait(stop)
+            try:
+                reply = self._ask(request)
+            except _TryAgain as error:
+                reason = str(error)
+                if error.wait > LONGEST_WAIT:
+                    break
+                if attempt < self.config.retries:
+                    backoff = min(LONGEST_BACKOFF, BACKOFF * 2**attempt) * jitter.uniform(0.5, 1.0)
+                    _sleep(max(backoff, error.wait), stop)
+                continue
+            with self._lock:
+                self._failures = 0
+            if self.config.prefill and not reply.text.startswith(forced):
+                reply = Reply(forced + reply.text, reply.finish_reason)
+            return reply
+        self._count_failure(reason)
+        raise RequestFailed(reason)
+
+    def _request(self, messages: Sequence[Message], sampling: SamplingConfig, forced: str, seed: int) -> dict[str, Any]:
+        extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
+        said = list(messages)
+        if self.config.prefill:
+            said.append({"role": "assistant", "content": forced})
+            extra |= {"continue_final_message": True, "add_generation_prompt": False}
+        return {
+            "model": self.config.model,
+            "messages": said,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "seed": seed,
+            "extra_body": extra or None,
+            "extra_headers": self._headers,
+        }
+
+    def _ask(self, request: dict[str, Any]) -> Reply:
+        """One try.
+
+        Raises:
+            _TryAgain: no connection, no answer in time, an overloaded or broken server, or an answer that is none.
+            ServerError: the server does not want such a request.
+        """
+        deadline = time.monotonic() + self.config.timeout
+        create = self._client.chat.completions.with_streaming_response.create
+        try:
+            with create(**request) as response:
+                body = _whole(response, deadline, self.config.timeout)
+        except self._api.APITimeoutError as error:
+            raise _TryAgain(f"no answer within {self.config.timeout:g} s") from error
+        except self._api.APIConnectionError as error:
+            raise _TryAgain(f"{error} ({error.__cause__ or type(error).__name__})") from error
+        except self._api.APIStatusError as error:
+            what = f"HTTP {error.status_code}: {_said(error.response.text)}"
+            if error.status_code in _RETRY_STATUS or error.status_code >= 500:
+                raise _TryAgain(what, _retry_after(error.response.headers.get("retry-after"))) from error
+            where = f"the server at {self.config.base_url}"
+            raise ServerError(f"{where} refused model {self.config.model!r}: {what}") from error
+        return _read(body)
+
+    def _count_failure(self, reason: str) -> None:
+        with self._lock:
+            self._failures += 1
+            failures = self._failures
+        if failures >= max(DEAD, self.workers):
+            raise ServerError(
+                f"the server at {self.config.base_url} gave no usable answer to {failures} requests in a row (last: {reason})"
+            )
+
+
+class _Limiter:
+    """Spaces the starts of requests evenly, for all threads together."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._gap = 60.0 / per_minute if per_minute else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, stop: threading.Event) -> None:
+        with self._lock:
+            now = time.monotonic()
+            start = max(now, self._next)
+            self._next = start + self._gap
+        _sleep(start - now, stop)
+
+
+def _sleep(seconds: float, stop: threading.Event) -> None:
+    if stop.wait(seconds) if seconds > 0 else stop.is_set():
+        raise RequestFailed("called off")
+
+
+def _whole(response: Any, deadline: float, timeout: float) -> bytes:
+    """The body of an answer. The client's own timeout is for each piece of it; a server that trickles would never end."""
+    pieces = []
+    try:
+        for piece in response.iter_bytes():
+            pieces.append(piece)
+            if time.monotonic() > deadline:
+                raise _TryAgain(f"no whole answer within {timeout:g} s")
+    except _TryAgain:
+        raise
+    except Exception as error:  # whatever the HTTP library under the client raises of a torn or badly encoded answer
+        raise _TryAgain(f"the answer broke off ({type(error).__name__})") from error
+    return b"".join(pieces)
+
+
+def _read(body: bytes) -> Reply:
+    """The reply in the body of an answer; garbage is worth another try."""
+    try:
+        choice = json.loads(body)["choices"][0]
+        text = choice["message"]["content"]
+        reason = choice.get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        start = body[:60].decode(errors="replace")
+        raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
+    if not isinstance(text, str) or not text.strip():
+        raise _TryAgain(f"an answer without text (finish_reason {reason!r})")
+    text = text.encode(errors="replace").decode()  # JSON can spell half a surrogate pair, which no file can hold
+    return Reply(text, "length" if reason == "length" else "stop")
+
+
+def _retry_after(value: str | None) -> float:
+    """Seconds to wait by a Retry-After header: a number of seconds or a date."""
+    if not value:
+        return 0.0
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):  # no date, or one without a time zone
+        return 0.0
+
+
+def _said(text: str) -> str:
+    """The message in the body of an error answer, in one line."""
+    try:
+        data: Any = json.loads(text)
+        while isinstance(data, dict):
+            data = next((data[key] for key in ("error", "message", "detail") if key in data), str(data))
+        text = str(data)
+    except ValueError:
+        pass
+    return (text.strip().splitlines() or ["no reason given"])[0][:300]
