@@ -161,17 +161,45 @@ def _world_model(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Fi
     return {"data": data, "layout": _layout("PPO step", "accuracy", True)} if data else None
 
 
-def _sft(rows: Sequence[MetricsRow]) -> Figure | None:
-    curves = (("train", "#8a8f98", ("train/loss", "losses/loss")), ("validation", "#d1495b", ("val/loss",)))
-    data = [_line(name, points, color) for name, color, names in curves if (points := series(rows, *names))]
+Stages2 = Mapping[str, Sequence[MetricsRow]]
+"""Logged rows of stage 2: the run's under an empty name, then those of arms with their own."""
+
+_TRAIN, _VAL = "#8a8f98", "#d1495b"
+
+
+def _sft(stages: Stages2) -> Figure | None:
+    data = []
+    for index, (arm, rows) in enumerate(stages.items()):
+        dash = _DASHES[index % len(_DASHES)]
+        for name, color, names in (
+            ("train", _TRAIN, ("train/loss", "losses/loss")),
+            ("validation", _VAL, ("val/loss",)),
+        ):
+            if points := series(rows, *names):
+                data.append(_line(f"{arm}: {name}" if arm else name, points, color, dash=dash))
     return {"data": data, "layout": _layout("optimizer step", "loss (nats per token)", False)} if data else None
+
+
+def _sft_world_model(stages: Stages2) -> Figure | None:
+    """What was measured every ``sft.eval_every`` steps; nothing to draw where there is only the last measurement."""
+    data = []
+    for index, (arm, rows) in enumerate(stages.items()):
+        for (metric, label, _), color in zip(_WORLD_MODEL, ("#2a6f97", "#d1495b", "#8a8f98"), strict=True):
+            points = series(rows, f"world_model/{metric}")
+            if len(points) > 1:
+                title = f"{arm}: {label}" if arm else label
+                data.append(_line(title, points, color, dash=_DASHES[index % len(_DASHES)]))
+    return {"data": data, "layout": _layout("optimizer step", "accuracy", True)} if data else None
+
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
 def _chart(key: str, title: str, note: str, figure: Figure | None) -> list[Chart]:
     return [Chart(key, title, note, figure)] if figure else []
 
 
-def learning_charts(arms: Mapping[str, ArmReport], sft: Sequence[MetricsRow], colors: Mapping[str, str]) -> list[Chart]:
+def learning_charts(arms: Mapping[str, ArmReport], sft: Stages2, colors: Mapping[str, str]) -> list[Chart]:
     """The curves that are always in view; those without data are left out."""
     k = _largest_k(arms)
     pass_1 = _by_arm(arms, colors, ("val/pass@1", "val/success"), "Pass@1", True)
@@ -185,7 +213,8 @@ def learning_charts(arms: Mapping[str, ArmReport], sft: Sequence[MetricsRow], co
     )
     note = "Share of written observations and predictions that agree with the world."
     charts += _chart("world-model", "World model during PPO", note, _world_model(arms, colors))
-    return charts + _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))
+    charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))
+    return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", _sft_world_model(sft))
 
 
 _DIAGNOSTICS = (

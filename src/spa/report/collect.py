@@ -39,7 +39,12 @@ def collect(out: Path) -> ReportData:
                 contents.setdefault(split, set()).update(keys)
 
     finished(out / "selfplay", "self-play")
+    for stage in sorted(out.glob("selfplay-*")):
+        finished(stage, f"self-play, {stage.name.removeprefix('selfplay-')}")
     finished(out / "sft", "SFT")
+    tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
+    for name, stage in tuned.items():
+        finished(stage, f"SFT, {name}")
     names = [path.name for path in sorted((out / "arms").glob("*")) if path.is_dir()]
     for name in sorted(names, key=lambda n: (["base", *cfg.arms, n].index(n), n)):
         folder_of_arm = out / "arms" / name
@@ -60,6 +65,7 @@ def collect(out: Path) -> ReportData:
         machine={"processor": str(last.get("cpu", platform.machine())), "cores": os.cpu_count()},
         arms=arms,
         sft=_metrics(out / "sft"),
+        sft_of_arms={name: _metrics(stage) for name, stage in tuned.items()},
         overlaps=overlaps(contents),
         timings=timings,
         created=str(last.get("started", "")),

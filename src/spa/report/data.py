@@ -36,7 +36,8 @@ class ReportData:
         versions: package -> version.
         machine: a fact -> its value, e.g. ``{"CPU": "2 cores", "memory": "8 GiB"}``.
         arms: in the order of the table.
-        sft: logged rows of stage 2 (``train/loss``, ``val/loss``).
+        sft: logged rows of stage 2 (``train/loss``, ``val/loss``, ``world_model/*``).
+        sft_of_arms: the same of the arms that have a stage 2 of their own.
         overlaps: pair of splits -> number of worlds that are in both; must be 0.
         timings: stage -> seconds.
         baseline: the arm to which differences are taken.
@@ -50,6 +51,7 @@ class ReportData:
     machine: Mapping[str, Any] = field(default_factory=dict)
     arms: Mapping[str, ArmReport] = field(default_factory=dict)
     sft: Sequence[MetricsRow] = ()
+    sft_of_arms: Mapping[str, Sequence[MetricsRow]] = field(default_factory=dict)
     overlaps: Mapping[str, int] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     baseline: str = "vanilla"

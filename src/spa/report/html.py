@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from spa.evaluate.summary import ComparisonRow, comparison_table, percent
 from spa.report.charts import Chart, Figure, arm_colors, comparison_chart, diagnostic_charts, learning_charts, number
-from spa.report.data import ArmReport, ReportData
+from spa.report.data import ArmReport, MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
 from spa.runs.files import atomic_write
 
@@ -43,13 +43,18 @@ _PLAY = (
 )
 
 _WORLD_MODEL = (
-    ("observation_em", "observation exact", "share"),
-    ("observation_cell_acc", "observation cells", "share"),
-    ("prediction_em", "prediction exact", "share"),
-    ("prediction_em_changed", "… where the state changed", "share"),
-    ("prediction_cell_acc", "prediction cells", "share"),
-    ("coverage", "turns with a prediction", "share"),
-    ("predictions", "predictions", "count"),
+    ("world_model/observation_em", "observation exact", "share"),
+    ("world_model/observation_cell_acc", "observation cells", "share"),
+    ("world_model/prediction_em", "prediction exact", "share"),
+    ("world_model/prediction_em_changed", "… where the state changed", "share"),
+    ("world_model/prediction_cell_acc", "prediction cells", "share"),
+    ("world_model/prediction_legal", "prediction legal", "share"),
+    ("world_model/coverage", "turns with a prediction", "share"),
+    ("world_model/predictions", "predictions", "count"),
+    ("calibration/top1", "truth likeliest", "share"),
+    ("calibration/chance", "… by chance", "share"),
+    ("perplexity/grid", "perplexity, raw", "number"),
+    ("perplexity/coordinates", "… with coordinates", "number"),
 )
 
 
@@ -114,19 +119,17 @@ def _format(value: float | None, kind: str) -> str:
     return f"{value:.0f}" if kind == "count" or abs(value) >= 100 else f"{value:.2f}"
 
 
-def _table(
-    metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]], prefix: str
-) -> Table | None:
+def _table(metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]]) -> Table | None:
     """Arms × the columns of which some arm has a value."""
-    used = [c for c in columns if any(number(values.get(prefix + c[0])) is not None for values in metrics.values())]
+    used = [c for c in columns if any(number(values.get(c[0])) is not None for values in metrics.values())]
     used = [c for c in used if c[0] != "errors" or any(values.get("errors") for values in metrics.values())]
     if not used:
         return None
     header = [label + (" %" if kind == "share" else "") for _, label, kind in used]
     rows = [
-        (arm, [_format(number(values.get(prefix + name)), kind) for name, _, kind in used])
+        (arm, [_format(number(values.get(name)), kind) for name, _, kind in used])
         for arm, values in metrics.items()
-        if any(number(values.get(prefix + name)) is not None for name, _, _ in used)
+        if any(number(values.get(name)) is not None for name, _, _ in used)
     ]
     return Table(header, rows)
 
@@ -162,10 +165,15 @@ def _headline(rows: Sequence[ComparisonRow]) -> str:
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, float]]:
     rows: dict[str, Mapping[str, float]] = {}
-    for row in data.sft:
-        if any(str(key).startswith("world_model/") for key in row):
-            rows["after SFT"] = row
+    for arm, stage in _stages_2(data).items():
+        for row in stage:
+            if any(str(key).startswith("world_model/") for key in row):
+                rows[f"after SFT, {arm}" if arm else "after SFT"] = row
     return rows | {arm: report.result.world_model for arm, report in data.arms.items() if report.result is not None}
+
+
+def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
+    return {"": data.sft, **data.sft_of_arms}
 
 
 def _episodes(arms: Mapping[str, ArmReport], limit: int) -> list[tuple[str, list[Any], int]]:
@@ -181,7 +189,7 @@ def render_report(data: ReportData) -> str:
     results = {arm: report.result for arm, report in data.arms.items() if report.result is not None}
     rows = comparison_table(results, data.baseline)
     compare = comparison_chart(rows, colors)
-    learning = learning_charts(data.arms, data.sft, colors)
+    learning = learning_charts(data.arms, _stages_2(data), colors)
     diagnostics = diagnostic_charts(data.arms, colors)
     charts = [*([Chart("comparison", "", "", compare)] if compare else []), *learning, *diagnostics]
     figures: dict[str, Figure] = {chart.key: chart.figure for chart in charts}
@@ -201,8 +209,8 @@ def render_report(data: ReportData) -> str:
         facts=_facts(config),
         config=config,
         comparison=_comparison(rows),
-        play=_table({arm: result.metrics for arm, result in results.items()}, _PLAY, ""),
-        world_model=_table(_world_model_rows(data), _WORLD_MODEL, "world_model/"),
+        play=_table({arm: result.metrics for arm, result in results.items()}, _PLAY),
+        world_model=_table(_world_model_rows(data), _WORLD_MODEL),
         skipped={arm: result.skipped_ks for arm, result in results.items() if result.skipped_ks},
         charts=figures,
         learning=learning,
