@@ -11,6 +11,7 @@ the i-th request ``script[i]``; after that, the i-th request with the same messa
     text:...      an answer with this text; "length:..." the same, cut off at the limit
     json:...      a body that is this
     html          a page
+    newer         as a server that refuses max_tokens and takes max_completion_tokens
 
 ``GET /log`` tells the requests: start, end (seconds), body, authorization. ``GET /peak``: how many were under way at once.
 """
@@ -110,6 +111,9 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Retry-After": argument} if argument else {}
             error = {"error": {"message": f"status {name}\nand more", "type": "test"}}
             self._send(json.dumps(error).encode(), status=int(name), headers=headers)
+        elif name == "newer" and "max_tokens" in body:
+            error = {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
+            self._send(json.dumps(error).encode(), status=400)
         elif name == "html":
             self._send(b"<html><body>Welcome</body></html>", kind="text/html")
         elif name == "json":

@@ -71,6 +71,15 @@ def test_what_is_sent(server: Server) -> None:
     }
 
 
+def test_a_server_that_names_the_limit_otherwise(server: Server) -> None:
+    server.control(then="newer")
+    one = engine(server, retries=0)
+    assert ask(one)[1] == "stop"
+    assert ask(one)[1] == "stop"
+    limits = [{name: value for name, value in entry["body"].items() if "tokens" in name} for entry in server.log]
+    assert limits == [{"max_tokens": 50}, {"max_completion_tokens": 50}, {"max_completion_tokens": 50}]
+
+
 def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
     ask(engine(server, api_key_env="MY_KEY"))

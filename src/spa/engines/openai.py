@@ -56,18 +56,18 @@ class OpenAIEngine:
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
         self._failures = 0  # requests that failed for good since the last success
+        self._limit = "max_tokens"  # OpenAI's newer models know only max_completion_tokens
 
     def reply(
         self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
     ) -> Reply:
         """The response to a conversation; see ``ChatEngine``."""
-        request = self._request(messages, sampling, forced, seed)
         jitter = random.Random(seed)
         reason = ""
         for attempt in range(self.config.retries + 1):
             self._limiter.wait(stop)
             try:
-                reply = self._ask(request)
+                reply = self._ask(self._request(messages, sampling, forced, seed))
             except _TryAgain as error:
                 reason = str(error)
                 if error.wait > LONGEST_WAIT:
@@ -95,7 +95,7 @@ class OpenAIEngine:
             "messages": said,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
+            self._limit: sampling.max_tokens,
             "seed": seed,
             "extra_body": extra or None,
             "extra_headers": self._headers,
@@ -121,6 +121,10 @@ class OpenAIEngine:
             what = f"HTTP {error.status_code}: {_said(error.response.text)}"
             if error.status_code in _RETRY_STATUS or error.status_code >= 500:
                 raise _TryAgain(what, _retry_after(error.response.headers.get("retry-after"))) from error
+            if "max_tokens" in request and "max_completion_tokens" in error.response.text:
+                self._limit = "max_completion_tokens"
+                others = {name: value for name, value in request.items() if name != "max_tokens"}
+                return self._ask({**others, self._limit: request["max_tokens"]})
             where = f"the server at {self.config.base_url}"
             raise ServerError(f"{where} refused model {self.config.model!r}: {what}") from error
         return _read(body)
