@@ -47,18 +47,24 @@ def perplexity(
 
 
 def measure(name: str, settings: Sequence[str], model: str | None, count: int, seed: int) -> dict[str, Any]:
-    """One world's numbers: ``random_guess`` and, by ``{bare,prompt}/{grid,coordinates}``, those of ``StatePerplexity``."""
+    """One world's numbers: ``random_guess`` and, by ``{bare,prompt}/{grid,coordinates}``, those of ``StatePerplexity``.
+
+    What a world cannot show is absent.
+    """
     from spa.agent.player import Player, make_task
     from spa.agent.worlds import WorldSource
-    from spa.evaluate.perplexity import CONTEXTS, random_guess, sample_states, state_perplexity
+    from spa.evaluate.perplexity import CONTEXTS, formats, random_guess, sample_states, state_perplexity
     from spa.runs.config import load_config
 
     cfg = load_config(name, settings)
     player = Player.load(cfg, model)
     task = make_task(cfg)
     chosen = WorldSource(task, "val", cfg.seeds.val, unique=True).take(count)
-    result: dict[str, Any] = {"model": model or cfg.model.path, "random_guess": random_guess(task, len(player.tokenizer))}
-    for state_format in FORMATS:
+    result: dict[str, Any] = {
+        "model": model or cfg.model.path,
+        "random_guess": random_guess(task, len(player.tokenizer)),
+    }
+    for state_format in formats(task):
         shown = make_task(cfg, state_format=state_format)
         states = sample_states(shown, chosen, seed=seed)
         for context in CONTEXTS:
@@ -74,15 +80,16 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     width = max(12, *(len(name) for name in results)) + 2
     models = ", ".join(dict.fromkeys(str(result["model"]) for result in results.values()))
 
-    def row(title: str, values: list[float], digits: int) -> str:
-        return f"{title:<36}" + "".join(f"{value:>{width}.{digits}f}" for value in values)
+    def row(title: str, values: list[float | None], digits: int) -> str:
+        cells = ("-" if value is None else f"{value:.{digits}f}" for value in values)
+        return f"{title:<36}" + "".join(f"{cell:>{width}}" for cell in cells)
 
     def block(metric: str, digits: int) -> list[str]:
         rows = []
         for context in CONTEXTS:
             for state_format, title in FORMATS.items():
                 where = "alone" if context == "bare" else "in the prompt"
-                values = [result[f"{context}/{state_format}"][metric] for result in results.values()]
+                values = [result.get(f"{context}/{state_format}", {}).get(metric) for result in results.values()]
                 rows.append(row(f"  {title}, {where}", values, digits))
         return rows
 
@@ -95,5 +102,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
             row("  random guess, per cell", [result["random_guess"] for result in results.values()], 1),
             "bits per character",
             *block("bits_per_char", 2),
+            "scored tokens per state",
+            *block("tokens_per_state", 1),
         ]
     )

@@ -99,6 +99,7 @@ def test_a_bare_world_plays_as_a_text_env():
         env.step("Left")
     state, info = env.reset(seed=1)
     assert info == {"success": False, "valid": True, "effective": False, "content": "P___"}
+    assert env.legal(state) is None
     state, reward, terminated, truncated, info = env.step("Left")
     assert (state, reward, info["effective"]) == ("P___", 0.0, False)
     for _ in range(3):
@@ -123,6 +124,7 @@ def test_gymnasium_wrappers_of_a_registration_are_kept():
     assert isinstance(env, AdaptedEnv) and env.symbols == Sokoban().symbols and env.rules
     state, info = env.reset(seed=1)
     assert state.count("X") == 2 and info["content"].startswith("Sokoban 6x6")
+    assert env.legal(state) is True and env.legal(state.replace("P", "_")) is False and env.num_cell_values == 7
     env.step("Up")
     assert env.step("Up")[3] is True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_every_state_of_a_play_is_legal_after_the_one_before(name: str, state_fo
     play = played(name, state_format, seed)
     env = play[-1][0]
     now = env.render()
-    for (_, before), (_, after) in zip(play, play[1:], strict=False):
+    for (_, before), (_, after) in pairwise(play):
         assert env.legal(after) is True
         assert env.legal(after, before) is True
         assert env.legal(f"\n {after} ", before) is True  # as a model may lay it out

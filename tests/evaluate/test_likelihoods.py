@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
 from spa.agent.player import Player, make_task
 from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.envs import TextEnv, make_env
 from spa.evaluate import calibration
-from spa.evaluate.calibration import calibration_metrics, cases, corruptions, one_change
-from spa.evaluate.perplexity import random_guess, sample_states, state_perplexity
+from spa.evaluate.calibration import calibration_metrics, cases, changes, corruptions
+from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
 from spa.evaluate.probe import probe_world_model
 from spa.evaluate.world_model import exact, world_model_metrics
 from spa.models.scoring import Scored, score_rows
@@ -27,6 +30,7 @@ from spa.runs.config import load_config
 from tests.models.networks import network
 
 WORLDS = ["sokoban", "frozen_lake", "sudoku"]
+ROOM = "######\n#__O_#\n#PX__#\n###__#\n######\n######"
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +91,56 @@ def test_corruptions_are_false_different_and_consistent(name: str, seed: int) ->
     assert ("stay", turn.state) in others
     assert len({state.strip() for state in states}) == len(states)
     assert not any(exact(state, turn.next_state) for state in states)
-    # Legal at sight, and with coordinates that agree with the grid.
-    assert all(env.legal(state, turn.state) for state in states)
-    assert all("\n" in state.strip() for state in states)
-    assert others == corruptions(env, turn, np.random.default_rng(seed))
+    # Legal, with coordinates that agree with the grid.
+    assert all(env.legal(state) and "\n" in state.strip() for state in states)
+    assert all(env.legal(state, turn.state) for kind, state in others if kind != "swap")
+    assert sum(kind == "swap" for kind, _ in others) == calibration.SWAPS
+    assert others == corruptions(make_env(name, state_format="coordinates"), turn, np.random.default_rng(seed))
+
+
+def test_a_corruption_keeps_walls_and_targets_where_it_can() -> None:
+    env = make_env("sokoban", state_format="grid")
+    after = ROOM.replace("PX_", "_PX")
+    for state in islice(changes(env, after, ROOM, np.random.default_rng(0)), 5):
+        assert env.legal(state, ROOM)
+    # No other place for a player who fell into a hole leaves the lake as it was.
+    lake = make_env("frozen_lake", size=2)
+    made = list(changes(lake, "_X\n_G", "PO\n_G", np.random.default_rng(0)))
+    assert made
+    assert all(lake.legal(state) and not lake.legal(state, "PO\n_G") for state in made)
+
+
+def test_wrong_coordinates_are_made_up_as_in_the_episode() -> None:
+    env = make_env("sokoban", state_format="random_coordinates")
+    before, _ = env.reset(seed=4, options={"noise_seed": 9})
+    reached = set()
+    for action in env.actions:
+        env.reset(seed=4, options={"noise_seed": 9})
+        reached.add(env.step(action)[0])
+    turn = Turn(0, before, "", "", "elsewhere", executed=["Up"])
+    assert dict(corruptions(env, turn, np.random.default_rng(0), 9))["other_move"] in reached
+
+
+def test_a_world_that_ignores_the_state_has_no_other_move() -> None:
+    class Door(TextEnv):
+        actions = ("open", "close")
+
+        def reset(self, *, seed=None, options=None):
+            self.state = "a closed door"
+            return self.state, {}
+
+        def step(self, action):
+            self.state = f"a door after {action}"
+            return self.state, 0.0, False, False, {}
+
+        def render(self) -> str:
+            return self.state
+
+    rng = np.random.default_rng(0)
+    there = Turn(0, "a closed door", "", "", "a door after open", executed=["open"])
+    elsewhere = Turn(0, "a wide gate", "", "", "a door after open", executed=["open"])
+    assert ("other_move", "a door after close") in corruptions(Door(), there, rng)
+    assert "other_move" not in dict(corruptions(Door(), elsewhere, rng))
 
 
 def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() -> None:
@@ -104,10 +154,9 @@ def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() ->
             raise ValueError("takes no state")
 
     rng = np.random.default_rng(0)
-    changed = one_change(Words(), "a red door", "a wall", rng)
-    assert changed != "a red door"
-    assert sorted(str(changed).split()) == ["a", "door", "red"]
-    assert one_change(Words(), "door", "a wall", rng) is None
+    made = list(changes(Words(), "a red\ndoor", "a wall", rng))
+    assert sorted(made) == ["a door\nred", "door red\na", "red a\ndoor"]  # white space stays where it is
+    assert list(changes(Words(), "door", "a wall", rng)) == []
     turn = Turn(0, "a wall", "", "", "a red door", executed=["go"])
     assert {kind for kind, _ in corruptions(Words(), turn, rng)} == {"stay", "swap"}
 
@@ -127,6 +176,23 @@ def test_cases_put_the_truth_into_the_models_own_turn(players) -> None:
         assert player.tokenizer.decode([ids[p] for p in positions]) == turn.next_state + "</prediction>"
 
 
+def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(players) -> None:
+    cfg, player, _, episodes = players["sokoban"]
+    task = make_task(cfg, state_format="coordinates", prompt="world_model")
+    sampled = [sequence for episode in episodes for sequence in episode.sequences]
+    written = [t.prediction for e in episodes for t in e.turns if t.prediction is not None and t.state != t.next_state]
+    compared = 0
+    for case, prediction in zip(cases(player.chat, task.make_env, episodes, 0), written, strict=True):
+        ids, positions = calibration._tokens(player.chat, case, prediction)
+        # Where the observation was right, these are the very tokens that were sampled.
+        for sequence in sampled:
+            if sequence.ids[: len(ids)] == ids:
+                expected = sum(sequence.logprobs[position] for position in positions)
+                assert score_rows(player.model, [(ids, positions)])[0].logprob == pytest.approx(expected, abs=1e-3)
+                compared += 1
+    assert compared >= 3
+
+
 @pytest.mark.parametrize("favour, top1", [("truth", 1.0), ("stay", 0.0)])
 def test_a_model_that_knows_and_one_that_copies(players, monkeypatch, favour: str, top1: float) -> None:
     cfg, player, _, episodes = players["sokoban"]
@@ -143,7 +209,7 @@ def test_a_model_that_knows_and_one_that_copies(players, monkeypatch, favour: st
     assert metrics["calibration/top1"] == top1
     if favour == "truth":
         assert metrics["calibration/margin"] == 8.0
-        assert metrics["calibration/rank"] == 1.0
+        assert metrics["calibration/rank"] == metrics["calibration/top1_per_token"] == 1.0
         assert metrics["calibration/nll_per_token"] == 0.25
         assert 0 < metrics["calibration/chance"] < 0.6
 
@@ -187,6 +253,39 @@ def test_in_the_prompt_exactly_the_state_is_scored(players, monkeypatch, style: 
     monkeypatch.setattr("spa.models.scoring.score_rows", score)
     state_perplexity(None, player.chat, task, states, context="prompt")
     assert seen == states
+
+
+def test_a_template_that_strips_is_no_obstacle_and_one_that_rewrites_is(players) -> None:
+    cfg, player, _, _ = players["sokoban"]
+    cfg = load_config("sokoban", ["agent.style=paper"])
+    task = make_task(cfg, state_format="coordinates")
+    states = sample_states(task, WorldSource(task, "val", cfg.seeds.val).take(1), seed=0)
+    tokenizer = copy.deepcopy(player.tokenizer)
+    plain = tokenizer.chat_template
+    found = []
+    for content in ("message.content", "message.content | trim"):
+        tokenizer.chat_template = plain.replace("message.content", content)
+        _, positions, length = _prompted(Chat(tokenizer), task, task.header(task.make_env()), states[0])
+        found.append((len(positions), length))
+    assert found[0] == found[1]
+    tokenizer.chat_template = plain.replace("message.content", "message.content | replace('#', '*')")
+    with pytest.raises(ValueError, match="changes the user's text"):
+        state_perplexity(player.model, Chat(tokenizer), task, states, context="prompt")
+
+
+def test_a_world_without_random_moves_shows_its_first_states() -> None:
+    class Words(TextEnv):
+        def reset(self, *, seed=None, options=None):
+            return f"a door {seed}", {}
+
+        def render(self) -> str:
+            return ""
+
+    worlds = [SimpleNamespace(seed=seed) for seed in (1, 2)]
+    task = SimpleNamespace(make_env=Words)
+    assert sample_states(task, worlds, seed=0) == ["a door 1", "a door 2"]  # type: ignore[arg-type]
+    turn = Turn(0, "a door 0", "", "", "an open door", executed=["push the door"])
+    assert "other_move" not in dict(corruptions(Words(), turn, np.random.default_rng(0)))
 
 
 def test_states_are_those_of_play_and_repeat(players) -> None:
@@ -239,7 +338,7 @@ def test_without_a_model_only_what_was_written_is_measured(players) -> None:
 
 def test_legality_by_turn_and_actions() -> None:
     env = make_env("sokoban", state_format="grid")
-    room = "######\n#__O_#\n#PX__#\n###__#\n######\n######"
+    room = ROOM
     lost = room.replace("X", "_")
     turns = [
         Turn(0, room, "", "", room, executed=["Up"], observation=room, prediction=room),
@@ -259,6 +358,7 @@ def test_command(tmp_path, capsys) -> None:
     assert main(["perplexity", "frozen_lake,sudoku", "--worlds", "3", "--json", str(out), "model.threads=1"]) == 0
     printed = capsys.readouterr().out
     assert "raw, alone" in printed
+    assert "scored tokens per state" in printed
     data = json.loads(out.read_text())
     assert list(data) == ["frozen_lake", "sudoku"]
     assert data["sudoku"]["random_guess"] == 5

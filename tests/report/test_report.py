@@ -107,6 +107,16 @@ def test_plotly_is_inlined_once() -> None:
     assert html.count("Plotly.newPlot") + html.count("Plotly.react") >= 1
 
 
+def test_the_world_model_is_shown_after_sft_too() -> None:
+    assert "truth likeliest" not in Page(render_report(data())).words
+    shown = data()
+    measured = {"world_model/prediction_legal": 0.125, "calibration/top1": 0.375, "perplexity/grid": 3.25}
+    shown.sft = [*shown.sft, {"step": 3, **measured}]
+    words = Page(render_report(shown)).words
+    for expected in ("after SFT", "prediction legal %", "12.5", "truth likeliest %", "37.5", "perplexity, raw", "3.25"):
+        assert expected in words
+
+
 def test_table_episodes_and_facts_are_there() -> None:
     words = Page(render_report(data())).words
     for piece in ["vanilla", "spa", "Pass@1", "train", "test", "1 min 01 s", "#P", "Down"]:

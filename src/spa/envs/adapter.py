@@ -75,6 +75,15 @@ class AdaptedEnv(TextEnv):
     def render(self) -> str:
         return self._state
 
+    def legal(self, state: str, before: str | None = None) -> bool | None:
+        own = getattr(self.env, "unwrapped", self.env)
+        return own.legal(state, before) if isinstance(own, TextEnv) else None
+
+    @property
+    def num_cell_values(self) -> int | None:
+        own = getattr(self.env, "unwrapped", self.env)
+        return own.num_cell_values if isinstance(own, TextEnv) else super().num_cell_values
+
     def close(self) -> None:
         close = getattr(self.env, "close", None)
         if callable(close):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,12 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.parse import match_action, parse_response, replace_spans
 from spa.envs import TextEnv
 from spa.evaluate.world_model import cells, exact, grid_part, is_board
+from spa.worldmodel.groundtruth import body_spans
 
 PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
+_TRIES = 32  # random action sequences from one state
+_LOOKS = 500  # changed states that a world is asked about
 _CLOSING = "</prediction>"
 
 
@@ -43,7 +47,8 @@ def calibration_metrics(
     to and with ``</prediction>``.
 
     * ``top1``: share of the turns in which the truth is more likely than every other candidate; ``chance``: what guessing gets.
-    * ``beats_stay``, ``beats_other_move``, ``beats_swap``: the same against the unchanged state; the state after other
+    * ``top1_per_token``: the same by mean log-prob per token, where candidates differ in length.
+    * ``beats_stay``, ``beats_other_move``, ``beats_swap``: as ``top1`` against the unchanged state; the state after other
       random actions; the truth with one object moved (all such: the truth must beat each).
     * ``margin``: mean of log p(truth) - max log p(other), in nats. ``rank``: mean rank of the truth, 1 is best.
     * ``nll_per_token``: of the truth, in nats. ``cases``: turns judged.
@@ -64,10 +69,10 @@ def calibration_metrics(
         by_case[number].append((kind, score.logprob, score.count))
     values: dict[str, list[float]] = defaultdict(list)
     for candidates in by_case.values():
-        truth = next(score for kind, score, _ in candidates if kind == "truth")
-        count = next(count for kind, _, count in candidates if kind == "truth")
-        others = [score for kind, score, _ in candidates if kind != "truth"]
+        _, truth, count = candidates[0]
+        others = [score for _, score, _ in candidates[1:]]
         values["top1"].append(truth > max(others))
+        values["top1_per_token"].append(truth / count > max(score / tokens for _, score, tokens in candidates[1:]))
         values["chance"].append(1 / len(candidates))
         values["margin"].append(truth - max(others))
         values["rank"].append(1 + sum(score >= truth for score in others))
@@ -91,13 +96,10 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
             context = _context(episode, turn)
             if context is None or turn.prediction is None or exact(turn.next_state, turn.state):
                 continue
-            spans = parse_response(turn.response, "world_model").spans
-            start = spans["prediction"][0]
-            head = turn.response[:start]
-            if "observation" in spans:
-                head = replace_spans(head, [(spans["observation"], _laid_out(turn.observation or "", turn.state))])
+            head = turn.response[: parse_response(turn.response, "world_model").spans["prediction"][0]]
+            head = replace_spans(head, [(span, turn.state) for span in body_spans(head, "observation")])
             rng = np.random.default_rng(np.random.SeedSequence([seed, episode.group, episode.member, turn.index]))
-            others = corruptions(env, turn, rng)
+            others = corruptions(env, turn, rng, episode.noise_seed)
             if others:
                 candidates = [("truth", turn.next_state), *others]
                 shaped = [(kind, _laid_out(turn.prediction, state)) for kind, state in candidates]
@@ -131,8 +133,12 @@ def _tokens(chat: Chat, case: Case, state: str) -> tuple[list[int], list[int]]:
     return [*case.context, *encoded.ids], positions
 
 
-def corruptions(env: TextEnv, turn: Turn, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """States that are not the turn's next state, with their kinds; all different."""
+def corruptions(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int = 0) -> list[tuple[str, str]]:
+    """States that are not the turn's next state, with their kinds; all different.
+
+    Args:
+        noise_seed: of the episode: what a world makes up from it (wrong coordinates) is then made up in the same way.
+    """
     out: list[tuple[str, str]] = []
 
     def add(kind: str, state: str | None) -> None:
@@ -140,77 +146,90 @@ def corruptions(env: TextEnv, turn: Turn, rng: np.random.Generator) -> list[tupl
             out.append((kind, state))
 
     add("stay", turn.state)
-    add("other_move", _other_move(env, turn, rng))
-    for _ in range(SWAPS):
-        add("swap", one_change(env, turn.next_state, turn.state, rng))
+    add("other_move", _other_move(env, turn, rng, noise_seed))
+    wanted = len(out) + SWAPS
+    for state in changes(env, turn.next_state, turn.state, rng, noise_seed):
+        add("swap", state)
+        if len(out) == wanted:
+            break
     return out
 
 
-def _other_move(env: TextEnv, turn: Turn, rng: np.random.Generator) -> str | None:
-    """The state after as many other random actions from the turn's state; None where the world cannot start from a state."""
-    for _ in range(8):
+def _start(env: TextEnv, state: str, noise_seed: int) -> str | None:
+    """The world's own text of ``state``, from which it is ready to play; None where it cannot start there."""
+    try:
+        shown, _ = env.reset(seed=0, options={"state": state, "noise_seed": noise_seed})
+    except Exception:  # any world may be played, and not all take a state
+        return None
+    return shown if exact(grid_part(shown), grid_part(state)) else None  # some ignore the option
+
+
+def _other_move(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int) -> str | None:
+    """The state after as many other random actions from the turn's state; None where none was found."""
+    for _ in range(_TRIES):
+        state = _start(env, turn.state, noise_seed)
+        if state is None:
+            return None
         try:
-            # The seed is that of a slippery world's luck.
-            state, _ = env.reset(seed=int(rng.integers(2**31)), options={"state": turn.state})
-            for _ in range(max(1, len(turn.executed))):
-                action = match_action(env.sample_action(rng), env.actions)
-                state, _, terminated, truncated, _ = env.step(str(action))
+            actions = [match_action(env.sample_action(rng), env.actions) or "" for _ in turn.executed]
+            if actions == turn.executed:
+                continue
+            for action in actions:
+                state, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     break
-        except Exception:  # any world may be played, and not all take a state
+        except Exception:  # as above; nor do all have random actions, and a finished one cannot be stepped
             return None
         if not exact(state, turn.next_state) and not exact(state, turn.state):
             return state
     return None
 
 
-def one_change(env: TextEnv, state: str, before: str, rng: np.random.Generator) -> str | None:
-    """``state`` with two unequal cells swapped (or one changed) in a way that the world finds legal, sentence and all.
+def changes(env: TextEnv, state: str, before: str, rng: np.random.Generator, noise_seed: int = 0) -> Iterator[str]:
+    """``state`` with two unequal cells swapped or one replaced, as the world itself would write it.
 
-    In a state that is no grid two words change places. None where no change was found.
+    First come those that are legal after ``before``, then those that are legal by themselves (where a player has fallen into a
+    hole, no other place for it leaves the lake as it was); where the world cannot say, any. In a state that is no grid two words
+    change places.
     """
     board = is_board(grid_part(state))
     rows = cells(state, board)
-    flat = [(r, c) for r, row in enumerate(rows) for c in range(len(row))]
     symbols = sorted({cell for row in rows for cell in row})
     if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(symbols) < 2:
-        return _swapped_words(state, rng)
-    for _ in range(200):
-        changed = [list(row) for row in rows]
-        (r, c), (r2, c2) = (flat[int(i)] for i in rng.integers(len(flat), size=2))
-        if rng.random() < 0.5:
-            changed[r][c], changed[r2][c2] = changed[r2][c2], changed[r][c]
-        else:
-            changed[r][c] = symbols[int(rng.integers(len(symbols)))]
-        if changed == rows:
-            continue
-        text = "".join("| " + "".join(f"{cell} " for cell in row) for row in changed) if board else _grid(changed)
-        if env.legal(text, before) is not False:
-            return _rendered(env, text, state)
-    return None
+        yield from _swapped_words(state, rng)
+        return
+    flat = [cell for row in rows for cell in row]
+    edits = [{i: flat[j], j: flat[i]} for i in range(len(flat)) for j in range(i) if flat[i] != flat[j]]
+    edits += [{i: symbol} for i in range(len(flat)) for symbol in symbols if symbol != flat[i]]
+    spare = []
+    for number in rng.permutation(len(edits))[:_LOOKS]:
+        edited = [edits[number].get(i, cell) for i, cell in enumerate(flat)]
+        grid = _written([edited[i : i + len(rows[0])] for i in range(0, len(flat), len(rows[0]))], board)
+        if env.legal(grid, before) is False:
+            spare.append(grid)
+        elif shown := _rendered(env, grid, state, noise_seed):
+            yield shown
+    for grid in spare:
+        if env.legal(grid) is not False and (shown := _rendered(env, grid, state, noise_seed)):
+            yield shown
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
+def _written(rows: Sequence[Sequence[str]], board: bool) -> str:
+    if board:
+        return "".join("| " + "".join(f"{cell} " for cell in row) for row in rows)
     return "\n".join("".join(row) for row in rows)
 
 
-def _rendered(env: TextEnv, grid: str, like: str) -> str:
-    """The world's own text of a grid, with its coordinates if ``like`` has any; the bare grid where it cannot say."""
-    if exact(grid_part(like), like):
-        return grid
-    try:
-        return env.reset(seed=0, options={"state": grid})[0]
-    except Exception:
-        return grid
+def _rendered(env: TextEnv, grid: str, like: str, noise_seed: int) -> str | None:
+    """The world's own text of a grid; the bare grid where ``like`` is one, None where the coordinates cannot be had."""
+    return grid if exact(grid_part(like), like) else _start(env, grid, noise_seed)
 
 
-def _swapped_words(state: str, rng: np.random.Generator) -> str | None:
-    words = state.split()
-    if len(set(words)) < 2:
-        return None
-    for _ in range(50):
-        i, j = (int(k) for k in rng.integers(len(words), size=2))
-        if words[i] != words[j]:
-            words[i], words[j] = words[j], words[i]
-            return " ".join(words)
-    return None
+def _swapped_words(state: str, rng: np.random.Generator) -> Iterator[str]:
+    pieces = re.split(r"(\s+)", state.strip())  # words at the even places, the space between them is kept
+    pairs = [(i, j) for i in range(0, len(pieces), 2) for j in range(0, i, 2) if pieces[i] != pieces[j]]
+    for number in rng.permutation(len(pairs))[:_LOOKS]:
+        i, j = pairs[number]
+        changed = list(pieces)
+        changed[i], changed[j] = changed[j], changed[i]
+        yield "".join(changed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 
 CONTEXTS = ("bare", "prompt")
+FORMATS = ("grid", "coordinates")
+_MOST_NATS = 700.0  # exp() of more overflows
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,14 @@ class StatePerplexity:
     states: int
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        return dataclasses.asdict(self)
+
+
+def formats(task: Task) -> list[str]:
+    """Those of ``FORMATS`` that the task's world knows; ``grid`` alone where it has a format of its own."""
+    shown = {name: dataclasses.replace(task.env, state_format=name) for name in FORMATS}
+    known = [name for name, env in shown.items() if dataclasses.replace(task, env=env).make_env().state_format == name]
+    return known or ["grid"]
 
 
 def random_guess(task: Task, vocabulary: int) -> float:
@@ -39,7 +49,10 @@ def random_guess(task: Task, vocabulary: int) -> float:
 
 
 def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int = 5) -> list[str]:
-    """The first state of each world and those of ``moves`` random moves from it; a state is listed once for each visit."""
+    """The first state of each world and those of ``moves`` random moves from it; a state is listed once for each visit.
+
+    Of a world that has no random moves (free text without ``sample_action``) only the first states.
+    """
     states = []
     env = task.make_env()
     for world in worlds:
@@ -47,7 +60,11 @@ def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int 
         state, _ = env.reset(seed=world.seed)
         states.append(state)
         for _ in range(moves):
-            state, _, terminated, truncated, _ = env.step(env.sample_action(rng))
+            try:
+                action = env.sample_action(rng)
+            except ValueError:
+                break
+            state, _, terminated, truncated, _ = env.step(action)
             states.append(state)
             if terminated or truncated:
                 break
@@ -73,16 +90,17 @@ def state_perplexity(
     if not states:
         raise ValueError("no states to score")
     rows, characters = [], 0
+    header = task.header(task.make_env()) if context == "prompt" else ""
     for state in states:
-        ids, positions, length = _bare(chat, state) if context == "bare" else _prompted(chat, task, state)
+        ids, positions, length = _bare(chat, state) if context == "bare" else _prompted(chat, task, header, state)
         rows.append((ids, positions))
         characters += length
     scores = score_rows(model, rows)
-    nats, tokens = -sum(score.logprob for score in scores), sum(score.count for score in scores)
+    nats, tokens = -math.fsum(score.logprob for score in scores), sum(score.count for score in scores)
     if not tokens:
         raise ValueError("the states have no token that can be scored")
     return StatePerplexity(
-        perplexity=math.exp(nats / tokens),
+        perplexity=math.exp(min(nats / tokens, _MOST_NATS)),
         bits_per_char=nats / math.log(2) / characters,
         tokens_per_state=tokens / len(states),
         states=len(states),
@@ -99,17 +117,17 @@ def _bare(chat: Chat, state: str) -> tuple[list[int], list[int], int]:
     return ids, list(range(1, len(ids))), len(state) - (offsets[0][1] if offsets else 0)
 
 
-def _prompted(chat: Chat, task: Task, state: str) -> tuple[list[int], list[int], int]:
-    env = task.make_env()
-    header = task.header(env)
-    turn = task.turn_text(1, state, task.env.max_actions)
-    text = chat.opening_text(task.system, header + turn)
-    user = text.rfind(header + turn)
-    if user < 0:
+def _prompted(chat: Chat, task: Task, header: str, state: str) -> tuple[list[int], list[int], int]:
+    """As ``_bare`` for a state in the first user message, by its place in the text: tokens at its borders count as its own."""
+    user = header + task.turn_text(1, state, task.env.max_actions)
+    text = chat.opening_text(task.system, user)
+    # Some templates strip what they are given.
+    at = text.rfind(user.strip())
+    if at < 0:
         raise ValueError(
             "the chat template changes the user's text, so the state cannot be found in it; use context=bare"
         )
-    start = user + len(header) + turn.index(state)
+    start = at + user.index(state, len(header)) - (len(user) - len(user.lstrip()))
     end = start + len(state)
     encoded = chat.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     positions = [i for i, (low, high) in enumerate(encoded["offset_mapping"]) if low < end and start < high]

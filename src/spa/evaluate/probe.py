@@ -7,7 +7,7 @@ from spa.agent.player import Player, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.evaluate.calibration import calibration_metrics
-from spa.evaluate.perplexity import random_guess, sample_states, state_perplexity
+from spa.evaluate.perplexity import formats, random_guess, sample_states, state_perplexity
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.schema import Config
 
@@ -45,11 +45,10 @@ def measure_episodes(
         return metrics
     metrics |= calibration_metrics(player.model, player.chat, task.make_env, episodes, seed=seed)
     if worlds:
-        for state_format in ("grid", "coordinates"):
+        for state_format in formats(task):
             shown = make_task(cfg, state_format=state_format)
             states = sample_states(shown, worlds, seed=seed)
-            metrics[f"perplexity/{state_format}"] = state_perplexity(
-                player.model, player.chat, shown, states
-            ).perplexity
+            scored = state_perplexity(player.model, player.chat, shown, states)
+            metrics[f"perplexity/{state_format}"] = scored.perplexity
         metrics["perplexity/random_guess"] = random_guess(task, len(player.tokenizer))
     return metrics

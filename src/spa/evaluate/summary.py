@@ -159,8 +159,9 @@ def summarize(
 class EvalResult:
     """The result of one arm's evaluation, with every world's successes: enough to compare arms later.
 
-    ``metrics`` is what ``summarize`` gives, ``world_model`` what ``world_model_metrics`` gives (empty if nothing was
-    written). ``skipped_ks`` are the asked-for k for which some world had too few samples.
+    ``metrics`` is what ``summarize`` gives, ``world_model`` what ``world_model_metrics`` gives, or the whole of
+    ``spa.evaluate.probe`` (empty if nothing was written). ``skipped_ks`` are the asked-for k for which some world had too few
+    samples.
     """
 
     name: str

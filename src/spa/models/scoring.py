@@ -34,15 +34,22 @@ def score_rows(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]], 
     was_training = model.training
     model.eval()
     out: dict[int, Scored] = {}
-    for group in micro_batches([len(ids) for ids, _ in rows], max_tokens):
-        ids_BT = pad_right([rows[i][0] for i in group], device=model.device)
-        row_N = torch.tensor(
-            [r for r, i in enumerate(group) for _ in rows[i][1]], device=model.device, dtype=torch.long
-        )
-        at_N = torch.tensor([p for i in group for p in rows[i][1]], device=model.device, dtype=torch.long)
-        hidden_BTD = hidden_states(model, ids_BT)
-        logprobs_N, _ = token_logprobs(model, hidden_BTD[row_N, at_N - 1], ids_BT[row_N, at_N])
-        sums_B = torch.zeros(len(group), dtype=torch.float64).index_add_(0, row_N.cpu(), logprobs_N.double().cpu())
-        out.update((i, Scored(float(sums_B[r]), len(rows[i][1]))) for r, i in enumerate(group))
-    model.train(was_training)
+    try:
+        for group in micro_batches([len(ids) for ids, _ in rows], max_tokens):
+            chosen = [rows[i] for i in group]
+            sums = _sums(model, chosen)
+            out.update((i, Scored(total, len(at))) for i, total, (_, at) in zip(group, sums, chosen, strict=True))
+    finally:
+        model.train(was_training)
     return [out[i] for i in range(len(rows))]
+
+
+def _sums(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    """One forward pass."""
+    ids_BT = pad_right([ids for ids, _ in rows], device=model.device)
+    row_N = torch.tensor([r for r, (_, at) in enumerate(rows) for _ in at], device=model.device, dtype=torch.long)
+    at_N = torch.tensor([p for _, at in rows for p in at], device=model.device, dtype=torch.long)
+    hidden_BTD = hidden_states(model, ids_BT)
+    logprobs_N, _ = token_logprobs(model, hidden_BTD[row_N, at_N - 1], ids_BT[row_N, at_N])
+    sums_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_N.cpu(), logprobs_N.double().cpu())
+    return sums_B.tolist()
