@@ -187,14 +187,11 @@ def test_training_keeps_its_own_engine(vllm: None) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.gpu
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_vllm_itself() -> None:
     """Log-probs equal those of the training forward; what is sampled does not depend on the batch."""
     import torch
 
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     from spa.models.load import load_model, resolve_path
 
     config = tiny_config()

@@ -91,5 +91,5 @@ def test_layout_of_even_rows_moves_nothing() -> None:
     layout = Layout.of([1, 3])
     assert not layout.even
     assert layout.positions_1T.tolist() == [[0, 0, 1, 2]]
-    assert layout.padded_BL.tolist() == [[0, 0, 0], [1, 2, 3]]
+    assert (layout.rows, layout.longest) == (2, 3)
     assert layout.flat_T.tolist() == [0, 3, 4, 5]

@@ -63,7 +63,7 @@ def test_every_config_composes_with_every_model(name: str, model: str) -> None:
 def test_the_papers_models_keep_the_papers_settings() -> None:
     config = load_config("sokoban", ["model=qwen2.5-1.5b"])
     assert config.ppo == PPOConfig()
-    assert config.sft == Config().sft
+    assert config.sft == replace(Config().sft, precision="bfloat16")
     assert config.agent.style == "paper"
     assert config.sampling.max_tokens == 400
     assert config.model.path == "Qwen/Qwen2.5-1.5B-Instruct"

@@ -22,13 +22,14 @@ NAME = "spa_packed"
 class Layout:
     """Where the rows of a packed sequence stand.
 
-    ``padded_BL[b, i]`` is the place in the sequence of token i of row b (0 where the row is shorter), and ``flat_T[t]``
-    the place of token t in the padded batch, flattened. ``even`` says that all rows have one length.
+    ``positions_1T[0, t]`` is the place of token t in its row, ``flat_T[t]`` its place in the padded batch of ``rows`` rows of
+    ``longest`` tokens, flattened. ``even`` says that all rows have one length, so that the two are the same.
     """
 
     positions_1T: Tensor
-    padded_BL: Tensor
     flat_T: Tensor
+    rows: int
+    longest: int
     even: bool
 
     @classmethod
@@ -38,10 +39,38 @@ class Layout:
         row_T = torch.repeat_interleave(torch.arange(len(lengths), device=device), sizes_B)
         positions_T = torch.arange(len(row_T), device=device) - starts_B[row_T]
         longest = max(lengths)
-        columns_L = torch.arange(longest, device=device)
-        padded_BL = torch.where(columns_L < sizes_B[:, None], starts_B[:, None] + columns_L, 0)
         even = min(lengths) == longest
-        return cls(positions_T[None], padded_BL, row_T * longest + positions_T, even)
+        return cls(positions_T[None], row_T * longest + positions_T, len(lengths), longest, even)
+
+
+class _Spread(torch.autograd.Function):
+    """Tokens (T, ...) to their places in a batch of zeros (rows * longest, ...). Each place has at most one token, which
+    autograd cannot know: its own gradient of an indexing adds up, and is several times as slow."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, flat_T: Tensor, places: int) -> Tensor:
+        ctx.save_for_backward(flat_T)
+        return tokens.new_zeros(places, *tokens.shape[1:]).index_copy_(0, flat_T, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
+        (flat_T,) = ctx.saved_tensors
+        return grads[0].index_select(0, flat_T), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """The inverse of ``_Spread``."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: Tensor, flat_T: Tensor) -> Tensor:
+        ctx.save_for_backward(flat_T)
+        ctx.places = batch.shape[0]
+        return batch.index_select(0, flat_T)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (flat_T,) = ctx.saved_tensors
+        return grads[0].new_zeros(ctx.places, *grads[0].shape[1:]).index_copy_(0, flat_T, grads[0]), None
 
 
 def enable_packing(model: Any) -> None:
@@ -101,17 +130,18 @@ def _attention(
             module, query_1HTK, key_1HTK, value_1HTK, attention_mask, **kwargs
         )
         return result
-    padded_BL = packed_layout.padded_BL
-    rows, longest = padded_BL.shape
+    rows, longest = packed_layout.rows, packed_layout.longest
 
     def unpack(packed_1HTK: Tensor) -> Tensor:
         tokens_THK = packed_1HTK[0].transpose(0, 1)
         if not packed_layout.even:
-            tokens_THK = tokens_THK[padded_BL.view(-1)]
+            tokens_THK = _Spread.apply(tokens_THK, packed_layout.flat_T, rows * longest)
         return tokens_THK.reshape(rows, longest, *tokens_THK.shape[1:]).transpose(1, 2)
 
     out_BLHK, _ = sdpa_attention_forward(
         module, unpack(query_1HTK), unpack(key_1HTK), unpack(value_1HTK), None, **kwargs
     )
     out_THK = out_BLHK.reshape(rows * longest, *out_BLHK.shape[2:])
-    return (out_THK if packed_layout.even else out_THK[packed_layout.flat_T])[None], None
+    if not packed_layout.even:
+        out_THK = _Collect.apply(out_THK, packed_layout.flat_T)
+    return out_THK[None], None
