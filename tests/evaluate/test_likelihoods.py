@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
 
@@ -212,6 +213,17 @@ def test_a_model_that_knows_and_one_that_copies(players, monkeypatch, favour: st
         assert metrics["calibration/rank"] == metrics["calibration/top1_per_token"] == 1.0
         assert metrics["calibration/nll_per_token"] == 0.25
         assert 0 < metrics["calibration/chance"] < 0.6
+
+
+def test_parts_by_turn_and_actions_add_up(players) -> None:
+    cfg, player, metrics, episodes = players["sokoban"]
+    task = make_task(cfg, state_format="coordinates", prompt="world_model")
+    found = cases(player.chat, task.make_env, episodes, 3)
+    for part, key in (("turn", "turn"), ("actions", "actions")):
+        groups = Counter(getattr(case, key) for case in found)
+        for metric in ("top1", "margin", "nll_per_token"):
+            mean = sum(count * metrics[f"calibration/{part}_{i}/{metric}"] for i, count in groups.items()) / len(found)
+            assert mean == pytest.approx(metrics[f"calibration/{metric}"])
 
 
 def test_no_case_is_no_division(players) -> None:

@@ -211,3 +211,10 @@ def test_data_files(tmp_path) -> None:
     (tmp_path / "train.parquet").touch()
     assert data_files(tmp_path) == (tmp_path / "train.parquet", None)
     assert data_files(tmp_path / "train.parquet") == (tmp_path / "train.parquet", None)
+    (tmp_path / "val.parquet").touch()
+    assert data_files(tmp_path) == (tmp_path / "train.parquet", tmp_path / "val.parquet")
+    published = tmp_path / "published"
+    published.mkdir()
+    for name in ("wm_train.parquet", "wm_val.parquet"):
+        (published / name).touch()
+    assert data_files(published) == (published / "wm_train.parquet", published / "wm_val.parquet")

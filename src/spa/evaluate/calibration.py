@@ -35,6 +35,8 @@ class Case:
     context: list[int]
     prefix: str
     candidates: list[tuple[str, str]]
+    turn: int  # counted from 1
+    actions: int  # executed in it
 
 
 def calibration_metrics(
@@ -52,6 +54,8 @@ def calibration_metrics(
       random actions; the truth with one object moved (all such: the truth must beat each).
     * ``margin``: mean of log p(truth) - max log p(other), in nats. ``rank``: mean rank of the truth, 1 is best.
     * ``nll_per_token``: of the truth, in nats. ``cases``: turns judged.
+    * ``turn_{i}/...`` and ``actions_{m}/...``: ``top1``, ``chance``, ``margin`` and ``nll_per_token`` by turn (from 1) and by
+      the number of executed actions.
 
     All names start with ``calibration/``; without a turn to judge only ``cases`` is there.
     """
@@ -68,15 +72,17 @@ def calibration_metrics(
     for (number, kind), score in zip(owners, scores, strict=True):
         by_case[number].append((kind, score.logprob, score.count))
     values: dict[str, list[float]] = defaultdict(list)
-    for candidates in by_case.values():
+    for number, candidates in by_case.items():
+        groups = ("", f"turn_{found[number].turn}/", f"actions_{found[number].actions}/")
         _, truth, count = candidates[0]
         others = [score for _, score, _ in candidates[1:]]
-        values["top1"].append(truth > max(others))
+        for group in groups:
+            values[f"{group}top1"].append(truth > max(others))
+            values[f"{group}chance"].append(1 / len(candidates))
+            values[f"{group}margin"].append(truth - max(others))
+            values[f"{group}nll_per_token"].append(-truth / count)
         values["top1_per_token"].append(truth / count > max(score / tokens for _, score, tokens in candidates[1:]))
-        values["chance"].append(1 / len(candidates))
-        values["margin"].append(truth - max(others))
         values["rank"].append(1 + sum(score >= truth for score in others))
-        values["nll_per_token"].append(-truth / count)
         for kind in ("stay", "other_move", "swap"):
             rivals = [score for other, score, _ in candidates if other == kind]
             if rivals:
@@ -103,7 +109,7 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
             if others:
                 candidates = [("truth", turn.next_state), *others]
                 shaped = [(kind, _laid_out(turn.prediction, state)) for kind, state in candidates]
-                found.append(Case(context, head, shaped))
+                found.append(Case(context, head, shaped, turn.index + 1, len(turn.executed)))
     return found
 
 

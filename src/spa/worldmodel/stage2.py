@@ -21,17 +21,17 @@ from spa.worldmodel.sft import Log, SFTTrainer, check_validation
 
 
 def data_files(data: Path) -> tuple[Path, Path | None]:
-    """The training and, where there is one, the validation file of a folder of stage 1 or of a single data file.
+    """The training and, where there is one, the validation file of a folder of stage 1 or of the original code, or a single file.
 
     Raises:
         ValueError: neither is there.
     """
     if data.is_file():
         return data, None
-    train, val = data / "train.parquet", data / "val.parquet"
-    if not train.is_file():
-        raise ValueError(f"no training data: {data} holds no train.parquet; run `spa generate` first or set sft.data")
-    return train, val if val.is_file() else None
+    for train, val in ((data / f"{prefix}train.parquet", data / f"{prefix}val.parquet") for prefix in ("", "wm_")):
+        if train.is_file():
+            return train, val if val.is_file() else None
+    raise ValueError(f"no training data: {data} holds no train.parquet; run `spa generate` first or set sft.data")
 
 
 def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], list[Example]]:
