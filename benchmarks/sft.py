@@ -5,9 +5,11 @@
 
 All train the same model on the same rows (self-play of the built-in model) in the same precision, AdamW and gradient
 clipping included, with as many tokens to an optimizer step as can be had alike. Each repeat is a process of its own, and the
-contestants take turns, so that a busy moment of the machine hits all of them. A token counts once if it is no padding.
+contestants take turns, so that a busy moment of the machine hits all of them. A token counts once for every row it is in, and
+not if it is padding: rows per second, in other words.
 
-    spa         spa.worldmodel.sft.SFTTrainer
+    spa         spa.worldmodel.sft.SFTTrainer, turns of an episode merged into one sequence (sft.merge_turns)
+    spa-rows    the same with every row a sequence of its own, as for the others
     trl         trl.SFTTrainer, packing=True, loss on the completion, gradient checkpointing off
     trl-padded  the same with packing=False: rows padded to the longest of their batch
     original    rows right-padded to max_length, one row a forward pass, loss over the whole vocabulary at every position
@@ -28,7 +30,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-CONTESTANTS = ("spa", "trl", "trl-padded", "original")
+CONTESTANTS = ("spa", "spa-rows", "trl", "trl-padded", "original")
 SETS = {
     # one turn a row, short prompts: what the tiny model is trained on
     "short": ["sokoban", "selfplay.groups=64", "selfplay.group_size=4"],

@@ -11,19 +11,25 @@ from pathlib import Path
 
 import torch
 
-data, steps, threads, max_length, step_tokens, folder = sys.argv[1:7]
+data, steps, threads, max_length, step_tokens, folder, peer = sys.argv[1:8]
 torch.set_num_threads(int(threads))
 
 from spa.models.load import load_model, load_tokenizer  # noqa: E402
 from spa.runs.schema import ModelConfig, SFTConfig  # noqa: E402
-from spa.worldmodel.encode import Example  # noqa: E402
+from spa.worldmodel.encode import Example, merge_turns  # noqa: E402
 from spa.worldmodel.sft import SFTTrainer  # noqa: E402
 
 WARM = 2
 rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
 examples = [Example(row["ids"], row["positions"]) for row in rows]
+row_tokens = sum(len(e.ids) for e in examples)
+if peer == "spa":
+    examples = merge_turns(examples)
+# What a token of a sequence stands for: more than one, where turns were merged.
+worth = row_tokens / sum(len(e.ids) for e in examples)
 batch_size = max(1, round(int(step_tokens) / (sum(len(e.ids) for e in examples) / len(examples))))
 total = WARM + int(steps)
+examples = [Example(e.ids, e.positions) for e in examples]  # a step is so many sequences
 examples = (examples * (total * batch_size // len(examples) + 1))[: total * batch_size]
 model = load_model(ModelConfig(path=folder, device="cpu"))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -68,7 +74,7 @@ seconds = marks[total] - marks[WARM]
 print(
     json.dumps(
         {
-            "tokens_per_second": trainer.tokens / seconds,
+            "tokens_per_second": worth * trainer.tokens / seconds,
             "peak_mib": peak / 1024,
             "before_mib": before / 1024,
             "loss": losses[0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from spa.models.load import load_model, load_state
 from spa.models.lora import add_lora
 from spa.models.packing import enable_packing
 from spa.runs.schema import ModelConfig, SFTConfig
-from spa.worldmodel.encode import Example, encode_row
+from spa.worldmodel.encode import Example, encode_row, merge_turns
 from spa.worldmodel.sft import SFTTrainer, loss_sums, mean_loss
 from tests.worldmodel.test_sft import CHAT, TOKENIZER, examples, row, tiny
 
@@ -84,6 +85,48 @@ def test_packed_rows_have_the_loss_and_gradients_of_padded_ones() -> None:
         part.backward()
     for p, expected in zip(model.parameters(), grads, strict=True):
         torch.testing.assert_close(p.grad, expected, rtol=1e-4, atol=1e-4)
+
+
+def conversation(turns: int, seed: int) -> list:
+    """The rows of an episode with the whole history in their prompts."""
+    rng = np.random.default_rng(seed)
+    texts = [f"<think>{'Up ' * int(rng.integers(1, 6))}{seed}</think><answer>Left</answer>" for _ in range(turns)]
+    return [row(texts[i], *texts[:i]) for i in range(turns)]
+
+
+def test_merged_turns_have_the_loss_and_gradients_of_their_rows() -> None:
+    rows = [one for episode, turns in enumerate((3, 1, 4)) for one in conversation(turns, episode)]
+    each = [encode_row(one, CHAT) for one in rows]
+    merged = merge_turns(each)
+    assert [example.rows for example in merged] == [3, 1, 4]
+    assert sum(len(e.positions) for e in merged) == sum(len(e.positions) for e in each)
+    assert [len(e.ids) for e in merged] == [len(each[i].ids) for i in (2, 3, 7)]
+    model = tiny()
+    grads = []
+    for examples_ in (each, merged):
+        model.zero_grad()
+        total = sum(loss_sums(model, examples_, 500), start=torch.zeros(()))
+        total.backward()
+        grads.append((float(total.detach()), [p.grad.clone() for p in model.parameters()]))
+    assert grads[0][0] == pytest.approx(grads[1][0], rel=1e-5)
+    for a, b in zip(grads[0][1], grads[1][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_no_beginning_or_already_trained_stays_a_row() -> None:
+    once = [encode_row(one, CHAT) for one in conversation(2, 0)]
+    both = Example(once[1].ids, sorted(once[0].positions + once[1].positions), 2)
+    assert merge_turns([*once, once[0]]) == [once[0], both]
+    alone = examples(5)
+    assert merge_turns(alone) == alone
+    assert merge_turns([]) == []
+
+
+def test_a_step_holds_about_as_many_rows_as_asked_for(tmp_path) -> None:
+    merged = merge_turns([encode_row(one, CHAT) for i in range(6) for one in conversation(4, i)])
+    config = SFTConfig(epochs=1, batch_size=8)
+    trainer = SFTTrainer(tiny(), TOKENIZER, merged, [], config, tmp_path, seed=0, log=lambda *_: None)
+    assert (len(merged), trainer.step_size, trainer.total) == (6, 2, 3)
 
 
 def test_bfloat16_is_near_float32_and_is_really_used() -> None:

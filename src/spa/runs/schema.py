@@ -108,6 +108,7 @@ class SFTConfig:
     window: int | None = None  # turns of history in a row's prompt; null = agent.window, 0 = all
     epochs: int = 5
     batch_size: int = 16  # rows per optimizer step
+    merge_turns: bool = True  # train the turns of an episode as one sequence where a row is the beginning of another
     micro_batch_tokens: int = 8192  # tokens per forward pass; a step of more accumulates gradients
     packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
     max_length: int = 2048  # tokens; longer rows are skipped and counted

@@ -17,10 +17,11 @@ PLACEHOLDER = "[MASKED]"
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids of a row and the positions (at least 1) whose tokens are trained."""
+    """Token ids and the positions (at least 1) whose tokens are trained; ``rows`` of the data set are in it."""
 
     ids: list[int]
     positions: list[int]
+    rows: int = 1
 
 
 def loss_spans(text: str, loss: str) -> list[Span]:
@@ -129,6 +130,34 @@ def encode_rows(
         reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "the data set is empty"
         raise ValueError(f"no row to train on with sft.loss={loss}: {reasons}")
     return examples, skipped
+
+
+def merge_turns(examples: Sequence[Example]) -> list[Example]:
+    """Folds every example whose ids are the beginning of another's into that one, with the trained positions of both.
+
+    With the whole history in a row's prompt the earlier turns of an episode are such beginnings. Each trained token keeps its
+    context, so the sum of the loss stays what it was, in a third of the tokens or so. This is the loss over a trajectory as
+    the paper writes it (Eq. 1-2). Two rows that train the same position of the same ids stay two. Order: that of the longest.
+    """
+    order = sorted(range(len(examples)), key=lambda i: examples[i].ids)
+    merged: dict[int, Example] = {}
+    current: int | None = None
+    # In this order what begins with some ids follows them directly: going backwards, `current` is the longest of its chain.
+    for index in reversed(order):
+        example = examples[index]
+        longest = merged[current] if current is not None else None
+        if (
+            longest is not None
+            and longest.ids[: len(example.ids)] == example.ids
+            and not set(example.positions) & set(longest.positions)
+        ):
+            assert current is not None
+            positions = sorted([*example.positions, *longest.positions])
+            merged[current] = Example(longest.ids, positions, longest.rows + example.rows)
+        else:
+            merged[index] = example
+            current = index
+    return [merged[index] for index in sorted(merged)]
 
 
 def check_rows(rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str]) -> None:

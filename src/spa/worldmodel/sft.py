@@ -126,7 +126,9 @@ class SFTTrainer:
         self.train_set, self.val_set = train, val
         self.config, self.out, self.seed = config, out, seed
         self.log, self.measure, self.on_step = log, measure, on_step
-        self.per_epoch = -(-len(train) // config.batch_size)
+        # Examples may hold several rows; a step takes as many as hold about ``batch_size`` rows.
+        self.step_size = max(1, round(config.batch_size * len(train) / max(1, sum(e.rows for e in train))))
+        self.per_epoch = -(-len(train) // self.step_size)
         self.total = self.per_epoch * config.epochs
         self._factor(0)  # refuses an unknown schedule early
         if config.packing:
@@ -148,7 +150,7 @@ class SFTTrainer:
         while self.step < self.total and not self._stopped():
             epoch, within = divmod(self.step, self.per_epoch)
             order = np.random.default_rng(np.random.SeedSequence([self.seed, epoch])).permutation(len(self.train_set))
-            size = self.config.batch_size
+            size = self.step_size
             metrics = self._one_step([self.train_set[i] for i in order[within * size : (within + 1) * size]])
             self.step += 1
             ended = self.step % self.per_epoch == 0

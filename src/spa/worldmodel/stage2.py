@@ -16,7 +16,7 @@ from spa.runs.progress import note, progress
 from spa.runs.schema import Config
 from spa.runs.seeds import PROBE, stream_seed
 from spa.worldmodel.dataset import read_rows
-from spa.worldmodel.encode import Example, encode_rows
+from spa.worldmodel.encode import Example, encode_rows, merge_turns
 from spa.worldmodel.sft import Log, SFTTrainer, check_validation
 
 
@@ -52,6 +52,8 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
             sets.append([])
             continue
         examples, reasons = encode_rows(rows, chat, **settings, skipped=skipped)
+        if cfg.sft.merge_turns:
+            examples = merge_turns(examples)
         for reason, count in reasons.items():
             note(f"SFT: {count} of {len(rows)} rows of {path.name if path else data} skipped: {reason}")
         sets.append(examples)
@@ -81,19 +83,19 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
             targets=sft.lora_targets,
             seed=cfg.seeds.run,
         )
-    with progress(sft.epochs * -(-len(train) // sft.batch_size), "SFT") as bar:
-        trainer = SFTTrainer(
-            player.model,
-            player.tokenizer,
-            train,
-            val,
-            sft,
-            out,
-            seed=cfg.seeds.run,
-            log=log,
-            measure=lambda step: measure(cfg, player) if sft.eval_worlds else {},
-            on_step=lambda step, loss: bar.advance(1, loss=loss),
-        )
+    trainer = SFTTrainer(
+        player.model,
+        player.tokenizer,
+        train,
+        val,
+        sft,
+        out,
+        seed=cfg.seeds.run,
+        log=log,
+        measure=lambda step: measure(cfg, player) if sft.eval_worlds else {},
+    )
+    with progress(trainer.total, "SFT") as bar:
+        trainer.on_step = lambda step, loss: bar.advance(1, loss=loss)
         if found:
             bar.advance(found[0])
         folder = trainer.train(resume=resume)
