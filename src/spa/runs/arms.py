@@ -96,6 +96,16 @@ def selfplay_folder(out: Path, arm: ArmConfig | None) -> Path:
     return out / (f"selfplay-{name}" if name else "selfplay")
 
 
+def given_data(cfg: Config, arm: ArmConfig | None) -> bool:
+    """Whether the arm's stage 2 reads ``sft.data`` and so needs no stage 1."""
+    return bool(cfg.sft.data) and not selfplay_name(arm)
+
+
+def data_folder(cfg: Config, arm: ArmConfig | None, out: Path) -> Path:
+    """What the arm's stage 2 reads."""
+    return Path(str(cfg.sft.data)) if given_data(cfg, arm) else selfplay_folder(out, arm)
+
+
 def sft_folder(out: Path, arm: ArmConfig | None) -> Path:
     """Where the arm's stage 2 writes: ``sft``, or ``sft-ARM`` where it differs from the run's in any setting of stages 1 and 2."""
     own = arm is not None and any(key.partition(".")[0] not in _LATER for key in [*arm.settings, *arm.source])

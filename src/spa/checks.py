@@ -1,0 +1,91 @@
+"""What is checked before a command writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spa.runs.arms import arm_config, check_arms, data_folder, given_data, source_config
+from spa.runs.folder import RunFolder
+from spa.runs.schema import ArmConfig, Config
+
+if TYPE_CHECKING:
+    from spa.agent.chat import Chat
+
+
+def begin(
+    cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
+) -> None:
+    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
+    from spa.agent.player import make_task
+
+    make_task(cfg)
+    check_tasks(cfg, arms)
+    stage = command.partition(" ")[0]
+    served = _check_players(cfg, stage, model, arms)
+    chat = None if served else _check_model(cfg, model)
+    if stage == "generate" or (stage == "run" and any(arm.sft for arm in arms)):
+        from spa.worldmodel.selfplay import row_window
+
+        row_window(cfg)
+    if stage == "sft":
+        from spa.worldmodel.dataset import read_rows
+        from spa.worldmodel.encode import check_rows
+        from spa.worldmodel.stage2 import data_files
+
+        arm_or_none = arms[0] if arms else None
+        rows, skipped = read_rows(data_files(data_folder(cfg, arm_or_none, out))[0])
+        assert chat is not None
+        check_rows(rows, chat, source_config(cfg, arm_or_none).sft, skipped)
+    RunFolder(out).open(cfg, command, resume)
+
+
+def _check_model(cfg: Config, model: str | None) -> Chat:
+    """Whether a local model is there and has a usable template; its chat."""
+    from spa.agent.chat import Chat
+    from spa.models.load import check_model, load_tokenizer
+
+    check_model(cfg.model, model)
+    return Chat(load_tokenizer(model or cfg.model.path))
+
+
+def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[ArmConfig]) -> bool:
+    """Whether those that are to play in stage 1 and in evaluation can; True if nothing but a chat server plays."""
+    from spa.engines.base import check_engine
+    from spa.worldmodel.selfplay import check_source, is_served
+
+    if stage == "eval" or (stage == "run" and cfg.engine.kind == "vllm"):
+        local = cfg.engine.kind == "openai" and model is not None
+        if not local:
+            check_engine(cfg.engine)
+    sources: list[Config] = []
+    if stage == "generate":
+        sources = [source_config(cfg, arms[0] if arms else None)]
+    elif stage == "run":
+        sources = [source_config(cfg, arm) for arm in arms if arm.sft and not given_data(cfg, arm)]
+    for source in sources:
+        check_source(source)
+        if source.selfplay.model:
+            _check_model(source, source.selfplay.model)
+    if stage == "eval":
+        return cfg.engine.kind == "openai" and model is None
+    return stage == "generate" and is_served(sources[0])
+
+
+def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
+    """Whether the arms fit each other and their worlds can be made.
+
+    Raises:
+        ValueError: they do not, or cannot; the message names the arm.
+    """
+    from spa.agent.player import make_task
+
+    check_arms(cfg, arms)
+    for arm in arms:
+        try:
+            make_task(arm_config(cfg, arm), state_format=arm.state_format)
+            source = source_config(cfg, arm)
+            make_task(source, state_format=source.selfplay.state_format)
+        except ValueError as error:
+            raise ValueError(f"arm {arm.name}: {error}") from error
