@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spa.agent.episode import read_episodes
 from spa.cli import main
+from spa.evaluate.world_model import grid_part
 from spa.models.load import load_model
 from spa.runs.schema import ModelConfig
 from spa.runs.stage import read_done
@@ -125,3 +127,28 @@ def test_mistakes_write_nothing(tmp_path, capsys, arguments, message) -> None:
     assert main([*arguments, "--out", str(out), "--quiet"]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "name, arm, seen, trained_on",
+    [
+        ("frozen_lake_6x6", "easy_to_hard", 6, 4),
+        ("frozen_lake", "cross_world", 4, 6),  # Sokoban's rooms have six rows
+        ("sokoban_hard", "cross_complexity", 10, 6),
+    ],
+)
+def test_transfer_learns_from_one_world_and_is_judged_in_another(tmp_path, name, arm, seen, trained_on) -> None:
+    out = tmp_path / "run"
+    settings = [*SMALL, "ppo.steps=1", "ppo.val_every=0", "eval.world_model_worlds=0", "sft.eval_worlds=0"]
+    assert main(["run", name, "--out", str(out), "--quiet", f"arms=[{arm}]", *settings]) == 0
+
+    def height(state: str) -> int:
+        return len(grid_part(state).splitlines())
+
+    (source,) = out.glob("selfplay*")
+    assert source.name == f"selfplay-{arm}"
+    assert {height(turn.state) for episode in read_episodes(source / "episodes.jsonl") for turn in episode.turns} == {
+        trained_on
+    }
+    judged = read_episodes(out / "arms" / arm / "eval" / "episodes.jsonl")
+    assert {height(turn.state) for episode in judged for turn in episode.turns} == {seen}
