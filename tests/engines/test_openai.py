@@ -310,9 +310,9 @@ def test_failures_between_successes_are_no_death(server: Server) -> None:
 def test_a_broken_world_is_its_own_episodes_error(server: Server) -> None:
     server.control(then="text:<think></think><answer>go</answer>")
     task = Task(EnvConfig(id=f"{Broken.__module__}:Broken", tag="B"), AgentConfig(style="terse"))
-    todo = [Job(World(s, str(s)), s, 0) for s in range(4)]
+    pending = [Job(World(s, str(s)), s, 0) for s in range(4)]
     done: list[int] = []
-    got = play_jobs(engine(server), task, todo, SAMPLING, seed=0, on_done=lambda e: done.append(e.group))
+    got = play_jobs(engine(server), task, pending, SAMPLING, seed=0, on_done=lambda e: done.append(e.group))
     assert [e.status for e in got] == ["completed", "error", "completed", "error"]
     assert sorted(done) == [0, 1, 2, 3]  # they are finished: to play them again would change nothing
 

@@ -90,6 +90,15 @@ def test_adapters_are_taken_over_and_others_refused() -> None:
         load_adapter_state(adapted(rank=2), adapter_state(source))
 
 
+def test_adapters_of_a_bfloat16_model_are_float32() -> None:
+    model = load_model(ModelConfig(device="cpu", dtype="bfloat16"))
+    add_lora(model, rank=2, alpha=4.0, dropout=0.0)
+    model(input_ids=IDS).logits.float().sum().backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert {p.dtype for p in trained} == {p.grad.dtype for p in trained} == {torch.float32}
+    assert {tensor.dtype for tensor in merged_state(model).values()} == {torch.bfloat16}
+
+
 def test_unknown_layers_are_named() -> None:
     with pytest.raises(ValueError, match=r"lora_targets=\['query'\] names no layer.*q_proj"):
         adapted(targets=["query"])

@@ -119,16 +119,16 @@ def _play_once(
     keep: Callable[[Job, Episode], None],
 ) -> dict[Job, RequestFailed]:
     """One try at every job; returns those whose request failed."""
-    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    pending: queue.SimpleQueue[Job] = queue.SimpleQueue()
     results: queue.SimpleQueue[tuple[Job, Episode | Exception]] = queue.SimpleQueue()
     for job in jobs:
-        todo.put(job)
+        pending.put(job)
     stop = threading.Event()
 
     def work() -> None:
         while not stop.is_set():
             try:
-                job = todo.get_nowait()
+                job = pending.get_nowait()
             except queue.Empty:
                 return
             try:

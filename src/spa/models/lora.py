@@ -16,7 +16,7 @@ _ADAPTER = "default"
 def add_lora(
     model: Any, *, rank: int, alpha: float, dropout: float, targets: Sequence[str] = ("all-linear",), seed: int = 0
 ) -> None:
-    """Freezes the model and gives its linear layers trainable adapters ``B A alpha / rank`` that start at 0.
+    """Freezes the model and gives its linear layers trainable adapters ``B A alpha / rank`` that start at 0, in float32.
 
     Args:
         targets: ends of names of linear layers (``q_proj``); ``all-linear`` means all but the output head.
@@ -40,9 +40,11 @@ def add_lora(
                 f"sft.lora_targets={list(targets)} names no layer of {type(model).__name__}; its linear layers are "
                 f"{', '.join(sorted(linear))}"
             ) from error
-    # Outside of its wrapper peft freezes nothing.
+    # Outside of its wrapper peft freezes nothing, and gives adapters the model's dtype: small steps vanish in bfloat16.
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
 
 
 def _peft() -> Any:

@@ -46,7 +46,7 @@ def estimate_training(
 
     Args:
         tokens: of the largest forward pass; ``scored``: of those, how many have their log-prob computed.
-        weight_bytes: of one weight; gradients and both Adam states have the same size each.
+        weight_bytes: of one weight; gradients and both Adam states have the same size each (of adapters: 4).
         lora_rank: 0 if all weights are trained.
     """
     from spa.models.forward import CHUNK_LOGITS
@@ -56,8 +56,9 @@ def estimate_training(
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
     head = getattr(config, "head_dim", None) or hidden // heads
     queries, keys = heads * head, kv_heads * head
-    trained = total
+    trained, trained_bytes = total, weight_bytes
     if lora_rank:
+        trained_bytes = 4
         ends = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         trained = lora_rank * layers * ends
     # What a matrix product or an elementwise one keeps for its backward pass, in numbers a token.
@@ -69,9 +70,9 @@ def estimate_training(
     activations = layers * kept + layer if checkpointing else layers * layer
     chunk = min(scored * config.vocab_size, CHUNK_LOGITS)
     return MemoryEstimate(
-        weights=total * weight_bytes + (trained * weight_bytes if lora_rank else 0),
-        gradients=trained * weight_bytes,
-        optimizer=2 * trained * weight_bytes,
+        weights=total * weight_bytes + (trained * trained_bytes if lora_rank else 0),
+        gradients=trained * trained_bytes,
+        optimizer=2 * trained * trained_bytes,
         activations=activations + cast + tokens * 3 * hidden * 4,
         logits=3 * 4 * chunk,
     )
