@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.models.load import enable_checkpointing
 from spa.models.packing import Layout, enable_packing, packed_hidden_states
 from tests.models.networks import network
 
@@ -59,7 +60,7 @@ def test_gradients_are_the_sum_over_rows_with_and_without_checkpointing(checkpoi
     enable_packing(model)
     model.train()
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(model)
     torch.cat(packed(model, rows)).tanh().sum().backward()
     for a, b in zip(model.base_model.parameters(), other.base_model.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)

@@ -128,8 +128,16 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(model)
     return model.to(device)
+
+
+def enable_checkpointing(model: Any) -> None:
+    """Keeps one input a layer for the backward pass and computes the rest again."""
+    if hasattr(model, "activation_checkpointing_enable"):  # the name in newer versions of transformers
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def pick_device(name: str) -> torch.device:
