@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+import spa
 from spa.cli import main
 from spa.worldmodel.dataset import read_rows, write_rows
+from spa.worldmodel.layouts import write_layout
 from tests.worldmodel.test_data import GOOD, row
 
 
@@ -38,6 +46,40 @@ def test_inspect(data, capsys) -> None:
     assert main(["data", "inspect", str(data), "--html", str(page), "--loss", "state"]) == 0
     assert capsys.readouterr().out.strip() == str(page)
     assert "loss state" in page.read_text(encoding="utf-8")
+
+
+def test_inspect_in_a_terminal(data, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["data", "inspect", str(data)]) == 0
+    assert "<think><observation>P_</observation>" in re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+def test_a_page_overwrites_nothing(data, capsys) -> None:
+    train = data / "train.parquet"
+    before = train.read_bytes()
+    assert main(["data", "inspect", str(train), "--html", str(train)]) == 2
+    assert "exists; add --force" in capsys.readouterr().err
+    assert train.read_bytes() == before
+    page = data / "mask.html"
+    for force in ([], ["--force"]):
+        assert main(["data", "inspect", str(train), "--html", str(page), *force]) == 0
+
+
+def test_filter_keeps_the_split_of_a_verl_file(data) -> None:
+    write_layout(data / "val.parquet", [row()], "verl", split="val")
+    assert main(["data", "filter", str(data / "val.parquet"), "--out", str(data / "out.parquet")]) == 0
+    assert pq.read_table(data / "out.parquet").to_pylist()[0]["extra_info"]["split"] == "val"
+
+
+@pytest.mark.parametrize(
+    "command", ["convert FILE --to verl --out x.jsonl", "filter FILE --out x.jsonl --balance turn"]
+)
+def test_no_torch_without_lengths(data, command: str) -> None:
+    argv = ["data", *command.replace("FILE", "train.parquet").split()]
+    code = f"import sys\nfrom spa.cli import main\nassert main({argv!r}) == 0\nassert 'torch' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": str(Path(spa.__file__).parents[1])}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=data, env=environment)
+    assert result.returncode == 0, result.stderr
 
 
 def test_filter_counts_reasons(data, capsys) -> None:
@@ -71,6 +113,7 @@ def test_convert_there_and_back(data, capsys) -> None:
         (["convert", "DATA", "--to", "verl", "--out", "x.csv"], "must end in .parquet or .jsonl"),
         (["convert", "DATA", "--to", "verl", "--out", "DATA/train.parquet"], "exists; add --force"),
         (["convert", "nowhere.parquet", "--to", "verl", "--out", "x.parquet"], "no data file nowhere.parquet"),
+        (["convert", "DATA", "--to", "verl", "--out", "folder.parquet", "--force"], "folder.parquet is a folder"),
         (["inspect", "DATA", "--row", "6"], "has 6 rows; there is no row 6"),
         (["inspect", "DATA", "--loss", "all"], "sft.loss must be one of think_answer, state, masked"),
         (["filter", "DATA", "--out", "x.parquet", "--balance", "world"], "selfplay.balance must be one of"),
@@ -81,10 +124,12 @@ def test_convert_there_and_back(data, capsys) -> None:
 def test_mistakes_are_one_line_and_write_nothing(data, monkeypatch, capsys, arguments, message) -> None:
     monkeypatch.chdir(data)
     before = {path.name: path.read_bytes() for path in data.iterdir()}
+    (data / "folder.parquet").mkdir()
     assert main(["data", *(word.replace("DATA", str(data)) for word in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+    (data / "folder.parquet").rmdir()
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
 

@@ -32,6 +32,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option("--html", help="Write the picture here.", show_default=False)] = None,
     model: Model = "builtin:tiny",
     loss: Loss = "think_answer",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what --html names.")] = False,
 ) -> None:
     """Show rows and which of their tokens are trained."""
     from spa.runs.files import atomic_write
@@ -39,6 +40,8 @@ def inspect(
     from spa.worldmodel.maskview import MEANINGS, clean, html_page, pieces, plain, rich_text
 
     choose("sft.loss", loss, CHOICES["sft.loss"])
+    if html is not None:
+        _check_new(html, force)
     found, path, _ = _read(file)
     chosen = found[row : row + rows]
     if not chosen:
@@ -118,7 +121,7 @@ def filter_rows(
         print(f"{count:>8}  dropped: {reason}")
     if not kept:
         raise ValueError(f"no row of {path} passes; nothing was written")
-    write_layout(out, kept, layout)
+    write_layout(out, kept, layout, split=_split(path))
     print(f"{len(kept):>8}  of {len(rows)} rows written to {out}")
 
 
@@ -135,7 +138,7 @@ def convert(
     check_layout(to)
     _check_out(out, force)
     rows, path, layout = _read(file)
-    write_layout(out, rows, to, split="val" if path.stem.startswith(("val", "wm_val")) else "train")
+    write_layout(out, rows, to, split=_split(path))
     print(f"{len(rows)} rows from {path} ({layout}) to {out} ({to})")
 
 
@@ -187,8 +190,19 @@ def _check_out(out: Path, force: bool) -> None:
     from spa.worldmodel.layouts import check_suffix
 
     check_suffix(out)
+    _check_new(out, force)
+
+
+def _check_new(out: Path, force: bool) -> None:
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file")
     if out.exists() and not force:
         raise ValueError(f"{out} exists; add --force to overwrite it")
+
+
+def _split(path: Path) -> str:
+    """What verl's ``split`` says of a file's rows, by its name as stage 1 or the original gives it."""
+    return "val" if path.stem.startswith(("val", "wm_val")) else "train"
 
 
 def _title(number: int, row: Row) -> str:

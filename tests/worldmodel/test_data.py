@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +19,7 @@ from spa.models.load import load_tokenizer
 from spa.runs.schema import SelfPlayConfig
 from spa.worldmodel.dataset import read_rows
 from spa.worldmodel.describe import describe, render_stats
-from spa.worldmodel.encode import encode_row
+from spa.worldmodel.encode import encode_row, prompt_ids
 from spa.worldmodel.groundtruth import Row, rejection
 from spa.worldmodel.layouts import LAYOUTS, SCHEMAS, read_layout, write_layout
 from spa.worldmodel.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, clean, html_page, pieces, plain, rich_text
@@ -84,7 +86,7 @@ def test_balancing_cuts_to_the_median_class_and_keeps_order(sizes: list[int], se
     rows = [row(seed=i, executed=["Up"] * size) for i, size in enumerate(sizes)]
     kept, reasons = select_rows(rows, SelfPlayConfig(filter=False, balance="actions"), seed)
     before, after = Counter(sizes), Counter(len(one.extra["executed"]) for one in kept)
-    most = sorted(before.values())[len(before) // 2]
+    most = math.ceil(median(before.values()))
     assert after == {size: min(count, most) for size, count in before.items()}
     assert sum(reasons.values()) == len(rows) - len(kept)
     order = [one.extra["seed"] for one in kept]
@@ -103,6 +105,13 @@ def test_balances(balance: str, expected: dict) -> None:
     kept, _ = select_rows(rows, SelfPlayConfig(balance=balance), 0)
     name = "turn" if balance == "none" else balance
     assert Counter(one.extra[name] for one in kept) == expected
+
+
+def test_the_larger_of_two_classes_is_cut() -> None:
+    rows = [row(seed=i, success=i < 3) for i in range(10)]
+    kept, reasons = select_rows(rows, SelfPlayConfig(balance="success"), 0)
+    assert Counter(one.extra["success"] for one in kept) == {True: 3, False: 5}
+    assert reasons == {"balanced by success": 2}
 
 
 def test_a_setting_that_needs_a_missing_column_says_so() -> None:
@@ -190,6 +199,68 @@ def test_published_and_foreign_rows(tmp_path) -> None:
     assert read_rows(path)[1] == {"no response": 1}
 
 
+@pytest.mark.parametrize("prompt", [[{"role": "user", "content": "a"}], json.dumps([{"role": "user", "content": "a"}])])
+def test_published_prompts_keep_their_form(tmp_path, prompt) -> None:
+    record = {
+        "data_source": "sokoban",
+        "prompt": prompt,
+        "response": GOOD,
+        "ability": "bfs",
+        "reward_model": "{'style': 'rule'}",
+        "extra_info": "{'index': 100016, 'split': 'train'}",
+    }
+    pq.write_table(pa.Table.from_pylist([record]), tmp_path / "wm_train.parquet")
+    rows, skipped, layout = read_layout(tmp_path / "wm_train.parquet")
+    assert layout == ("spa-json" if isinstance(prompt, str) else "spa")
+    assert rows == [Row("sokoban", [{"role": "user", "content": "a"}], GOOD, {})]
+    assert not skipped
+    write_layout(tmp_path / "again.parquet", rows, layout)
+    assert pq.read_table(tmp_path / "again.parquet").to_pylist()[0]["prompt"] == prompt
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_without_rows_is_read(tmp_path, layout: str) -> None:
+    write_layout(tmp_path / "val.parquet", [], layout)
+    assert read_layout(tmp_path / "val.parquet") == ([], Counter(), layout)
+
+
+@pytest.mark.parametrize(
+    "extra, known",
+    [
+        ({"executed": "Right", "seed": "abc", "turn": 1.5, "content": {"a": 1}, "success": "yes", "level": 7}, {}),
+        ({"executed": 3, "seed": True, "turn": [1], "group": 2**70}, {}),
+        (
+            {"success": 1.0, "format_ok": 0, "seed": 3.0, "turn": None},
+            {"success": True, "format_ok": False, "seed": 3, "turn": None},
+        ),
+        ("{'index': 1}", {}),
+    ],
+)
+def test_extra_info_of_others(tmp_path, extra, known: dict) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"prompt": row().prompt, "response": GOOD, "extra_info": extra}) + "\n")
+    rows, _ = read_rows(path)
+    assert [one.extra for one in rows] == [known]
+    write_layout(tmp_path / "x.parquet", rows)
+    assert describe(rows, CHAT)["actions"] == {"Right": 1}
+
+
+@pytest.mark.parametrize("place", ["response", "prompt", "data_source", "extra_info"])
+def test_halves_of_characters_are_skipped(tmp_path, place: str) -> None:
+    record = {"data_source": "Lake", "prompt": row().prompt, "response": GOOD}
+    bad = {
+        "response": GOOD + "\ud800",
+        "prompt": [{"role": "user", "content": "\ud800"}],
+        "data_source": "\ud800",
+        "extra_info": {"executed": ["\ud800"]},
+    }
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (record, record | {place: bad[place]})))
+    rows, skipped = read_rows(path)
+    assert len(rows) == 1
+    assert skipped == {"text that is no Unicode": 1}
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
@@ -270,6 +341,38 @@ def test_statistics_of_a_small_set() -> None:
     assert "80.0% keep to it; others: no think block 1" in text
 
 
+@pytest.mark.parametrize("loss", ["think_answer", "state", "masked"])
+def test_lengths_are_those_of_what_is_trained(loss: str) -> None:
+    one = row(GOOD.replace("P_", "P_" * 30))
+    tokens = describe([one], CHAT, loss=loss)["tokens"]
+    assert tokens["row"]["total"] == len(encode_row(one, CHAT, loss=loss).ids)
+    assert tokens["prompt"]["total"] == len(prompt_ids(one.prompt, CHAT))
+    assert tokens["prompt"]["total"] + tokens["response"]["total"] == tokens["row"]["total"]
+
+
+def test_several_tasks_have_a_line_each() -> None:
+    rows = [row(seed=0), row("nothing", seed=1, success=False), row(GOOD.replace("_P", "P_"), seed=2)]
+    rows[2].task = "Warehouse"
+    stats = describe(rows)
+    assert stats["by_task"] == {
+        "Lake": {"rows": 2, "episodes": 2, "worlds": 2, "format_rate": 0.5, "success": 0.5, "changed": 1.0},
+        "Warehouse": {"rows": 1, "episodes": 1, "worlds": 1, "format_rate": 1.0, "success": 1.0, "changed": 0.0},
+    }
+    lines = [line.split() for line in render_stats(stats).splitlines()]
+    assert ["rows", "episodes", "worlds", "format_rate", "success", "changed"] in lines
+    assert ["Lake", "2", "2", "2", "50.0%", "50.0%", "100.0%"] in lines
+    assert "by_task" not in describe(rows[:2])
+
+
+def test_names_cannot_steer_the_terminal_or_fake_a_line() -> None:
+    one = row(executed=["\x1b[2J\u202eevil\nrows 99", "x" * 500])
+    one.task = "\x1b]0;title\x07"
+    text = render_stats(describe([one, row()]))
+    assert not set("\x1b\x07\u202e") & set(text)
+    assert not [line for line in text.splitlines() if line.startswith("rows 99")]
+    assert "x" * 41 not in text
+
+
 def test_statistics_of_rows_without_anything_else() -> None:
     bare = [Row("", [{"role": "user", "content": "a"}], GOOD), Row("", [{"role": "assistant", "content": "a"}], GOOD)]
     stats = describe(bare, CHAT)
@@ -316,4 +419,6 @@ def test_nothing_written_reaches_page_or_terminal_as_code() -> None:
         assert "\u202e" not in text
     assert "[red]" in str(rich_text(shown))
     assert clean("a\tb\nc\rd\x07") == "a\tb\nc\ufffdd\ufffd"
+    assert set(clean("\u2028\u061c\xad\u2060\ud800\U000e0041")) == {"\ufffd"}
+    assert clean("√ é 漢 🙂") == "√ é 漢 🙂"
     assert 'class="trained"' in page

@@ -10,10 +10,13 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.parse import parse_response
-from spa.worldmodel.encode import encode_row
+from spa.worldmodel.encode import encode_row, mask_states
 from spa.worldmodel.groundtruth import Row, body_spans, deduplicate, rejection
+from spa.worldmodel.maskview import clean
 
 Stats = dict[str, Any]
+_BY_TASK = ("rows", "episodes", "worlds", "format_rate", "success", "changed")
+_LONGEST = 40  # characters of a name that are printed
 
 
 def describe(
@@ -21,7 +24,8 @@ def describe(
 ) -> Stats:
     """Statistics of rows, ready for JSON; what the rows do not tell is absent.
 
-    ``rows``; ``tasks`` (rows by ``data_source``); ``episodes``, ``worlds`` (by seed, group and member; by content);
+    ``rows``; ``tasks`` (rows by ``data_source``) and, where there are several, ``by_task`` (of each: rows, episodes, worlds,
+    format_rate, success, changed); ``episodes``, ``worlds`` (by seed, group and member; by content);
     ``turns_per_episode`` and ``rows_per_world`` (min, median, max); ``format_rate`` and ``rejections`` (by the tag filter);
     ``actions`` (how often each was executed) and ``actions_per_turn`` (how many turns executed so many); ``success``
     (share of episodes that have it, by their last row); ``changed`` (share of the rows whose prediction differs from their
@@ -31,9 +35,16 @@ def describe(
     stats: Stats = {"rows": len(rows), "tasks": dict(Counter(row.task for row in rows).most_common())}
     stats |= _episodes(rows) | _worlds(rows) | _responses(rows) | _actions(rows)
     stats["duplicates"] = len(rows) - len(deduplicate(rows))
+    if len(stats["tasks"]) > 1:
+        stats["by_task"] = {task: _of_task([row for row in rows if row.task == task]) for task in stats["tasks"]}
     if chat is not None:
         stats |= _lengths(rows, chat, loss, max_length)
     return stats
+
+
+def _of_task(rows: Sequence[Row]) -> Stats:
+    known = {"rows": len(rows)} | _episodes(rows) | _worlds(rows) | _responses(rows)
+    return {name: known[name] for name in _BY_TASK if name in known}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -101,7 +112,8 @@ def _lengths(rows: Sequence[Row], chat: Chat, loss: str, max_length: int) -> Sta
         except ValueError as error:
             failed[str(error)] += 1
             continue
-        prompt = len(example.ids) - len(chat.encode_response(row.response).ids) - 1
+        response = mask_states(row.response) if loss == "masked" else row.response
+        prompt = len(example.ids) - len(chat.encode_response(response).ids) - 1
         for name, length in zip(lengths, (prompt, len(example.ids) - prompt, len(example.ids)), strict=True):
             lengths[name].append(length)
         trained += len(example.positions)
@@ -117,7 +129,7 @@ def _lengths(rows: Sequence[Row], chat: Chat, loss: str, max_length: int) -> Sta
 
 
 def render_stats(stats: Stats) -> str:
-    """The statistics as lines of text."""
+    """The statistics as lines of text; names, which may be a model's words, without what could steer a terminal."""
     lines: list[str] = []
 
     def add(name: str, value: object) -> None:
@@ -127,11 +139,12 @@ def render_stats(stats: Stats) -> str:
         return f"{values['min']:g} to {values['max']:g}, median {values['median']:g}"
 
     def counts(values: dict[str, int], most: int = 12) -> str:
-        shown = [f"{name or '(none)'} {number}" for name, number in list(values.items())[:most]]
+        shown = [f"{_name(name)} {number}" for name, number in list(values.items())[:most]]
         return ", ".join([*shown, *(["..."] if len(values) > most else [])]) or "none"
 
     add("rows", stats["rows"])
     add("by task", counts(stats["tasks"]))
+    lines.extend(_table(stats.get("by_task", {})))
     for name, detail, unit in (
         ("episodes", "turns_per_episode", "rows each"),
         ("worlds", "rows_per_world", "rows each"),
@@ -156,3 +169,21 @@ def render_stats(stats: Stats) -> str:
         if stats["not_encodable"]:
             add("cannot be encoded", counts(stats["not_encodable"]))
     return "\n".join(lines)
+
+
+def _name(name: str) -> str:
+    text = " ".join(clean(name).split())
+    return (text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…") or "(none)"
+
+
+def _table(tasks: dict[str, Stats]) -> list[str]:
+    """A line for each task under a header; nothing without tasks."""
+    if not tasks:
+        return []
+    cells = [["", *_BY_TASK]]
+    for task, values in tasks.items():
+        shown = [values.get(name) for name in _BY_TASK]
+        texts = ["-" if v is None else f"{v:.1%}" if isinstance(v, float) else str(v) for v in shown]
+        cells.append([f"  {_name(task)}", *texts])
+    wide = max(len(line[0]) for line in cells)
+    return [f"{line[0]:<{max(wide, 20)}}" + "".join(f"{cell:>13}" for cell in line[1:]) for line in cells]

@@ -8,8 +8,8 @@
 * ``verl``: ``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info`` with ``index`` and ``split``, and
   ``messages`` for its multi-turn SFT.
 
-Files are parquet or, by their suffix, JSON lines. Prompts and responses survive every conversion; ``extra_info`` those between
-``spa``, ``spa-json`` and ``verl``.
+Files are parquet or, by their suffix, JSON lines. Prompts and responses survive every conversion; our fields of ``extra_info``
+those between ``spa``, ``spa-json`` and ``verl``. Other columns and fields of foreign files are not kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], 
     if not path.is_file():
         raise ValueError(f"no data file {path}")
     columns, records = _parquet(path) if check_suffix(path) == ".parquet" else _json_lines(path)
-    layout, read = _recognise(path, columns)
+    layout, read = _recognise(path, columns, records[0] if records else {})
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     for record in records:
@@ -156,17 +156,17 @@ def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], 
     return rows, skipped, layout
 
 
-def _parquet(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
+def _parquet(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
     try:
         file = pq.ParquetFile(path)
         columns = list(file.schema_arrow.names)
         batches = [batch.to_pylist() for batch in file.iter_batches()]
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from error
-    return columns, (record for batch in batches for record in batch)
+    return columns, [record for batch in batches for record in batch]
 
 
-def _json_lines(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
+def _json_lines(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
     records: list[dict[str, Any]] = []
     columns: dict[str, None] = {}
     try:
@@ -186,16 +186,18 @@ def _json_lines(path: Path) -> tuple[list[str], Iterator[dict[str, Any]]]:
         columns |= dict.fromkeys(record)
     if not records:
         raise ValueError(f"{path} is empty")
-    return list(columns), iter(records)
+    return list(columns), records
 
 
 Read = Callable[[dict[str, Any]], "Row | str"]
 
 
-def _recognise(path: Path, columns: Sequence[str]) -> tuple[str, Read]:
+def _recognise(path: Path, columns: Sequence[str], first: dict[str, Any]) -> tuple[str, Read]:
     names = set(columns)
     if {"prompt", "response"} <= names:
-        return ("spa" if "messages" in names else "spa-json"), _read_prompt_response
+        # The published sets have no messages; their prompt is a list in some, a string in others.
+        text = isinstance(first["prompt"], str) if first.get("prompt") else "messages" not in names
+        return ("spa-json" if text else "spa"), _read_prompt_response
     if {"prompt", "completion"} <= names:
         return "prompt-completion", _read_prompt_completion
     if "messages" in names:
@@ -233,9 +235,36 @@ def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) ->
         return "prompt is not a list of messages"
     if not isinstance(response, str) or not response.strip():
         return "no response"
-    extra = record.get("extra_info")
-    known = {name: value for name, value in extra.items() if name in dict(_EXTRA)} if isinstance(extra, dict) else {}
-    return Row(str(record.get("data_source") or ""), prompt, response, known)
+    row = Row(str(record.get("data_source") or ""), prompt, response, _known(record.get("extra_info")))
+    try:  # JSON can hold halves of characters, which neither a tokenizer nor a file takes
+        json.dumps([row.task, prompt, response, row.extra], ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return "text that is no Unicode"
+    return row
+
+
+def _known(extra: Any) -> dict[str, Any]:
+    """Our fields of an ``extra_info``; what others keep under the same names in another type is none of ours."""
+    if not isinstance(extra, dict):
+        return {}
+    kept = {}
+    for name, kind in _EXTRA:
+        value = extra.get(name)
+        if pa.types.is_boolean(kind) and value in (0, 1):  # floats, where pandas wrote the file
+            value = bool(value)
+        elif pa.types.is_int64(kind) and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if name in extra and (value is None or _fits(value, kind)):
+            kept[name] = value
+    return kept
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    if pa.types.is_int64(kind):
+        return type(value) is int and -(2**63) <= value < 2**63
+    return isinstance(value, bool if pa.types.is_boolean(kind) else str)
 
 
 def messages_of(value: Any) -> list[Message] | None:

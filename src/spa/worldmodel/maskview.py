@@ -18,8 +18,10 @@ MEANINGS = {
     FORCED: "forced tag, never trained",
     CONTEXT: "context",
 }
-# Everything that could move a cursor or hide text; tab and newline stay.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+# Everything that could move a cursor, hide or reorder text, and halves of characters; tab and newline stay.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from statistics import median_high
+from statistics import median
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     """The rows that ``play``'s settings keep, in order, and how many were dropped for what reason.
 
     In this order: ``filter`` (the reasons of ``rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing draws rows
-    at random, without replacement, until no class has more rows than the median class (the upper one of two); the same ``seed``
+    at random, without replacement, until no class has more rows than the median of their sizes (rounded up); the same ``seed``
     draws the same.
 
     Raises:
@@ -53,7 +54,7 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
 
 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
-    """The rows left, in order, when no class of ``by`` may have more rows than the median class.
+    """The rows left, in order, when no class of ``by`` may have more rows than the median of their sizes, rounded up.
 
     Raises:
         ValueError: unknown ``by``, or rows that lack what it looks at.
@@ -67,7 +68,8 @@ def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
         classes[class_of(row)].append(index)
     if not classes:
         return []
-    most = median_high(len(members) for members in classes.values())
+    # The mean of the middle two where they are even in number: with the larger one, two classes would stay as they are.
+    most = math.ceil(median(len(members) for members in classes.values()))
     rng = np.random.default_rng(np.random.SeedSequence([seed, _STREAM]))
     chosen: list[int] = []
     for _, members in sorted(classes.items(), key=lambda item: str(item[0])):
