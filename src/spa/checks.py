@@ -80,11 +80,15 @@ def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
         ValueError: they do not, or cannot; the message names the arm.
     """
     from spa.agent.player import make_task
+    from spa.rl.curriculum import training_tasks
 
     check_arms(cfg, arms)
     for arm in arms:
         try:
-            make_task(arm_config(cfg, arm), state_format=arm.state_format)
+            own = arm_config(cfg, arm)
+            make_task(own, state_format=arm.state_format)
+            if arm.rl:
+                training_tasks(own, state_format=arm.state_format)
             source = source_config(cfg, arm)
             make_task(source, state_format=source.selfplay.state_format)
         except ValueError as error:

@@ -145,18 +145,42 @@ def _evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resu
 
 
 def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
-    """Where an arm's RL starts.
+    """Where an arm's RL starts: as ``ppo.start`` says, else at stage 2's model or the base.
 
     Raises:
-        ValueError: the arm needs stage 2's model, and there is none in ``out``.
+        ValueError: the arm needs stage 2's model, and there is none in ``out``; or ``ppo.start`` is a folder without a model.
     """
-    return (
-        _product(
-            sft_folder(out, arm), f"arm {arm.name} starts from its SFT model: run `spa sft{_option(out, arm)}` first"
-        )
-        if arm.sft
-        else cfg.model.path
+    given = arm_config(cfg, arm).ppo.start
+    if given and arm.rl:
+        return model_of(given)
+    if not arm.sft:
+        return cfg.model.path
+    return _product(
+        sft_folder(out, arm), f"arm {arm.name} starts from its SFT model: run `spa sft{_option(out, arm)}` first"
     )
+
+
+def model_of(path: str) -> str:
+    """The model of a checkpoint folder or hub name (itself), or of the folder of a finished or an interrupted stage.
+
+    Raises:
+        ValueError: a folder that is none of these.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return path
+    from spa.runs.checkpoints import latest_checkpoint
+    from spa.runs.stage import read_done
+
+    done = read_done(folder)
+    if done is not None and "model" in done:
+        return str(folder / str(done["model"]))
+    found = latest_checkpoint(folder)
+    if found is None:
+        raise ValueError(
+            f"ppo.start={path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
+        )
+    return str(found[1])
 
 
 def _option(out: Path, arm: ArmConfig) -> str:

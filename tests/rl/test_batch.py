@@ -14,8 +14,8 @@ from spa.rl.advantages import gae, whiten
 from spa.rl.batch import Row, build_rows, to_micro_batches
 from spa.rl.losses import policy_loss, value_loss
 from spa.rl.ppo import set_advantages
-from spa.rl.rewards import filter_groups, token_rewards
 from spa.runs.schema import PPOConfig
+from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, TOKENIZER
 
 SMALL = st.floats(-3, 3)
@@ -104,30 +104,49 @@ def test_reward_scale_and_whitening_touch_what_they_should() -> None:
 
     plain, returns = run(whiten_advantages=False)
     whitened, same_returns = run()
-    np.testing.assert_allclose(whitened, (plain - plain.mean()) / plain.std(), atol=1e-6)
+    np.testing.assert_allclose(whitened, (plain - plain.mean()) / plain.std(ddof=1), atol=1e-6)
     np.testing.assert_array_equal(returns, same_returns)
     np.testing.assert_allclose(run(reward_scale=0.1)[1], 0.1 * returns)  # gamma = lam = 1: the sum of rewards
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 90), st.randoms(use_true_random=False))
+@pytest.mark.parametrize("packing", [True, False])
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    budget=st.integers(1, 90),
+    random=st.randoms(use_true_random=False),
+)
 @settings(max_examples=40, deadline=None)
-def test_micro_batches_hold_every_trained_token_once_with_its_own_numbers(lengths, budget: int, random) -> None:
+def test_micro_batches_hold_every_trained_token_once_with_its_own_numbers(packing, lengths, budget, random) -> None:
     rows = []
     for number, length in enumerate(lengths):
         positions = sorted(random.sample(range(1, length + 1), random.randint(1, length)))
         names = np.array([number * 100.0 + p for p in positions])
         ids = [number * 100 + p for p in range(length + 1)]
-        rows.append(Row(ids, positions, [0] * len(positions), names, names + 0.25, names + 0.5, names + 0.75))
+        rows.append(
+            Row(
+                ids,
+                positions,
+                [0] * len(positions),
+                names,
+                names + 0.25,
+                names + 0.5,
+                names + 0.75,
+                weight=float(number),
+            )
+        )
     seen: list[int] = []
-    for group, batch in to_micro_batches(rows, budget, "cpu"):
+    for group, batch in to_micro_batches(rows, budget, "cpu", packing=packing):
         seen += group
-        assert batch.ids_BT.numel() <= budget or len(group) == 1
-        assert batch.targets_N.tolist() == [rows[i].ids[p] for i in group for p in rows[i].positions]
+        tokens = batch.tokens
+        assert tokens.ids.numel() <= budget or len(group) == 1
+        assert packing == (tokens.layout is not None)
+        assert tokens.targets_N.tolist() == [rows[i].ids[p] for i in group for p in rows[i].positions]
         # The hidden state that predicts a token is the one before it; here a state is its own id.
-        before = batch.before(batch.ids_BT[..., None]).squeeze(-1)
-        assert before.tolist() == (batch.targets_N - 1).tolist()
+        assert tokens.ids.flatten()[tokens.places_N - 1].tolist() == (tokens.targets_N - 1).tolist()
         for add, values in enumerate((batch.old_logprobs_N, batch.values_N, batch.advantages_N, batch.returns_N)):
-            assert values.tolist() == [float(t) + 0.25 * add for t in batch.targets_N]
+            assert values.tolist() == [float(t) + 0.25 * add for t in tokens.targets_N]
+        weights = [rows[i].weight for i in group for _ in rows[i].positions]
+        assert batch.weights_N.tolist() == weights
     assert sorted(seen) == list(range(len(rows)))
 
 
@@ -150,27 +169,27 @@ def test_what_policy_loss_counts(rows, clip: tuple[float, float], dual: float) -
         lower += bool(dual and advantage < 0 and -advantage * dual < max(-advantage * ratio, -advantage * near))
     tensors = [torch.tensor(x, dtype=torch.float64) for x in zip(*rows, strict=True)]
     _, sums = policy_loss(*tensors, clip_low=clip[0], clip_high=clip[1], dual_clip=dual)
-    assert float(sums["approx_kl"]) == pytest.approx(kl, rel=1e-6, abs=1e-6)
-    assert (float(sums["clipfrac"]), float(sums["clipfrac_lower"])) == (clipped, lower)
+    assert float(sums["approx_kl"].sum()) == pytest.approx(kl, rel=1e-6, abs=1e-6)
+    assert (float(sums["clipfrac"].sum()), float(sums["clipfrac_lower"].sum())) == (clipped, lower)
 
 
 @pytest.mark.parametrize(("dual", "moves"), [(0.0, True), (3.0, False)])
 def test_dual_clip_stops_the_gradient_of_a_bad_token_that_became_likely(dual: float, moves: bool) -> None:
     new = torch.tensor([float(np.log(5.0))], requires_grad=True)
     loss, _ = policy_loss(new, torch.zeros(1), torch.tensor([-2.0]), clip_low=0.2, clip_high=0.2, dual_clip=dual)
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(6.0 if dual else 10.0)
+    loss.sum().backward()
+    assert float(loss.detach().sum()) == pytest.approx(6.0 if dual else 10.0)
     assert bool(new.grad) is moves
 
 
 def test_value_clip_stops_values_that_ran_towards_the_return() -> None:
     values = torch.tensor([0.4, 0.9, -0.9], requires_grad=True)  # near the old; past the clip; away from the return
     loss, clipped = value_loss(values, torch.zeros(3), torch.ones(3), 0.5)
-    loss.backward()
+    loss.sum().backward()
     assert values.grad.tolist() == pytest.approx([-0.6, 0.0, -1.9])
-    assert float(clipped) == 1
+    assert clipped.tolist() == [0, 1, 0]
     off, none = value_loss(values.detach(), torch.zeros(3), torch.ones(3), 0.0)
-    assert (float(off), float(none)) == (pytest.approx(0.5 * (0.36 + 0.01 + 3.61)), 0)
+    assert (float(off.sum()), float(none.sum())) == (pytest.approx(0.5 * (0.36 + 0.01 + 3.61)), 0)
 
 
 # Rewards, filter, advantages: what always holds
@@ -181,7 +200,7 @@ def test_no_reward_is_lost_or_counted_twice(turns, placement: str) -> None:
     one = Episode("T", 0, 0)
     one.turns = [Turn(i, "", "", "", reward=r, penalty=p) for i, (r, p, _) in enumerate(turns)]
     tokens = [i for i, (_, _, count) in enumerate(turns) for _ in range(count)] or [-1]
-    assert token_rewards(one, tokens, placement).sum() == pytest.approx(one.score, abs=1e-9)
+    assert placed(one, tokens, placement).sum() == pytest.approx(one.score, abs=1e-9)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=8), st.floats(0.01, 1))
@@ -189,7 +208,7 @@ def test_the_filter_keeps_the_share_asked_for_and_no_better_group_is_dropped(gro
     episodes = [
         Episode("T", 0, g, turns=[Turn(0, "", "", "", reward=float(r))]) for g, rs in enumerate(groups) for r in rs
     ]
-    kept, _ = filter_groups(episodes, ratio)
+    kept, _ = filtered(episodes, ratio)
     chosen = {e.group for e in kept}
     assert len(chosen) == max(1, int(ratio * len(groups)))
     assert kept == [e for e in episodes if e.group in chosen]  # whole groups, in order
@@ -200,7 +219,7 @@ def test_the_filter_keeps_the_share_asked_for_and_no_better_group_is_dropped(gro
 @pytest.mark.parametrize("ratio", [0.0, -0.5, 1.01])
 def test_filter_ratio_out_of_range(ratio: float) -> None:
     with pytest.raises(ValueError, match="filter_ratio must be in"):
-        filter_groups([Episode("T", 0, 0)], ratio)
+        filtered([Episode("T", 0, 0)], ratio)
 
 
 @given(st.lists(st.tuples(SMALL, SMALL), min_size=1, max_size=20))

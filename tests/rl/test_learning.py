@@ -135,7 +135,7 @@ def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, critic: str) -
     assert rest == [row for row in rows if row[0] > 2]
     assert result == resumed_result
     first, second = (load_state(tmp_path / name / "checkpoints" / "global_step_4") for name in ("whole", "cut"))
-    assert first["cursor"] == second["cursor"]
+    assert first["curriculum"] == second["curriculum"]
     assert same(first["learner"]["critic"], second["learner"]["critic"])
 
 

@@ -16,8 +16,8 @@ from spa.rl.advantages import gae, whiten
 from spa.rl.batch import build_rows
 from spa.rl.losses import policy_loss, value_loss
 from spa.rl.ppo import set_advantages
-from spa.rl.rewards import filter_groups, token_rewards
 from spa.runs.schema import PPOConfig
+from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, lake_task, tiny_player
 
 FLOATS = st.floats(-5, 5)
@@ -45,7 +45,7 @@ def test_whitening_is_over_the_whole_batch() -> None:
     arrays = whiten([np.array([1.0, 2.0]), np.array([5.0])])
     flat = np.concatenate(arrays)
     assert [len(a) for a in arrays] == [2, 1]
-    assert (flat.mean(), flat.std()) == pytest.approx((0.0, 1.0), abs=1e-6)
+    assert (flat.mean(), flat.std(ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-6)
     assert np.all(whiten([np.full(3, 7.0)])[0] == 0)
     assert whiten([]) == []
 
@@ -64,7 +64,7 @@ def test_policy_loss_equals_a_loop(rows, dual: float) -> None:
         total += loss
     new, old, advantages = (torch.tensor(x, dtype=torch.float64) for x in zip(*rows, strict=True))
     loss, _ = policy_loss(new, old, advantages, clip_low=0.2, clip_high=0.28, dual_clip=dual)
-    assert float(loss) == pytest.approx(total, abs=1e-6)
+    assert float(loss.sum()) == pytest.approx(total, abs=1e-6)
 
 
 def test_clipped_tokens_have_no_gradient_and_clipping_is_asymmetric() -> None:
@@ -72,16 +72,16 @@ def test_clipped_tokens_have_no_gradient_and_clipping_is_asymmetric() -> None:
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
     new = ratios.log().requires_grad_()
     loss, sums = policy_loss(new, torch.zeros(6, dtype=torch.float64), advantages, clip_low=0.2, clip_high=0.28)
-    loss.backward()
+    loss.sum().backward()
     assert [bool(g) for g in new.grad != 0] == [True, False, True, False, True, True]
-    assert float(sums["clipfrac"]) == 2
+    assert float(sums["clipfrac"].sum()) == 2
 
 
 def test_on_policy_loss_is_minus_the_advantage() -> None:
     zeros = torch.zeros(3)
     loss, sums = policy_loss(zeros, zeros, torch.tensor([1.0, -2.0, 0.5]), clip_low=0.2, clip_high=0.2, dual_clip=3.0)
-    assert float(loss) == pytest.approx(0.5)
-    assert float(sums["approx_kl"]) == float(sums["clipfrac"]) == 0
+    assert float(loss.sum()) == pytest.approx(0.5)
+    assert float(sums["approx_kl"].sum()) == float(sums["clipfrac"].sum()) == 0
 
 
 @given(st.lists(st.tuples(FLOATS, FLOATS, FLOATS), min_size=1, max_size=8), st.sampled_from([0.0, 0.5]))
@@ -91,7 +91,7 @@ def test_value_loss_equals_a_loop(rows, clip: float) -> None:
         near = old + min(max(value - old, -clip), clip)
         total += 0.5 * max((value - target) ** 2, (near - target) ** 2) if clip else 0.5 * (value - target) ** 2
     values = [torch.tensor(x, dtype=torch.float64) for x in zip(*rows, strict=True)]
-    assert float(value_loss(*values, clip)[0]) == pytest.approx(total, abs=1e-6)
+    assert float(value_loss(*values, clip)[0].sum()) == pytest.approx(total, abs=1e-6)
 
 
 def episode(group: int, *rewards: float, status: str = "completed", penalty: float = 0.0) -> Episode:
@@ -102,30 +102,30 @@ def episode(group: int, *rewards: float, status: str = "completed", penalty: flo
 def test_the_filter_keeps_the_groups_with_the_largest_spread() -> None:
     scores = {0: (0, 0), 1: (0, 1), 2: (0, 5), 3: (0, 1), 4: (2, 2)}
     episodes = [episode(g, r) for g, pair in scores.items() for r in pair]
-    kept, metrics = filter_groups(episodes, 0.4)
+    kept, metrics = filtered(episodes, 0.4)
     assert [e.group for e in kept] == [1, 1, 2, 2]  # of 1 and 3, which tie, the earlier
     assert metrics["rollout/kept"] == pytest.approx(0.4)
     assert metrics["rollout/zero_std"] == pytest.approx(0.4)
-    assert {e.group for e in filter_groups(episodes, 0.1)[0]} == {2}
-    assert len(filter_groups(episodes, 1.0)[0]) == 10
+    assert {e.group for e in filtered(episodes, 0.1)[0]} == {2}
+    assert len(filtered(episodes, 1.0)[0]) == 10
 
 
 def test_the_filter_sees_penalties_and_drops_failures() -> None:
     episodes = [episode(0, 1.0), episode(0, 1.0, penalty=-0.1), episode(1, 0.0), episode(1, 9.0, status="error")]
-    assert {e.group for e in filter_groups(episodes, 0.5)[0]} == {0}
-    assert filter_groups([episode(0, 1.0, status="error")], 1.0) == ([], {"rollout/kept": 0.0})
+    assert {e.group for e in filtered(episodes, 0.5)[0]} == {0}
+    assert filtered([episode(0, 1.0, status="error")], 1.0) == ([], {"rollout/kept": 0.0})
     with pytest.raises(ValueError, match="filter_ratio"):
-        filter_groups(episodes, 0.0)
+        filtered(episodes, 0.0)
 
 
 def test_reward_placement() -> None:
     played = episode(0, 1.0, 2.0, 4.0, penalty=-0.5)
     turns = [0, 0, 1, 1, 1, 2]
-    np.testing.assert_allclose(token_rewards(played, turns, "end"), [0, 0, 0, 0, 0, 5.5])
-    np.testing.assert_allclose(token_rewards(played, turns, "turn"), [0, 0.5, 0, 0, 1.5, 3.5])
-    np.testing.assert_allclose(token_rewards(played, [0, 0, -1, 2], "turn"), [0, 2.0, 0, 3.5])
+    np.testing.assert_allclose(placed(played, turns, "end"), [0, 0, 0, 0, 0, 5.5])
+    np.testing.assert_allclose(placed(played, turns, "turn"), [0, 0.5, 0, 0, 1.5, 3.5])
+    np.testing.assert_allclose(placed(played, [0, 0, -1, 2], "turn"), [0, 2.0, 0, 3.5])
     with pytest.raises(ValueError, match="choose one of end, turn"):
-        token_rewards(played, turns, "last")
+        placed(played, turns, "last")
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def test_training_worlds_are_taken_in_order_across_a_resume(tmp_path) -> None:
     again.trainer.train(resume=True)
     source = WorldSource(make_task(config), "train", config.seeds.train)
     expected = source.take(4 * config.ppo.groups)
-    assert again.trainer.source.cursor == source.cursor
+    assert again.trainer.curriculum.sources[0].cursor == source.cursor
     assert again.trainer.played == {world.content for world in expected}
     assert {split_of(key) for key in again.trainer.played} == {"train"}
     assert [step for step, _ in again.logged] == [3, 4]
@@ -229,6 +229,8 @@ def test_rollout_metrics_count_only_what_was_played() -> None:
         "train/num_actions": 1.5,
         "train/format_rate": pytest.approx(1 / 3),
         "train/cut_off": pytest.approx(1 / 3),
+        "train/valid_rate": pytest.approx(2 / 3),
+        "train/repetition": 0,
         "train/response_tokens": 2,
     }
     assert rollout_metrics([failed]) == {"train/errors": 1}

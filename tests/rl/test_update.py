@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_a_naive_implementation(episodes, critic: str, l
             advantage = sum(0.72 ** (k - t) * deltas[k] for k in range(t, len(deltas)))
             tokens.append([*token, advantage, advantage + values[t]])
     advantages = np.array([token[3] for token in tokens])
-    advantages = (advantages - advantages.mean()) / advantages.std()
+    advantages = (advantages - advantages.mean()) / advantages.std(ddof=1)
     total = torch.zeros(())
     for (logprob, entropy, value, _, target), advantage in zip(tokens, advantages, strict=True):
         ratio = (logprob - logprob.detach()).exp()
@@ -150,7 +150,7 @@ def test_a_large_value_error_does_not_shrink_the_policys_step(episodes) -> None:
     one.optimizer = torch.optim.SGD([{"params": actor + critic, "lr": 1.0, "peak_lr": 1.0}])
     before = flat(actor), flat(critic)
     metrics = step(player, one, episodes)
-    assert metrics["losses/grad_norm"] > 0.01  # the norm before clipping is what is logged
+    assert metrics["actor/grad_norm"] > 0.01  # the norm before clipping is what is logged
     for old, parameters in zip(before, (actor, critic), strict=True):
         assert float((old - flat(parameters)).norm()) == pytest.approx(0.01, rel=1e-2)
 
@@ -178,7 +178,7 @@ def test_the_order_of_rows_is_the_seeds(episodes) -> None:
 
 def test_warm_up_is_linear_in_optimizer_steps(episodes) -> None:
     player, one = make(warmup_steps=4, mini_batches=1, actor_lr=1e-4, critic_lr=1e-3)
-    rates = [step(player, one, episodes)["train/lr"] for _ in range(5)]
+    rates = [step(player, one, episodes)["charts/learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
 
 

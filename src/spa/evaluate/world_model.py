@@ -55,8 +55,12 @@ def cell_accuracy(written: str, truth: str) -> float | None:
     return _cell_accuracy(written, truth, None)
 
 
+def changed_cell_accuracy(written: str, truth: str, before: str) -> float | None:
+    """As ``cell_accuracy``, over the cells in which ``truth`` differs from ``before``; None where none does."""
+    return _cell_accuracy(written, truth, before)
+
+
 def _cell_accuracy(written: str, truth: str, before: str | None) -> float | None:
-    """As ``cell_accuracy``; with ``before``, only over the cells in which ``truth`` differs from it."""
     board = is_board(grid_part(truth))
     true_rows, rows = cells(truth, board), cells(written, board)
     old_rows = cells(before, board) if before is not None else None
@@ -115,7 +119,7 @@ def _score(turn: Turn, position: int, means: _Means, legal: Legal | None) -> Non
         means.add(["changed"], changed)
         if changed:
             means.add(["prediction_em_changed"], match)
-            share = _cell_accuracy(turn.prediction, turn.next_state, turn.state)
+            share = changed_cell_accuracy(turn.prediction, turn.next_state, turn.state)
             means.add(["prediction_cell_acc_changed"], share)
 
 

@@ -132,6 +132,17 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
     return model.to(device)
 
 
+def load_weights(model: Any, folder: str | os.PathLike[str]) -> None:
+    """Takes over the weights of a checkpoint of the same model, in place.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
+    dtype = next(name for name, value in _DTYPES.items() if value == model.dtype)
+    other = load_model(ModelConfig(dtype=dtype, device=str(model.device)), str(folder))
+    model.load_state_dict(other.state_dict())
+
+
 def enable_checkpointing(model: Any) -> None:
     """Keeps one input a layer for the backward pass and computes the rest again."""
     if hasattr(model, "activation_checkpointing_enable"):  # the name in newer versions of transformers

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,26 @@ _ADAPTER = "default"
 
 
 def add_lora(
-    model: Any, *, rank: int, alpha: float, dropout: float, targets: Sequence[str] = ("all-linear",), seed: int = 0
+    model: Any,
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float,
+    targets: Sequence[str] = ("all-linear",),
+    seed: int = 0,
+    stage: str = "sft",
 ) -> None:
     """Freezes the model and gives its linear layers trainable adapters ``B A alpha / rank`` that start at 0, in float32.
 
     Args:
         targets: ends of names of linear layers (``q_proj``); ``all-linear`` means all but the output head.
         seed: of A's initial values; the global random state is left alone.
+        stage: the block of settings that asks for it, for messages.
 
     Raises:
         ValueError: peft is not installed, or no layer is named so.
     """
-    peft = _peft()
+    peft = _peft(stage)
     names: str | list[str] = "all-linear" if list(targets) == ["all-linear"] else list(targets)
     settings = peft.LoraConfig(
         r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM"
@@ -37,7 +46,7 @@ def add_lora(
         except ValueError as error:
             linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
             raise ValueError(
-                f"sft.lora_targets={list(targets)} names no layer of {type(model).__name__}; its linear layers are "
+                f"{stage}.lora_targets={list(targets)} names no layer of {type(model).__name__}; its linear layers are "
                 f"{', '.join(sorted(linear))}"
             ) from error
     # Outside of its wrapper peft freezes nothing, and gives adapters the model's dtype: small steps vanish in bfloat16.
@@ -47,16 +56,29 @@ def add_lora(
             parameter.data = parameter.data.float()
 
 
-def _peft() -> Any:
+def _peft(stage: str = "sft") -> Any:
     """The package; untyped, since it is optional."""
     try:
         return importlib.import_module("peft")
     except ImportError as error:
-        raise ValueError("sft.lora_rank needs peft: pip install 'spa-agent[lora]'") from error
+        raise ValueError(f"{stage}.lora_rank needs peft: pip install 'spa-agent[lora]'") from error
 
 
 def has_lora(model: Any) -> bool:
     return bool(getattr(model, "peft_config", None))
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """The model as it was before ``add_lora``, for as long as the context lasts."""
+    layers = [module for module in model.modules() if isinstance(module, _peft().tuners.tuners_utils.BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def adapter_state(model: Any) -> dict[str, Tensor]:

@@ -73,8 +73,11 @@ class _Collect(torch.autograd.Function):
         return grads[0].new_zeros(ctx.places, *grads[0].shape[1:]).index_copy_(0, flat_T, grads[0]), None
 
 
-def enable_packing(model: Any) -> None:
+def enable_packing(model: Any, setting: str = "sft.packing") -> None:
     """Lets ``packed_hidden_states`` be used with a transformers model; everything else it does stays ``sdpa``.
+
+    Args:
+        setting: that asks for it, for the message.
 
     Raises:
         ValueError: the model's attention cannot be replaced.
@@ -87,20 +90,19 @@ def enable_packing(model: Any) -> None:
     try:
         model.set_attn_implementation(NAME)
     except (ValueError, AttributeError) as error:
-        raise ValueError(
-            f"rows cannot be packed with {type(model).__name__} ({error}); use sft.packing=false"
-        ) from error
+        raise ValueError(f"rows cannot be packed with {type(model).__name__} ({error}); use {setting}=false") from error
     windows = (
         [getattr(model.config, "sliding_window", None)] if getattr(model.config, "use_sliding_window", True) else []
     )
     if any(windows):
         raise ValueError(
-            f"{type(model).__name__} has sliding-window attention, which cannot be packed; use sft.packing=false"
+            f"{type(model).__name__} has sliding-window attention, which cannot be packed; use {setting}=false"
         )
 
 
 def packed_hidden_states(model: Any, ids_T: Tensor, layout: Layout) -> Tensor:
     """(T, D) last hidden states of packed rows; needs ``enable_packing``."""
+    assert model.config._attn_implementation == NAME, "without enable_packing rows would see each other"
     # A mask of four dimensions is passed on as it is: none of T x T is built from the position ids.
     unused = torch.empty(1, 1, 0, 0, device=ids_T.device)
     output = model.base_model(

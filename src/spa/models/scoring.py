@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
+from spa.models.forward import micro_batches, token_logprobs
+from spa.models.rows import TokenRows
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,8 @@ def score_rows(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]], 
 
 def _sums(model: Any, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
     """One forward pass."""
-    ids_BT = pad_right([ids for ids, _ in rows], device=model.device)
-    row_N = torch.tensor([r for r, (_, at) in enumerate(rows) for _ in at], device=model.device, dtype=torch.long)
-    at_N = torch.tensor([p for _, at in rows for p in at], device=model.device, dtype=torch.long)
-    hidden_BTD = hidden_states(model, ids_BT)
-    logprobs_N, _ = token_logprobs(model, hidden_BTD[row_N, at_N - 1], ids_BT[row_N, at_N])
-    sums_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_N.cpu(), logprobs_N.double().cpu())
+    batch = TokenRows.of(rows, model.device, packing=False)
+    row_N = torch.tensor([r for r, (_, at) in enumerate(rows) for _ in at], dtype=torch.long)
+    logprobs_N, _ = token_logprobs(model, batch.hidden(model), batch.targets_N)
+    sums_B = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row_N, logprobs_N.double().cpu())
     return sums_B.tolist()

@@ -1,24 +1,60 @@
-"""Advantages over the trainable tokens of an episode. Observation tokens do not exist here: they carry no step of time."""
+"""Advantage estimators over the trainable tokens of episodes. Observation tokens do not exist here: they carry no step of time.
+
+Every estimator turns signals into (advantages, returns), one pair an episode; equations and sources in docs/algorithms.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spa.runs.schema import PPOConfig
+
 Array = NDArray[np.float64]
+Pair = tuple[Array, Array]
+
+_EPS = 1e-6  # added to a group's standard deviation, as in verl
 
 
-def gae(rewards: Array, values: Array, gamma: float, lam: float) -> tuple[Array, Array]:
+@dataclass(frozen=True)
+class Signal:
+    """What an estimator sees of one episode's T trainable tokens.
+
+    ``rewards`` (T,) follow each token, ``values`` (T,) are of the context before it (zeros without a critic), ``turns`` (T,) its
+    turn index (-1 for context tokens, trained only with ``loss_mask="all"``). Episodes of one ``group`` share their world.
+    """
+
+    rewards: Array
+    values: Array
+    turns: Sequence[int]
+    group: int = 0
+
+    @property
+    def score(self) -> float:
+        return float(self.rewards.sum())
+
+    @property
+    def turn_ends(self) -> list[int]:
+        """The last trainable token of every turn, in order; what follows the last turn belongs to it."""
+        last = {turn: position for position, turn in enumerate(self.turns) if turn >= 0}
+        ends = sorted(last.values())
+        return [*ends[:-1], len(self.turns) - 1]
+
+
+def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Pair:
     """Generalised advantage estimation over one finished episode (Schulman et al. 2016, Eq. 16).
 
     Args:
-        rewards: (T,) reward that follows each trainable token.
-        values: (T,) value of the context before each trainable token.
+        rewards: (T,) reward that follows each step.
+        values: (T,) value before each step.
 
     Returns:
-        advantages (T,) and returns (T,) = advantages + values. The value after the last token is 0.
+        advantages (T,) and returns (T,) = advantages + values. The value after the last step is 0.
     """
     assert rewards.shape == values.shape and rewards.ndim == 1
     advantages = np.zeros_like(values)
@@ -31,13 +67,159 @@ def gae(rewards: Array, values: Array, gamma: float, lam: float) -> tuple[Array,
     return advantages, advantages + values
 
 
-def whiten(arrays: Sequence[Array]) -> list[Array]:
-    """Shifts and scales all entries together to mean 0 and standard deviation 1 (population, as verl's masked whitening).
+def _pieces(length: int, ends: Sequence[int]) -> list[slice]:
+    """The stretches of tokens up to and with each of ``ends`` (ascending), and what follows the last of them."""
+    cuts = [0, *(end + 1 for end in ends)]
+    if cuts[-1] < length:
+        cuts.append(length)
+    return [slice(a, b) for a, b in pairwise(cuts)]
 
-    All equal gives zeros.
+
+def turn_gae(signal: Signal, gamma: float, lam: float) -> Pair:
+    """GAE whose step of time is a turn: from the value before a turn's first token to that before the next turn's.
+
+    All tokens of a turn get the turn's advantage, and as return the turn's.
+    """
+    pieces = _pieces(len(signal.rewards), signal.turn_ends)
+    rewards = np.array([signal.rewards[piece].sum() for piece in pieces])
+    values = np.array([signal.values[piece][0] for piece in pieces])
+    turn_advantages, turn_returns = gae(rewards, values, gamma, lam)
+    sizes = [piece.stop - piece.start for piece in pieces]
+    return np.repeat(turn_advantages, sizes), np.repeat(turn_returns, sizes)
+
+
+def bi_level_gae(
+    signal: Signal, gamma: float, lam: float, high_gamma: float, ends: Sequence[int] | None = None
+) -> Pair:
+    """Two nested GAEs (VAGEN; RAGEN's ``bi_level_gae``): over the turns' last tokens with ``high_gamma``, then within each turn.
+
+    The return of a turn's last token stands in for its reward in the second pass, which restarts at every turn's end. With
+    ``high_gamma == gamma`` and ``lam == 1`` this is plain GAE.
+
+    Args:
+        ends: positions of the turns' last tokens; None takes them from ``signal.turns``.
+    """
+    chosen = signal.turn_ends if ends is None else list(ends)
+    rewards, values = signal.rewards.copy(), signal.values
+    if ends is None:  # a turn's reward counts where the turn ends
+        for piece in _pieces(len(rewards), chosen):
+            total = rewards[piece].sum()
+            rewards[piece] = 0.0
+            rewards[piece.stop - 1] = total
+    if chosen:
+        _, rewards[chosen] = gae(rewards[chosen], values[chosen], high_gamma, lam)
+    parts = [gae(rewards[piece], values[piece], gamma, lam)[0] for piece in _pieces(len(rewards), chosen)]
+    advantages = np.concatenate(parts)
+    return advantages, advantages + values
+
+
+def _ragen_ends(signal: Signal) -> list[int]:
+    """Where RAGEN's code sees turns end: wherever the reward is not 0 (so a turn without reward has no end)."""
+    return [int(i) for i in np.flatnonzero(signal.rewards)]
+
+
+def _by_group(signals: Sequence[Signal]) -> list[list[float]]:
+    """For each signal the scores of its group."""
+    scores: dict[int, list[float]] = defaultdict(list)
+    for signal in signals:
+        scores[signal.group].append(signal.score)
+    return [scores[signal.group] for signal in signals]
+
+
+def _spread_out(signals: Sequence[Signal], values: Sequence[float]) -> list[Pair]:
+    """One number an episode for all its tokens."""
+    arrays = [np.full(len(signal.rewards), value) for signal, value in zip(signals, values, strict=True)]
+    return [(array, array) for array in arrays]
+
+
+def grpo(signals: Sequence[Signal], *, divide: bool) -> list[Pair]:
+    """(score - group mean) / (group standard deviation + 1e-6) for every token (Shao et al. 2024, Sec. 4.1.2).
+
+    Without ``divide`` it is not divided (Liu et al. 2025, "Dr. GRPO"). An episode that is alone in its group keeps its score.
+    """
+    advantages = []
+    for signal, scores in zip(signals, _by_group(signals), strict=True):
+        if len(scores) == 1:
+            advantages.append(signal.score / (1 + _EPS) if divide else signal.score)
+            continue
+        centred = signal.score - float(np.mean(scores))
+        advantages.append(centred / (float(np.std(scores, ddof=1)) + _EPS) if divide else centred)
+    return _spread_out(signals, advantages)
+
+
+def rloo(signals: Sequence[Signal]) -> list[Pair]:
+    """Score minus the mean score of the others of its group, for every token (Ahmadian et al. 2024, Eq. 6).
+
+    An episode that is alone in its group keeps its score.
+    """
+    advantages = []
+    for signal, scores in zip(signals, _by_group(signals), strict=True):
+        others = (sum(scores) - signal.score) / (len(scores) - 1) if len(scores) > 1 else 0.0
+        advantages.append(signal.score - others)
+    return _spread_out(signals, advantages)
+
+
+def reinforce_plus_plus(signals: Sequence[Signal], gamma: float) -> list[Pair]:
+    """Discounted reward-to-go of every token (Hu 2025); whitened over the batch by the caller."""
+    return [(pair := gae(s.rewards, np.zeros_like(s.rewards), gamma, 1.0)[0], pair) for s in signals]
+
+
+def group_baseline(signals: Sequence[Signal]) -> list[Pair]:
+    """REINFORCE++-baseline: score minus the group's mean; whitened over the batch by the caller."""
+    return grpo(signals, divide=False)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """``values``: it needs a critic. ``groups``: it compares the episodes of a group. ``whiten``: it is defined with whitening."""
+
+    run: Callable[[Sequence[Signal], PPOConfig], list[Pair]]
+    values: bool = False
+    groups: bool = False
+    whiten: bool = False
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": Estimator(lambda s, c: [gae(x.rewards, x.values, c.gamma, c.lam) for x in s], values=True, whiten=True),
+    "turn_gae": Estimator(lambda s, c: [turn_gae(x, c.gamma, c.lam) for x in s], values=True, whiten=True),
+    "bi_level_gae": Estimator(
+        lambda s, c: [bi_level_gae(x, c.gamma, c.lam, c.high_level_gamma) for x in s], values=True, whiten=True
+    ),
+    "bi_level_gae_ragen": Estimator(
+        lambda s, c: [bi_level_gae(x, c.gamma, c.lam, c.high_level_gamma, _ragen_ends(x)) for x in s],
+        values=True,
+        whiten=True,
+    ),
+    "grpo": Estimator(lambda s, c: grpo(s, divide=True), groups=True),
+    "dr_grpo": Estimator(lambda s, c: grpo(s, divide=False), groups=True),
+    "rloo": Estimator(lambda s, c: rloo(s), groups=True),
+    "reinforce_plus_plus": Estimator(lambda s, c: reinforce_plus_plus(s, c.gamma), whiten=True),
+    "reinforce_plus_plus_baseline": Estimator(lambda s, c: group_baseline(s), groups=True, whiten=True),
+}
+
+
+def whitens(config: PPOConfig) -> bool:
+    """Whether advantages are whitened: as the config says, else as the estimator is defined."""
+    own = ESTIMATORS[config.estimator].whiten
+    return own if config.whiten_advantages is None else config.whiten_advantages
+
+
+def estimate(signals: Sequence[Signal], config: PPOConfig) -> list[Pair]:
+    """Advantages (whitened where ``whitens`` says so) and returns of each episode, in order."""
+    pairs = ESTIMATORS[config.estimator].run(signals, config)
+    if whitens(config):
+        whitened = whiten([advantages for advantages, _ in pairs])
+        pairs = [(advantages, returns) for advantages, (_, returns) in zip(whitened, pairs, strict=True)]
+    return pairs
+
+
+def whiten(arrays: Sequence[Array]) -> list[Array]:
+    """Shifts and scales all entries together to mean 0 and standard deviation 1 (unbiased, as verl's ``masked_whiten``).
+
+    All equal, or only one entry, gives zeros.
     """
     if not arrays:
         return []
     flat = np.concatenate(arrays)
-    scale = 1.0 / np.sqrt(flat.var() + 1e-8)
+    scale = 1.0 / np.sqrt((flat.var(ddof=1) if len(flat) > 1 else 0.0) + 1e-8)
     return [(array - flat.mean()) * scale for array in arrays]

@@ -12,10 +12,15 @@ from torch import Tensor
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.parse import parse_response
-from spa.models.forward import micro_batches, pad_right
+from spa.models.forward import micro_batches
+from spa.models.rows import TokenRows
 from spa.rl.advantages import Array
 
 LOSS_MASKS = ("sampled", "answer", "all")
+
+
+def _none() -> Array:
+    return np.zeros(0)
 
 
 @dataclass
@@ -23,36 +28,32 @@ class Row:
     """One token sequence of an episode. The arrays have one entry per *trainable* token, in order.
 
     ``positions`` are indices into ``ids`` (at least 1: the first token has no context), ``turns`` their turn
-    indices (-1 for context tokens, trained only with ``loss_mask="all"``).
+    indices (-1 for context tokens, trained only with ``loss_mask="all"``). ``weight`` is that of each of its tokens in the
+    loss of the mini-batch it is in.
     """
 
     ids: list[int]
     positions: list[int]
     turns: list[int]
     old_logprobs: Array
-    values: Array = field(default_factory=lambda: np.zeros(0))
-    advantages: Array = field(default_factory=lambda: np.zeros(0))
-    returns: Array = field(default_factory=lambda: np.zeros(0))
+    values: Array = field(default_factory=_none)
+    advantages: Array = field(default_factory=_none)
+    returns: Array = field(default_factory=_none)
+    reference: Array = field(default_factory=_none)  # log-probs of the reference model; empty without one
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Right-padded ids (B, T) and flat vectors over the N trainable tokens, row by row."""
+    """The rows of a forward pass and flat vectors over their N trainable tokens, row by row (empty where nothing is known yet)."""
 
-    ids_BT: Tensor
-    chosen_BT: Tensor  # (B, T) bool: trainable tokens
+    tokens: TokenRows
     old_logprobs_N: Tensor
     values_N: Tensor
     advantages_N: Tensor
     returns_N: Tensor
-
-    @property
-    def targets_N(self) -> Tensor:
-        return self.ids_BT[self.chosen_BT]
-
-    def before(self, hidden_BTD: Tensor) -> Tensor:
-        """(N, D) hidden states at the positions that predict the trainable tokens."""
-        return hidden_BTD[:, :-1][self.chosen_BT[:, 1:]]
+    reference_N: Tensor
+    weights_N: Tensor
 
 
 def build_rows(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "sampled") -> list[list[Row]]:
@@ -116,32 +117,26 @@ def _answer_tokens(turn: Turn, sampled: list[int], sequence: TokenSequence, chat
 
 
 def to_micro_batches(
-    rows: Sequence[Row], max_tokens: int, device: torch.device | str
+    rows: Sequence[Row], max_tokens: int, device: torch.device | str, *, packing: bool = False
 ) -> list[tuple[list[int], MicroBatch]]:
     """Micro-batches of similar length with the indices of their rows."""
     out = []
     for group in micro_batches([len(row.ids) for row in rows], max_tokens):
         chosen = [rows[i] for i in group]
-        ids_BT = pad_right([row.ids for row in chosen], device=device)
-        mask_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
-        for number, row in enumerate(chosen):
-            mask_BT[number, row.positions] = True
+        tokens = TokenRows.of([(row.ids, row.positions) for row in chosen], device, packing=packing)
 
         def flat(get: Callable[[Row], Array], rows: list[Row] = chosen) -> Tensor:
             values = np.concatenate([get(row) for row in rows])
             return torch.tensor(values, dtype=torch.float32, device=device)
 
-        out.append(
-            (
-                group,
-                MicroBatch(
-                    ids_BT,
-                    mask_BT.to(device),
-                    flat(lambda row: row.old_logprobs),
-                    flat(lambda row: row.values),
-                    flat(lambda row: row.advantages),
-                    flat(lambda row: row.returns),
-                ),
-            )
+        batch = MicroBatch(
+            tokens,
+            old_logprobs_N=flat(lambda row: row.old_logprobs),
+            values_N=flat(lambda row: row.values),
+            advantages_N=flat(lambda row: row.advantages),
+            returns_N=flat(lambda row: row.returns),
+            reference_N=flat(lambda row: row.reference),
+            weights_N=flat(lambda row: np.full(len(row.positions), row.weight)),
         )
+        out.append((group, batch))
     return out

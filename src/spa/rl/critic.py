@@ -8,18 +8,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spa.models.forward import hidden_states
 from spa.models.load import ValueHead
-from spa.rl.batch import MicroBatch
+from spa.models.lora import adapter_state, add_lora, has_lora, load_adapter_state
+from spa.models.rows import TokenRows
+from spa.rl.advantages import ESTIMATORS
+from spa.runs.schema import PPOConfig
 
-CRITICS = ("model", "head")
+CRITICS = ("model", "head", "detached_head")
 
 
 class Critic(nn.Module):
     """Values of the contexts before trainable tokens.
 
-    ``head`` reads the actor's hidden states and trains them too; ``model`` owns a copy of the actor's network
-    (as the original, which starts the critic from the same checkpoint).
+    ``head`` reads the actor's hidden states and trains the shared trunk too; ``detached_head`` reads them and leaves the trunk
+    to the policy; ``model`` owns a copy of the actor's network (as the original, which starts the critic from the same checkpoint).
 
     Raises:
         ValueError: unknown kind.
@@ -28,20 +30,20 @@ class Critic(nn.Module):
     def __init__(self, kind: str, actor: Any) -> None:
         super().__init__()
         if kind not in CRITICS:
-            raise ValueError(f"unknown ppo.critic {kind!r}; choose one of {', '.join(CRITICS)}")
+            raise ValueError(f"unknown ppo.critic {kind!r}; choose one of {', '.join([*CRITICS, 'none'])}")
         self.kind = kind
         self.head = ValueHead(actor.config.hidden_size)
         self.head.to(device=actor.device, dtype=actor.dtype)
         self.network = copy.deepcopy(actor) if kind == "model" else None
 
-    def values(self, batch: MicroBatch, actor_hidden_BTD: Tensor | None) -> Tensor:
-        """(N,) float32 values of the contexts before the trainable tokens of a micro-batch."""
+    def values(self, tokens: TokenRows, actor_hidden_ND: Tensor | None) -> Tensor:
+        """(N,) float32 values of the contexts before the chosen tokens."""
         if self.network is not None:
-            hidden_BTD = hidden_states(self.network, batch.ids_BT)
+            hidden_ND = tokens.hidden(self.network)
         else:
-            assert actor_hidden_BTD is not None, "a value head needs the actor's hidden states"
-            hidden_BTD = actor_hidden_BTD
-        values_N: Tensor = self.head(batch.before(hidden_BTD)).squeeze(-1).float()
+            assert actor_hidden_ND is not None, "a value head needs the actor's hidden states"
+            hidden_ND = actor_hidden_ND.detach() if self.kind == "detached_head" else actor_hidden_ND
+        values_N: Tensor = self.head(hidden_ND.to(self.head.weight.dtype)).squeeze(-1).float()
         return values_N
 
     def trained(self) -> Iterator[nn.Parameter]:
@@ -49,3 +51,40 @@ class Critic(nn.Module):
         yield from self.head.parameters()
         if self.network is not None:
             yield from self.network.base_model.parameters()
+
+    def state(self) -> dict[str, Any]:
+        """What has been learnt: all weights, or the head's and the adapters'."""
+        if has_lora(self.network):
+            return {"head": self.head.state_dict(), "lora": adapter_state(self.network)}
+        return dict(self.state_dict())
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if has_lora(self.network):
+            self.head.load_state_dict(state["head"])
+            load_adapter_state(self.network, state["lora"])
+        else:
+            self.load_state_dict(state)
+
+
+def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | None:
+    """The critic that the estimator needs (None: it needs none), with adapters of its own if the config says so.
+
+    Must be called before the actor gets adapters: a critic's network is a copy of it.
+
+    Raises:
+        ValueError: an estimator that needs values with ``critic="none"``.
+    """
+    if not ESTIMATORS[config.estimator].values:
+        return None
+    critic = Critic(config.critic, actor)
+    if config.critic_lora_rank and critic.network is not None:
+        add_lora(
+            critic.network,
+            rank=config.critic_lora_rank,
+            alpha=config.lora_alpha,
+            dropout=config.lora_dropout,
+            targets=config.lora_targets,
+            seed=seed,
+            stage="ppo",
+        )
+    return critic

@@ -1,9 +1,39 @@
-"""PPO's two losses over flat vectors of tokens. Sums, not means: the caller divides by the tokens of the mini-batch."""
+"""PPO's losses, token by token over flat vectors (N,). The caller weighs and sums them (``token_weights``)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+_LIMIT = 20.0  # of a log-ratio, as in verl: exp() of more overflows float32
+
+
+def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1) -> list[float]:
+    """The weight of a token's loss, for each sequence of a mini-batch; ``lengths`` are their numbers of trained tokens (all > 0).
+
+    * ``token-mean``: 1 / all tokens; every token counts alike (the original's; DAPO);
+    * ``seq-mean-token-mean``: 1 / sequences / its tokens; every sequence counts alike (GRPO);
+    * ``seq-mean-token-sum``: 1 / sequences;
+    * ``seq-mean-token-sum-norm``: 1 / sequences / ``horizon``, a constant (Dr. GRPO).
+
+    A sequence is a row: an episode with the whole history in its context, a turn with a window.
+
+    Raises:
+        ValueError: unknown aggregation.
+    """
+    count = len(lengths)
+    if aggregation == "token-mean":
+        return [1 / sum(lengths)] * count
+    if aggregation == "seq-mean-token-mean":
+        return [1 / count / length for length in lengths]
+    if aggregation == "seq-mean-token-sum":
+        return [1 / count] * count
+    if aggregation == "seq-mean-token-sum-norm":
+        return [1 / count / horizon] * count
+    raise ValueError(f"unknown ppo.loss_aggregation {aggregation!r}; choose one of {', '.join(AGGREGATIONS)}")
 
 
 def policy_loss(
@@ -15,15 +45,16 @@ def policy_loss(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Summed clipped surrogate loss (paper, stage 3 objective; dual clip as in Ye et al. 2020, Eq. 5).
+    """Clipped surrogate loss (N,) (paper, stage 3 objective; dual clip as in Ye et al. 2020, Eq. 5).
 
-    The ratio is clipped to [1 - clip_low, 1 + clip_high]; with ``dual_clip`` c > 0 the loss of a token with
-    negative advantage is at most c * -advantage.
+    The ratio is clipped to [1 - clip_low, 1 + clip_high]; with ``dual_clip`` c > 0 the loss of a token with negative advantage
+    is at most c * -advantage.
 
     Returns:
-        the sum, and sums over tokens of ``approx_kl`` ((r - 1) - log r), ``clipfrac`` and ``clipfrac_lower``.
+        the losses, and (N,) each: ``approx_kl`` ((r - 1) - log r), ``old_approx_kl`` (-log r; verl's ``ppo_kl``), ``clipfrac`` and
+        ``clipfrac_lower`` (0 or 1).
     """
-    log_ratio = logprobs_N - old_logprobs_N
+    log_ratio = (logprobs_N - old_logprobs_N).clamp(-_LIMIT, _LIMIT)
     ratio = log_ratio.exp()
     plain = -advantages_N * ratio
     clipped = -advantages_N * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -34,23 +65,44 @@ def policy_loss(
         lower = (advantages_N < 0) & (bound < loss)
         loss = torch.where(lower, bound, loss)
     with torch.no_grad():
-        sums = {
-            "approx_kl": ((ratio - 1) - log_ratio).sum(),
-            "clipfrac": (clipped > plain).float().sum(),
-            "clipfrac_lower": lower.float().sum(),
+        parts = {
+            "approx_kl": (ratio - 1) - log_ratio,
+            "old_approx_kl": -log_ratio,
+            "clipfrac": (clipped > plain).float(),
+            "clipfrac_lower": lower.float(),
         }
-    return loss.sum(), sums
+    return loss, parts
 
 
 def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Summed squared error, halved; with ``clip`` > 0 the larger of it and that of the value clipped around the old one.
+    """Squared error (N,), halved; with ``clip`` > 0 the larger of it and that of the value clipped around the old one.
 
     Returns:
-        the sum and the number of tokens at which the clipped error was the larger.
+        the losses, and 1 where the clipped error was the larger.
     """
     plain = (values_N - returns_N) ** 2
     if not clip:
-        return 0.5 * plain.sum(), torch.zeros((), device=plain.device)
+        return 0.5 * plain, torch.zeros_like(plain)
     near = old_values_N + (values_N - old_values_N).clamp(-clip, clip)
     clipped = (near - returns_N) ** 2
-    return 0.5 * torch.maximum(plain, clipped).sum(), (clipped > plain).float().sum().detach()
+    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).float().detach()
+
+
+def kl_penalty(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tensor:
+    """Estimates (N,) of KL(policy | reference) from the policy's own samples (Schulman 2020, "Approximating KL divergence").
+
+    With d the log-prob less the reference's: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d (clipped to [-10, 10] as in verl).
+    In expectation k1 and k3 are the KL; as a loss, the gradient of k2 is the KL's, that of k1 is none.
+
+    Raises:
+        ValueError: unknown estimator.
+    """
+    difference = logprobs_N - reference_N
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * difference**2
+    if estimator == "k3":
+        clamped = (-difference).clamp(-_LIMIT, _LIMIT)
+        return (clamped.exp() - clamped - 1).clamp(-10.0, 10.0)
+    raise ValueError(f"unknown KL estimator {estimator!r}; choose one of k1, k2, k3")

@@ -1,68 +1,127 @@
-"""From episodes to scores: the group filter and the placement of rewards on tokens."""
+"""What an episode is worth and where on its tokens that stands."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from spa.agent.episode import Episode
+from spa.agent.episode import Episode, Turn
+from spa.evaluate.world_model import cell_accuracy, changed_cell_accuracy, exact
 from spa.rl.advantages import Array
+from spa.runs.schema import PPOConfig
 
 PLACEMENTS = ("end", "turn")
+_EPS = 1e-6
 
 
-def filter_groups(episodes: Sequence[Episode], ratio: float) -> tuple[list[Episode], dict[str, float]]:
-    """Keeps the groups with the largest standard deviation of the score (RAGEN's ``std`` filter).
+def state_match(written: str | None, truth: str, before: str, rule: str) -> float:
+    """How well a state that the model wrote agrees with the true one, in [0, 1]; 0 where it wrote none.
 
-    ``int(ratio * groups)`` groups are kept, at least one; ties go to the earlier group. Failed episodes
-    (``status="error"``) are dropped first. ``ratio`` 1 keeps all.
-
-    Returns:
-        the kept episodes in order, and metrics ``rollout/in_group_std``, ``rollout/chosen_in_group_std``,
-        ``rollout/kept`` (share of groups), ``rollout/zero_std`` (share of groups in which all scores are equal).
+    ``exact``: 1 if they are equal up to surrounding white space. ``cells``: share of the grid's cells that are right.
+    ``changed``: share of those cells that differ from the state ``before``; where none does, or ``truth`` is no grid, ``exact``.
 
     Raises:
-        ValueError: ``ratio`` is not in (0, 1].
+        ValueError: unknown rule.
     """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ppo.filter_ratio must be in (0, 1], not {ratio}")
-    groups: dict[int, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        if episode.status != "error":
-            groups[episode.group].append(episode)
-    if not groups:
-        return [], {"rollout/kept": 0.0}
-    std = {group: float(np.std([episode.score for episode in members])) for group, members in groups.items()}
-    num_kept = max(1, int(ratio * len(groups)))
-    chosen = set(sorted(groups, key=lambda group: (-std[group], group))[:num_kept])
-    return [episode for group in groups if group in chosen for episode in groups[group]], {
-        "rollout/in_group_std": float(np.mean(list(std.values()))),
-        "rollout/chosen_in_group_std": float(np.mean([std[group] for group in chosen])),
-        "rollout/kept": len(chosen) / len(groups),
-        "rollout/zero_std": float(np.mean([value < 1e-9 for value in std.values()])),
-    }
+    if written is None:
+        return 0.0
+    share: float | None = None
+    if rule == "cells":
+        share = cell_accuracy(written, truth)
+    elif rule == "changed":
+        share = changed_cell_accuracy(written, truth, before)
+    elif rule != "exact":
+        raise ValueError(f"unknown ppo.state_match {rule!r}; choose one of exact, cells, changed")
+    return float(exact(written, truth)) if share is None else share
 
 
-def token_rewards(episode: Episode, turns: Sequence[int], placement: str) -> Array:
+def world_model_reward(turn: Turn, config: PPOConfig) -> float:
+    """The online world-modelling reward of a turn (VAGEN, the paper's baseline): for writing true state and true next state."""
+    reward = 0.0
+    if config.observation_reward:
+        # There is no state before the observed one: "changed" compares all of it.
+        rule = "cells" if config.state_match == "changed" else config.state_match
+        reward += config.observation_reward * state_match(turn.observation, turn.state, "", rule)
+    if config.prediction_reward:
+        reward += config.prediction_reward * state_match(
+            turn.prediction, turn.next_state, turn.state, config.state_match
+        )
+    return reward
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The training reward of one episode: of each turn (format penalties and world-model rewards included), and its score.
+
+    ``score`` is the turns' sum until ``normalize`` changes it.
+    """
+
+    turns: list[float]
+    score: float
+
+
+def training_reward(episode: Episode, config: PPOConfig) -> Reward:
+    turns = [turn.reward + turn.penalty + world_model_reward(turn, config) for turn in episode.turns]
+    return Reward(turns, float(sum(turns)))
+
+
+def normalize(rewards: Sequence[Reward], episodes: Sequence[Episode], method: str, by: str) -> list[Reward]:
+    """Scores (penalties included) normalised within classes of episodes, as RAGEN does it.
+
+    Args:
+        method: ``identity``; ``mean`` subtracts the class's mean; ``mean_std`` also divides by its standard deviation
+            (unbiased, plus 1e-6), all equal gives 0; ``asym_clip`` clips that to [-1, 3].
+        by: ``state`` (one world), ``inductive`` (one tag) or ``batch``.
+
+    A class of one episode is left as it is.
+    """
+    if method == "identity":
+        return list(rewards)
+    classes: dict[object, list[int]] = defaultdict(list)
+    for index, episode in enumerate(episodes):
+        key = {"state": (episode.task, episode.group), "inductive": episode.task, "batch": None}[by]
+        classes[key].append(index)
+    out = list(rewards)
+    for members in classes.values():
+        scores = np.array([rewards[i].score for i in members])
+        if len(scores) > 1:
+            for i, score in zip(members, _normalized(scores, method), strict=True):
+                out[i] = Reward(rewards[i].turns, float(score))
+    return out
+
+
+def _normalized(scores: Array, method: str) -> Array:
+    centred: Array = scores - scores.mean()
+    if method == "mean":
+        return centred
+    std = scores.std(ddof=1)
+    if std <= _EPS:
+        return np.zeros_like(scores)
+    scaled: Array = centred / (std + _EPS)
+    return scaled.clip(-1.0, 3.0) if method == "asym_clip" else scaled
+
+
+def token_rewards(reward: Reward, turns: Sequence[int], placement: str) -> Array:
     """Rewards (T,) on the trainable tokens of an episode, whose turn indices (T,; -1 for context) are ``turns``.
 
-    ``end``: the episode's score on its last token. ``turn``: each turn's reward and penalty on that turn's last
-    token (a turn without trainable tokens hands them to the token before it, or else the first).
+    ``end``: the score on the last token. ``turn``: each turn's reward on that turn's last token (a turn without trainable
+    tokens hands it to the token before it, or else the first).
 
     Raises:
         ValueError: unknown placement.
     """
     rewards = np.zeros(len(turns))
     if placement == "end":
-        rewards[-1] = episode.score
+        rewards[-1] = reward.score
     elif placement == "turn":
         last = {turn: position for position, turn in enumerate(turns) if turn >= 0}
         position = 0
-        for turn in episode.turns:
-            position = last.get(turn.index, position)
-            rewards[position] += turn.reward + turn.penalty
+        for index, value in enumerate(reward.turns):
+            position = last.get(index, position)
+            rewards[position] += value
     else:
         raise ValueError(f"unknown ppo.reward_placement {placement!r}; choose one of {', '.join(PLACEMENTS)}")
     return rewards

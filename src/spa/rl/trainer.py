@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,22 @@ from spa.agent.episode import Episode, write_episodes
 from spa.agent.player import Player, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import summarize
-from spa.evaluate.world_model import world_model_metrics
-from spa.models.load import load_state, save_model
+from spa.models.load import load_model, load_state, load_weights, save_model
+from spa.models.lora import add_lora
+from spa.rl.auxiliary import world_model_examples
+from spa.rl.critic import make_critic
+from spa.rl.curriculum import Curriculum, training_tasks
+from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative
+from spa.rl.health import Health, TrainingCollapsed, repetition
 from spa.rl.ppo import Learner, TrainingDiverged, update
-from spa.rl.rewards import filter_groups
-from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
-from spa.runs.progress import progress
+from spa.rl.reference import Reference, needs_reference
+from spa.rl.rewards import training_reward
+from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
+from spa.runs.progress import note, progress
 from spa.runs.schema import ArmConfig, Config
-from spa.runs.seeds import ROLLOUT, UPDATE, VAL, stream_seed
+from spa.runs.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -34,10 +43,11 @@ class PPOTrainer:
     """Trains ``player`` on ``task``; everything is written under ``out``.
 
     Args:
-        task: the task as trained and validated.
-        probe: the task with the world-model prompt, on which the accuracy of states is measured at each validation; or None.
+        task: the task as validated, and as trained unless ``config.curriculum`` has others.
+        probe: the task with the world-model prompt, on which the world model is measured at each validation; or None.
         log: called with (step, metrics) after each step; step 0 is the validation before training.
         on_step: called with the number of steps done, for a progress bar.
+        start: the model that RL starts from, which the reference model is; None for ``config.model.path``.
     """
 
     config: Config
@@ -47,9 +57,14 @@ class PPOTrainer:
     log: Log
     probe: Task | None = None
     on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
+    start: str | None = None
     played: set[str] = field(default_factory=set)
     step: int = 0
+    episodes: int = 0
     empty_steps: int = 0
+    skipped_steps: int = 0
+    best_score: float = -math.inf
+    best_step: int = 0
 
     def __post_init__(self) -> None:
         config, seeds = self.config.ppo, self.config.seeds
@@ -61,21 +76,55 @@ class PPOTrainer:
                 "PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0: otherwise the tokens are "
                 "drawn from another distribution than the one whose log-probs are trained"
             )
-        from spa.rl.critic import Critic
-
-        critic = Critic(config.critic, self.player.model)
-        self.learner = Learner(self.player.model, critic, config, self.config.sampling.temperature)
-        self.source = WorldSource(self.task, "train", seeds.train)
-        self.val_worlds: list[World] = []
+        self.learner = self._make_learner()
+        shown = {"state_format": self.task.env.state_format}
+        tasks = training_tasks(self.config, **shown) if self.config.curriculum.mixture else None
+        if tasks is None:
+            tasks = [*training_tasks(self.config, **shown)[:-1], self.task]
+        self.curriculum = Curriculum(self.config, tasks)
+        self.told = training_tasks(self.config, **shown, prompt="world_model") if config.world_model_coef else []
+        self.health = Health(config)
+        self.validations: list[tuple[str, Task, list[World]]] = []
         if config.val_every:
-            self.val_worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
+            worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
+            self.validations.append(("val/", self.task, worlds))
+            others = [task for task in tasks if task.tag != self.task.tag] if self.config.curriculum.mixture else []
+            for task in others:
+                few = max(1, config.val_worlds // len(tasks))
+                worlds = WorldSource(task, "val", seeds.val, unique=True).take(few)
+                self.validations.append((f"val/{task.tag}/", task, worlds))
+
+    def _make_learner(self) -> Learner:
+        config, actor = self.config.ppo, self.player.model
+        critic = make_critic(config, actor, seed=self.config.seeds.run + 1)
+        if config.lora_rank:
+            add_lora(
+                actor,
+                rank=config.lora_rank,
+                alpha=config.lora_alpha,
+                dropout=config.lora_dropout,
+                targets=config.lora_targets,
+                seed=self.config.seeds.run,
+                stage="ppo",
+            )
+        reference = None
+        if needs_reference(config):
+            adapters_off = config.reference is None and config.lora_rank > 0
+            model = actor if adapters_off else load_model(self.config.model, config.reference or self.start)
+            reference = Reference(model, adapters_off)
+        one_row = self.config.sampling.max_tokens * (1 if self.config.agent.window else self.config.env.max_turns)
+        return Learner(actor, critic, config, self.config.sampling.temperature, reference, horizon=one_row)
+
+    @property
+    def val_worlds(self) -> list[World]:
+        return [world for _, _, worlds in self.validations for world in worlds]
 
     def train(self, *, resume: bool = False) -> Path:
-        """Runs to ``ppo.steps``; returns the folder of the last checkpoint.
+        """Runs to ``ppo.steps``; returns the folder of the last or, with ``ppo.use=best``, of the best checkpoint.
 
         Raises:
-            ValueError: three steps in a row without a usable episode (a broken world), or divergence
-                (the message names the last good checkpoint).
+            TrainingDiverged, TrainingCollapsed: with ``ppo.on_collapse=stop`` (the message names the last good checkpoint).
+            ValueError: three steps in a row without a usable episode (a broken world).
         """
         config = self.config.ppo
         found = latest_checkpoint(self.out) if resume else None
@@ -87,91 +136,219 @@ class PPOTrainer:
         while self.step < config.steps:
             metrics = self._one_step()
             done = self.step == config.steps
+            improved = False
             if config.val_every and (self.step % config.val_every == 0 or done):
-                metrics |= self.validate()
+                validated = self.validate()
+                improved = self._improved(validated)
+                metrics |= validated
             self.log(self.step, metrics)
             self.on_step(self.step, metrics)
-            if done or (config.save_every and self.step % config.save_every == 0):
+            self._check_health(metrics)
+            regular = config.save_every and self.step % config.save_every == 0
+            if done or regular or (improved and config.use == "best"):
                 self._save()
         last = checkpoint_folder(self.out, self.step)
         if not last.is_dir():
             self._save()
-        return last
+        best = self.best_checkpoint()
+        return best if config.use == "best" and best is not None else last
+
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the best validation Pass@1, if it was kept."""
+        folder = checkpoint_folder(self.out, self.best_step)
+        return folder if self.best_step and folder.is_dir() else None
+
+    def _improved(self, validated: dict[str, float]) -> bool:
+        score = validated.get("val/pass@1", -math.inf)
+        if score <= self.best_score:
+            return False
+        self.best_score, self.best_step = score, self.step
+        return True
 
     def _one_step(self) -> dict[str, float]:
         config, run = self.config.ppo, self.config.seeds.run
         started = time.perf_counter()
         step = self.step + 1
-        worlds = self.source.take(config.groups)
-        self.played.update(world.content for world in worlds)
-        seed = stream_seed(run, ROLLOUT, step)
-        episodes = self.player.play(self.task, worlds, samples=config.group_size, seed=seed)
+        episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
         played = time.perf_counter()
-        metrics = rollout_metrics(episodes)
+        self.episodes += len(episodes)
+        metrics |= rollout_metrics(episodes)
+        metrics |= self._observe_curriculum(episodes, tasks)
         if config.log_episodes:
             write_episodes(self.out / "episodes" / f"step_{step:06d}.jsonl", episodes[: config.log_episodes])
-        kept, filter_metrics = filter_groups(episodes, config.filter_ratio)
-        metrics |= filter_metrics
+        kept, filtered = self._filter(episodes)
+        metrics |= filtered
         if kept:
             self.empty_steps = 0
             rng = np.random.default_rng(stream_seed(run, UPDATE, step))
-            try:
-                metrics |= update(
-                    self.learner, kept, self.player.chat, rng=rng, critic_only=step <= config.critic_warmup
-                )
-            except TrainingDiverged as error:
-                found = latest_checkpoint(self.out)
-                where = f"the last good checkpoint is {found[1]}" if found else "no checkpoint was saved before"
-                raise TrainingDiverged(
-                    f"training diverged at step {step}: {error}; {where}. Lower ppo.actor_lr or ppo.max_grad_norm"
-                ) from error
+            metrics |= self._update([episodes[i] for i in kept], [tasks[i] for i in kept], rng, step)
         else:
-            self.empty_steps += 1
-            if self.empty_steps >= _EMPTY_STEPS:
-                failed = next((episode.error for episode in episodes if episode.error), "no error was reported")
-                raise ValueError(f"no usable episode in {_EMPTY_STEPS} steps in a row; the first failure: {failed}")
+            self._count_empty(episodes)
         self.step = step
         ended = time.perf_counter()
         return metrics | {
             "time/rollout_s": played - started,
             "time/update_s": ended - played,
             "charts/episodes_per_second": len(episodes) / (ended - started),
-            "charts/episodes": float(step * config.groups * config.group_size),
+            "charts/episodes": float(self.episodes),
+            "charts/skipped_steps": float(self.skipped_steps),
         }
 
+    def _play(self, seed: int) -> tuple[list[Episode], list[int], dict[str, float]]:
+        """Plays a batch, or with ``dynamic_groups`` batches until enough groups tell good from bad.
+
+        Returns:
+            episodes with groups numbered through, the index of each one's task, metrics.
+        """
+        config = self.config.ppo
+        episodes: list[Episode] = []
+        tasks: list[int] = []
+        groups = rounds = found = 0
+        while True:
+            for index, worlds in self.curriculum.take(config.groups):
+                task = self.curriculum.tasks[index]
+                self.played.update(world.content for world in worlds)
+                # The first batch has the step's own seed, whatever else is played.
+                own = stream_seed(seed, rounds, index) if rounds or index else seed
+                played = self.player.play(task, worlds, samples=config.group_size, seed=own)
+                for episode in played:
+                    episode.group += groups
+                groups += len(worlds)
+                episodes += played
+                tasks += [index] * len(played)
+            rounds += 1
+            found = len(informative(group_indices(episodes), self._scores(episodes)))
+            if found >= config.dynamic_groups or rounds == config.dynamic_rounds:
+                break
+        return episodes, tasks, {"rollout/rounds": float(rounds), "rollout/informative": float(found)}
+
+    def _scores(self, episodes: Sequence[Episode]) -> list[float]:
+        return [training_reward(episode, self.config.ppo).score for episode in episodes]
+
+    def _filter(self, episodes: Sequence[Episode]) -> tuple[list[int], dict[str, float]]:
+        """Indices of the episodes that are trained on, and metrics."""
+        config = self.config.ppo
+        groups, scores = group_indices(episodes), self._scores(episodes)
+        candidates = groups
+        if config.dynamic_groups:
+            candidates = {group: groups[group] for group in informative(groups, scores)[: config.dynamic_groups]}
+        chosen = choose_groups(candidates, scores, config.filter, config.filter_ratio)
+        return [i for group in chosen for i in groups[group]], filter_metrics(groups, scores, chosen)
+
+    def _count_empty(self, episodes: Sequence[Episode]) -> None:
+        """A step without anything to learn from is skipped; several in which every episode failed end the run."""
+        self.skipped_steps += 1
+        if any(episode.status != "error" for episode in episodes):
+            self.empty_steps = 0
+            return
+        self.empty_steps += 1
+        if self.empty_steps >= _EMPTY_STEPS:
+            failed = next((episode.error for episode in episodes if episode.error), "no error was reported")
+            raise ValueError(f"no usable episode in {_EMPTY_STEPS} steps in a row; the first failure: {failed}")
+
+    def _update(
+        self, episodes: Sequence[Episode], tasks: Sequence[int], rng: np.random.Generator, step: int
+    ) -> dict[str, float]:
+        config, chat = self.config.ppo, self.player.chat
+        critic_only = self.learner.critic is not None and step <= config.critic_warmup
+        examples = []
+        if config.world_model_coef and not critic_only:
+            told = [self.told[index] for index in tasks]
+            draw = np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step))
+            fraction = config.world_model_fraction
+            examples = world_model_examples(episodes, told, chat, fraction=fraction, rng=draw)
+        try:
+            return update(self.learner, episodes, chat, rng=rng, critic_only=critic_only, world_model=examples)
+        except TrainingDiverged as error:
+            if config.on_collapse == "stop":
+                raise TrainingDiverged(
+                    f"training diverged at step {step}: {error}; {self._last_good(step)}. Lower ppo.actor_lr or "
+                    "ppo.max_grad_norm, or leave such steps out with ppo.on_collapse=continue"
+                ) from error
+            note(f"PPO: the rest of step {step} was left out: {error}")
+            self.skipped_steps += 1
+            return {}
+
+    def _observe_curriculum(self, episodes: Sequence[Episode], tasks: Sequence[int]) -> dict[str, float]:
+        members: dict[int, list[bool]] = {}
+        for episode, index in zip(episodes, tasks, strict=True):
+            if episode.status != "error":
+                members.setdefault(index, []).append(episode.success)
+        success = {index: float(np.mean(won)) for index, won in members.items()}
+        metrics: dict[str, float] = {}
+        if self.curriculum.by_level:
+            metrics["curriculum/level"] = float(self.curriculum.level)
+        if self.config.curriculum.mixture:
+            metrics |= {f"train/{self.curriculum.tasks[index].tag}/success": value for index, value in success.items()}
+        self.curriculum.observe(success)
+        return metrics
+
+    def _check_health(self, metrics: dict[str, float]) -> None:
+        collapsed = self.health.observe(self.step, metrics)
+        if not collapsed:
+            return
+        text = f"the policy has collapsed: for {self.health.sick} steps {self.health.reason}"
+        if self.config.ppo.on_collapse == "stop":
+            raise TrainingCollapsed(
+                f"{text} (step {self.step}); {self._last_good(self.health.healthy_step + 1)}. Lower ppo.actor_lr, set "
+                "ppo.target_kl or ppo.kl_loss_coef, or go on all the same with ppo.on_collapse=continue"
+            )
+        if self.health.sick == self.config.ppo.collapse_patience:
+            note(f"PPO: {text} (step {self.step}); going on, as ppo.on_collapse=continue says")
+
+    def _last_good(self, before: int) -> str:
+        """Names the newest checkpoint of a step before ``before``."""
+        good = [folder for step, folder in list_checkpoints(self.out) if step < before]
+        return f"the last good checkpoint is {good[-1]}" if good else "no good checkpoint was saved before"
+
     def validate(self) -> dict[str, float]:
-        """Plays the validation worlds; metrics ``val/*`` and, with a probe, ``world_model/*``."""
+        """Plays the validation worlds; metrics ``val/*`` and, with a probe, ``world_model/*`` and ``calibration/*``."""
         config = self.config
         started = time.perf_counter()
         # One seed for all validations: differences between steps are the policy's, as far as sampling allows.
         seed = stream_seed(config.seeds.run, VAL, 0)
         samples = config.ppo.val_samples
-        episodes = self.player.play(self.task, self.val_worlds, samples=samples, seed=seed)
-        summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
-        metrics = {f"val/{name}": value for name, value in summary.items()}
-        if self.probe is not None and config.eval.world_model_worlds:
-            worlds = self.val_worlds[: config.eval.world_model_worlds]
-            probed = self.player.play(self.probe, worlds, samples=1, seed=seed)
-            metrics |= world_model_metrics(probed)
+        metrics: dict[str, float] = {}
+        for prefix, task, worlds in self.validations:
+            episodes = self.player.play(task, worlds, samples=samples, seed=seed)
+            summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
+            metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
+        if self.probe is not None and config.eval.world_model_worlds and self.validations:
+            chosen = self.validations[0][2][: config.eval.world_model_worlds]
+            probed = self.player.play(self.probe, chosen, samples=1, seed=seed)
+            metrics |= measure_episodes(config, self.player, self.probe, probed, [], config.seeds.run)
         return metrics | {"time/val_s": time.perf_counter() - started}
 
     def _save(self) -> None:
         state: dict[str, Any] = {
             "step": self.step,
-            "cursor": self.source.cursor,
             "played": sorted(self.played),
+            "episodes": self.episodes,
+            "empty_steps": self.empty_steps,
+            "skipped_steps": self.skipped_steps,
+            "best_score": self.best_score,
+            "best_step": self.best_step,
+            "curriculum": self.curriculum.state(),
+            "health": self.health.state(),
             "learner": self.learner.state(),
         }
         folder = checkpoint_folder(self.out, self.step)
         save_model(self.player.model, self.player.tokenizer, folder, state)
-        prune_checkpoints(self.out, self.config.ppo.keep_checkpoints)
+        always = (self.best_step,) if self.config.ppo.use == "best" else ()
+        prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always)
 
     def _restore(self, folder: Path) -> None:
         """Takes over a checkpoint; the actor's weights were loaded from the same folder by whoever made the player."""
         state = load_state(folder)
         self.step = int(state["step"])
-        self.source.cursor = int(state["cursor"])
         self.played = set(state["played"])
+        self.episodes, self.empty_steps = int(state["episodes"]), int(state["empty_steps"])
+        self.skipped_steps = int(state["skipped_steps"])
+        self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
+        self.curriculum.load_state(state["curriculum"])
+        self.health.load_state(state["health"])
+        if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
+            load_weights(self.player.model, folder)  # the critic's network was made of the model at the start
         self.learner.load_state(state["learner"])
 
 
@@ -182,13 +359,16 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     if not played:
         return metrics
     turns = [turn for episode in played for turn in episode.turns]
+    finished = Counter(turn.finish_reason for turn in turns)
     metrics |= {
         "train/success": float(np.mean([episode.success for episode in played])),
         "train/score": float(np.mean([episode.score for episode in played])),
         "train/num_turns": len(turns) / len(played),
         "train/num_actions": sum(len(turn.executed) for turn in turns) / len(played),
         "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
-        "train/cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])),
+        "train/valid_rate": float(np.mean([bool(turn.executed) for turn in turns])),
+        "train/cut_off": finished["length"] / len(turns),
+        "train/repetition": repetition(played),
         "train/response_tokens": sum(sum(s.mask) for e in played for s in e.sequences) / len(turns),
     }
     return metrics
@@ -198,15 +378,17 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
     """Stage 3 for one arm, from the model at ``start`` or, with ``resume``, from the last checkpoint in ``out``.
 
     Returns:
-        what the stage records: the final model (relative to ``out``), the keys of the worlds used.
+        what the stage records: the model that counts, the last and the best one kept (relative to ``out``), the keys of the worlds.
 
     Raises:
         ValueError: as ``PPOTrainer``, and for a model that cannot be loaded.
     """
     found = latest_checkpoint(out) if resume else None
-    player = Player.load(cfg, str(found[1]) if found else start)
+    adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # they are put on the model as it was at the start
+    player = Player.load(cfg, str(found[1]) if found and not adapters else start)
     task = make_task(cfg, state_format=arm.state_format)
-    probe = make_task(cfg, state_format=arm.state_format, prompt="world_model") if arm.sft else None
+    knows = arm.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
+    probe = make_task(cfg, state_format=arm.state_format, prompt="world_model") if knows else None
     with progress(cfg.ppo.steps, f"PPO, arm {arm.name}") as bar:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -214,9 +396,14 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
                 1, **{name: metrics[f"train/{name}"] for name in ("success", "score") if f"train/{name}" in metrics}
             )
 
-        trainer = PPOTrainer(cfg, player, task, out, log, probe, on_step)
+        trainer = PPOTrainer(cfg, player, task, out, log, probe, on_step, start)
         if found:
             bar.advance(min(found[0], cfg.ppo.steps))
-        last = trainer.train(resume=resume)
+        model = trainer.train(resume=resume)
     worlds = {"train": sorted(trainer.played), "val": sorted({world.content for world in trainer.val_worlds})}
-    return {"model": str(last.relative_to(out)), "worlds": worlds}
+    result: dict[str, Any] = {"model": str(model.relative_to(out)), "worlds": worlds}
+    result["last"] = str(checkpoint_folder(out, trainer.step).relative_to(out))
+    best = trainer.best_checkpoint()
+    if best is not None:
+        result |= {"best": str(best.relative_to(out)), "best_score": trainer.best_score}
+    return result

@@ -1,7 +1,7 @@
 """Configs by name: the packaged YAML files composed by Hydra into the dataclasses of ``schema``. Imports no torch.
 
-A config is a chain: ``conf/base.yaml``, then one file of the group ``env``, then one of the group ``model`` (which may
-set any block, since a model needs more than its path), then ``key=value`` settings.
+A config is a chain: ``conf/base.yaml``, then one file of each group: ``env``, ``model`` (which may set any block, since a model
+needs more than its path), ``engine``, ``algorithm`` (of stage 3); then ``key=value`` settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spa.runs.schema import ArmConfig, Config, EnvConfig
 from spa.runs.validate import choose, validate, validate_arm
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
-GROUPS = ("env", "model", "engine")
+GROUPS = ("env", "model", "engine", "algorithm")
 _SUFFIXES = (".yaml", ".yml")
 
 

@@ -28,6 +28,9 @@ _FREE = (
     "engine.retries",
     "engine.requests_per_minute",
     "sft.memory_check",
+    "ppo.on_collapse",
+    "ppo.collapse_patience",
+    "ppo.keep_checkpoints",
 )
 _STAGES = ("generate", "sft", "ppo")  # what `run` does as well
 

@@ -94,7 +94,7 @@ class SelfPlayConfig:
     filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
     success_only: bool = False  # keep rows of won episodes only
     deduplicate: bool = False  # drop rows with the same prompt and response
-    balance: str = "none"  # none | actions | turn | success: no class has more rows than the median class
+    balance: str = "none"  # none | actions | turn | success: no class has more rows than the median of their sizes
     val_fraction: float = 0.2  # of the episodes
 
 
@@ -137,32 +137,67 @@ class SFTConfig:
 
 @dataclass
 class PPOConfig:
-    """Stage 3. Defaults are the original's (RAGEN and verl); conf/model/tiny.yaml has what a tiny model needs."""
+    """Stage 3 (docs/algorithms.md). Defaults are the original's (RAGEN and verl); conf/model/tiny.yaml has a tiny model's."""
 
     steps: int = 1000
     groups: int = 32  # worlds per step
     group_size: int = 8  # episodes per world
-    filter_ratio: float = 0.25  # share of groups kept, those with the largest standard deviation of reward; 1 = off
-    epochs: int = 1  # passes over a batch
-    mini_batches: int = 1  # optimizer steps per pass
-    micro_batch_tokens: int = 8192
-    gamma: float = 1.0
-    lam: float = 1.0
+    start: str | None = None  # where RL starts: a checkpoint, a stage's folder or a hub name; null = as the arm says
+
+    # Which groups are trained on
+    filter: str = "std"  # std | std_rev | max_mean | top_p (by the spread of a group's scores) | off
+    filter_ratio: float = 0.25  # share of the groups that is kept (top_p: of the sum of their variances); 1 = all
+    dynamic_groups: int = 0  # play on until so many groups have episodes of different scores; 0 = off
+    dynamic_rounds: int = 4  # most rounds of `groups` worlds that a step plays for dynamic_groups
+
+    # Rewards
     reward_placement: str = (
         "end"  # end (the episode's reward on its last sampled token) | turn (each turn's on its own)
     )
     reward_scale: float = 1.0
-    whiten_advantages: bool = True
+    reward_norm: str = (
+        "identity"  # identity | mean | mean_std | asym_clip: of the episodes' scores; needs placement end
+    )
+    reward_norm_by: str = "state"  # state (within a group) | inductive (within a task's tag) | batch
+    observation_reward: float = 0.0  # a turn's reward for an observation that is right (the vagen arm)
+    prediction_reward: float = 0.0  # the same for its prediction
+    state_match: str = "exact"  # exact | cells (share of the grid that is right) | changed (of the cells that changed)
+    kl_reward_coef: float = 0.0  # KL to the reference model, taken from the reward of every token
+    kl_reward_estimator: str = "k1"  # k1 | k2 | k3
+    kl_loss_coef: float = 0.0  # KL to the reference model, in the loss
+    kl_loss_estimator: str = "k3"  # k1 | k2 | k3
+    reference: str | None = None  # the reference model, loaded only if a coefficient is not 0; null = where RL starts
+
+    # Advantages
+    estimator: str = "gae"  # or turn_gae, bi_level_gae[_ragen], grpo, dr_grpo, rloo, reinforce_plus_plus[_baseline]
+    gamma: float = 1.0  # per trained token (turn_gae: per turn)
+    lam: float = 1.0
+    high_level_gamma: float = 0.95  # per turn, bi_level_gae only
+    whiten_advantages: bool | None = None  # null = as the estimator is defined: all but grpo, dr_grpo and rloo
+
+    # Loss
+    epochs: int = 1  # passes over a batch
+    mini_batches: int = 1  # optimizer steps per pass
+    target_kl: float = (
+        0.0  # no further step on a batch once a mini-batch is so far from the policy that played; 0 = off
+    )
+    loss_mask: str = (
+        "sampled"  # sampled | answer (tokens of the answer span) | all (context too; the original's default)
+    )
+    loss_aggregation: str = (
+        "token-mean"  # token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm
+    )
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 3.0  # 0 = off
     value_clip: float = 0.5  # 0 = off
     value_coef: float = 1.0
     entropy_coef: float = 0.001
-    loss_mask: str = (
-        "sampled"  # sampled | answer (tokens of the answer span) | all (context too; the original's default)
-    )
-    critic: str = "model"  # model (a second network) | head (a value head on the actor's hidden states)
+    world_model_coef: float = 0.0  # auxiliary loss on the true states of the turns just played; 0 = off
+    world_model_fraction: float = 0.25  # share of these turns that it uses
+
+    # Optimisation
+    critic: str = "model"  # model (a network of its own) | head (on the actor's trunk, which it trains too) | detached_head | none
     actor_lr: float = 1e-6
     critic_lr: float = 1e-5
     warmup_steps: int = 0  # optimizer steps of linear warm-up
@@ -171,13 +206,48 @@ class PPOConfig:
     adam_eps: float = 1e-8
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    lora_rank: int = 0  # of the actor; 0 = all its weights are trained
+    critic_lora_rank: int = 0  # of a critic with a network of its own
+    lora_alpha: float = 64.0
+    lora_dropout: float = 0.0
+    lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])  # names of linear layers, or all-linear
+    micro_batch_tokens: int = 8192  # tokens per forward pass
+    packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
+    precision: str = "float32"  # float32 | bfloat16: of the matrix products of the update (autocast)
+
+    # Validation and checkpoints
     val_every: int = 10  # steps; 0 = never
     val_before_train: bool = True
     val_worlds: int = 128
     val_samples: int = 1  # episodes per validation world
+    use: str = "last"  # last | best (by validation Pass@1): the checkpoint that is evaluated
     save_every: int = 100  # steps; the last step is always saved
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = 2  # the newest; with use=best the best is kept besides
     log_episodes: int = 8  # training episodes written per step
+
+    # What counts as a collapse: true for so many steps in a row
+    on_collapse: str = (
+        "stop"  # stop (naming the last good checkpoint) | continue (a warning; a non-finite step is left out)
+    )
+    collapse_patience: int = 5
+    min_valid_rate: float = 0.05  # share of turns with a valid action, once it was twice as high; 0 = off
+    max_repetition: float = 0.5  # share of responses that end in a loop of at most eight tokens; 1 = off
+    min_entropy: float = 0.0  # nats a token; 0 = off
+
+
+@dataclass
+class CurriculumConfig:
+    """Which worlds stage 3 trains on. Validation and evaluation always play the run's own."""
+
+    mixture: dict[str, float] = field(
+        default_factory=dict
+    )  # configs (as `env=NAME`) and their weights; empty = the run's own
+    levels: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # `env.settings` of easier worlds that come before the run's own
+    threshold: float = 0.7  # training success at which the next level begins
+    window: int = 3  # steps over which it is measured
+    rehearsal: float = 0.0  # share of the worlds that is drawn from levels already passed
 
 
 @dataclass
@@ -232,6 +302,7 @@ class Config:
     selfplay: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     seeds: SeedConfig = field(default_factory=SeedConfig)
     arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])

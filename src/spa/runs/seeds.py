@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE = range(1, 7)
+SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY = range(1, 8)
 
 
 def stream_seed(run: int, purpose: int, step: int) -> int:

@@ -29,9 +29,30 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sft.precision": ("float32", "bfloat16"),
     "sft.schedule": ("cosine", "wsd", "constant"),
     "sft.use": ("last", "best"),
+    "ppo.filter": ("std", "std_rev", "max_mean", "top_p", "off"),
     "ppo.reward_placement": ("end", "turn"),
+    "ppo.reward_norm": ("identity", "mean", "mean_std", "asym_clip"),
+    "ppo.reward_norm_by": ("state", "inductive", "batch"),
+    "ppo.state_match": ("exact", "cells", "changed"),
+    "ppo.kl_reward_estimator": ("k1", "k2", "k3"),
+    "ppo.kl_loss_estimator": ("k1", "k2", "k3"),
+    "ppo.estimator": (
+        "gae",
+        "turn_gae",
+        "bi_level_gae",
+        "bi_level_gae_ragen",
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+    ),
     "ppo.loss_mask": ("sampled", "answer", "all"),
-    "ppo.critic": ("model", "head"),
+    "ppo.loss_aggregation": ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
+    "ppo.critic": ("model", "head", "detached_head", "none"),
+    "ppo.precision": ("float32", "bfloat16"),
+    "ppo.use": ("last", "best"),
+    "ppo.on_collapse": ("stop", "continue"),
 }
 
 _INFINITY = math.inf
@@ -83,18 +104,27 @@ RANGES: dict[str, tuple[float, float]] = {
     "ppo.groups": (1, _INFINITY),
     "ppo.group_size": (1, _INFINITY),
     "ppo.filter_ratio": (0, 1),
-    "ppo.epochs": (1, _INFINITY),
-    "ppo.mini_batches": (1, _INFINITY),
-    "ppo.micro_batch_tokens": (1, _INFINITY),
+    "ppo.dynamic_groups": (0, _INFINITY),
+    "ppo.dynamic_rounds": (1, _INFINITY),
+    "ppo.reward_scale": (0, _INFINITY),
+    "ppo.observation_reward": (0, _INFINITY),
+    "ppo.prediction_reward": (0, _INFINITY),
+    "ppo.kl_reward_coef": (0, _INFINITY),
+    "ppo.kl_loss_coef": (0, _INFINITY),
     "ppo.gamma": (0, 1),
     "ppo.lam": (0, 1),
-    "ppo.reward_scale": (0, _INFINITY),
+    "ppo.high_level_gamma": (0, 1),
+    "ppo.epochs": (1, _INFINITY),
+    "ppo.mini_batches": (1, _INFINITY),
+    "ppo.target_kl": (0, _INFINITY),
     "ppo.clip_low": (0, 1),
     "ppo.clip_high": (0, _INFINITY),
     "ppo.dual_clip": (0, _INFINITY),
     "ppo.value_clip": (0, _INFINITY),
     "ppo.value_coef": (0, _INFINITY),
     "ppo.entropy_coef": (0, _INFINITY),
+    "ppo.world_model_coef": (0, _INFINITY),
+    "ppo.world_model_fraction": (0, 1),
     "ppo.actor_lr": (0, _INFINITY),
     "ppo.critic_lr": (0, _INFINITY),
     "ppo.warmup_steps": (0, _INFINITY),
@@ -102,12 +132,24 @@ RANGES: dict[str, tuple[float, float]] = {
     "ppo.adam_eps": (0, _INFINITY),
     "ppo.weight_decay": (0, _INFINITY),
     "ppo.max_grad_norm": (0, _INFINITY),
+    "ppo.lora_rank": (0, _INFINITY),
+    "ppo.critic_lora_rank": (0, _INFINITY),
+    "ppo.lora_alpha": (0, _INFINITY),
+    "ppo.lora_dropout": (0, 0.9),
+    "ppo.micro_batch_tokens": (1, _INFINITY),
     "ppo.val_every": (0, _INFINITY),
     "ppo.val_worlds": (1, _INFINITY),
     "ppo.val_samples": (1, _INFINITY),
     "ppo.save_every": (0, _INFINITY),
-    "ppo.keep_checkpoints": (1, _INFINITY),
+    "ppo.keep_checkpoints": (0, _INFINITY),
     "ppo.log_episodes": (0, _INFINITY),
+    "ppo.collapse_patience": (1, _INFINITY),
+    "ppo.min_valid_rate": (0, 1),
+    "ppo.max_repetition": (0, 1),
+    "ppo.min_entropy": (0, _INFINITY),
+    "curriculum.threshold": (0, 1),
+    "curriculum.window": (1, _INFINITY),
+    "curriculum.rehearsal": (0, 0.9),
     "eval.worlds": (1, _INFINITY),
     "eval.samples": (1, _INFINITY),
     "eval.bootstrap": (0, _INFINITY),
@@ -127,6 +169,9 @@ _OPEN_LOW = {
     "ppo.clip_high",
     "ppo.adam_eps",
     "ppo.max_grad_norm",
+    "ppo.lora_alpha",
+    "ppo.world_model_fraction",
+    "curriculum.threshold",
 }
 
 
@@ -159,6 +204,7 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
             raise ValueError(f"{key} must be two numbers from 0 to below 1, not {betas}")
     if 0 < cfg.ppo.dual_clip <= 1:
         raise ValueError(f"ppo.dual_clip must be 0 (off) or more than 1, not {cfg.ppo.dual_clip}")
+    _validate_ppo(cfg)
     if not cfg.eval.ks or not all(1 <= k <= cfg.eval.samples for k in cfg.eval.ks):
         raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({cfg.eval.samples}), not {cfg.eval.ks}")
     # An arm of one's own is the path of a file, which is looked at when the arm is loaded.
@@ -167,6 +213,37 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
         raise ValueError(f"arms must name at least one of {', '.join(arm_names)}")
     _each("report.trackers", cfg.report.trackers, lambda tracker: choose("tracker", tracker, TRACKERS))
     _validate_seeds(cfg.seeds)
+
+
+# Estimators that need a critic, and those that compare the episodes of a group.
+_WITH_VALUES = ("gae", "turn_gae", "bi_level_gae", "bi_level_gae_ragen")
+_WITH_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+
+
+def _validate_ppo(cfg: Config) -> None:
+    ppo, curriculum = cfg.ppo, cfg.curriculum
+    if ppo.critic == "none" and ppo.estimator in _WITH_VALUES:
+        raise ValueError(
+            f"ppo.estimator={ppo.estimator} needs a critic: set ppo.critic to model, head or detached_head, or "
+            "choose another estimator (algorithm=grpo, rloo, ...)"
+        )
+    if ppo.estimator in _WITH_GROUPS and ppo.group_size < 2:
+        raise ValueError(
+            f"ppo.estimator={ppo.estimator} compares the episodes of a world: ppo.group_size must be 2 or more"
+        )
+    if ppo.reward_norm != "identity" and ppo.reward_placement != "end":
+        raise ValueError(
+            f"ppo.reward_norm={ppo.reward_norm} is of whole episodes' scores: it needs ppo.reward_placement=end"
+        )
+    if ppo.critic_lora_rank and (ppo.critic != "model" or ppo.estimator not in _WITH_VALUES):
+        raise ValueError("ppo.critic_lora_rank needs a critic with a network of its own: ppo.critic=model")
+    if ppo.world_model_coef and not cfg.agent.think:
+        raise ValueError("ppo.world_model_coef trains states in the think block: it needs agent.think=true")
+    if curriculum.mixture and curriculum.levels:
+        raise ValueError("curriculum.mixture and curriculum.levels exclude each other")
+    for name, weight in curriculum.mixture.items():
+        if weight <= 0:
+            raise ValueError(f"curriculum.mixture.{name} must be more than 0, not {weight:g}")
 
 
 def validate_arm(arm: ArmConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
+from spa.models.forward import micro_batches, token_logprobs
 from spa.models.load import load_state, save_model
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, lr_factor, set_lr
-from spa.models.packing import Layout, enable_packing, packed_hidden_states
+from spa.models.packing import enable_packing
+from spa.models.rows import TokenRows, autocast
 from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from spa.runs.progress import note
 from spa.runs.schema import SFTConfig
@@ -41,37 +41,9 @@ def loss_sums(
     for group in micro_batches(lengths, max_tokens):
         chosen = [examples[i] for i in group]
         with autocast(model, precision):
-            hidden_ND, targets_N = (_packed if packing else _padded)(model, chosen)
-            logprobs_N, _ = token_logprobs(model, hidden_ND, targets_N)
+            rows = TokenRows.of([(e.ids, e.positions) for e in chosen], model.device, packing=packing)
+            logprobs_N, _ = token_logprobs(model, rows.hidden(model), rows.targets_N)
         yield -logprobs_N.sum()
-
-
-def _packed(model: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Hidden states (N, D) that predict the trained tokens, and these tokens (N,)."""
-    ids: list[int] = []
-    trained: list[int] = []
-    for example in examples:
-        trained += [len(ids) + position for position in example.positions]
-        ids += example.ids
-    ids_T = torch.tensor(ids, device=model.device)
-    trained_N = torch.tensor(trained, device=model.device)
-    layout = Layout.of([len(example.ids) for example in examples], model.device)
-    return packed_hidden_states(model, ids_T, layout)[trained_N - 1], ids_T[trained_N]
-
-
-def _padded(model: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """As ``_packed``, with the rows padded on the right to the longest."""
-    ids_BT = pad_right([example.ids for example in examples], device=model.device)
-    chosen_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
-    for row, example in enumerate(examples):
-        chosen_BT[row, example.positions] = True
-    chosen_BT = chosen_BT.to(model.device)
-    return hidden_states(model, ids_BT)[:, :-1][chosen_BT[:, 1:]], ids_BT[chosen_BT]
-
-
-def autocast(model: Any, precision: str) -> AbstractContextManager[Any]:
-    """Matrix products in bfloat16 where ``precision`` says so; weights and sums stay what they are."""
-    return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
 @torch.no_grad()

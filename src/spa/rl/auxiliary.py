@@ -1,0 +1,77 @@
+"""The auxiliary world-model loss of stage 3: the true states of the turns just played, as stage 2 would have trained them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spa.agent.chat import Chat
+from spa.agent.episode import Episode, Turn
+from spa.agent.parse import parse_response
+from spa.agent.play import Play
+from spa.agent.task import Task
+from spa.worldmodel.encode import Example, encode_row, merge_turns
+from spa.worldmodel.groundtruth import Message, Row, ground_truth, rejection
+
+
+def true_response(turn: Turn, style: str = "terse") -> str | None:
+    """What the turn's response would have been with the true state as observation and the true next state as prediction.
+
+    A response that writes both keeps everything else as it is. One in the plain format gets them around its thoughts. None for
+    a response in neither format.
+    """
+    if rejection(turn.response) is None:
+        return ground_truth(turn)
+    parsed = parse_response(turn.response)
+    if not parsed.format_ok or parsed.observation is not None or parsed.prediction is not None:
+        return None
+    start, end = parsed.spans["think"]
+    thoughts = turn.response[start + len("<think>") : end - len("</think>")].strip()
+    start, end = parsed.spans["answer"]
+    gap = " " if style == "paper" else ""
+    return (
+        f"<think>{gap}<observation>{turn.state}</observation>{gap}{thoughts}{gap}<prediction>{turn.next_state}</prediction>{gap}"
+        f"</think>{turn.response[start:end]}"
+    )
+
+
+def world_model_rows(episode: Episode, task: Task) -> list[Row]:
+    """A row for each usable turn, asked with the prompt of ``task`` (prompt mode ``world_model``), earlier turns corrected too."""
+    env = task.make_env()
+    if task.agent.style == "paper":  # the header names this very world's symbols and actions
+        env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
+    play = Play(task, episode, env, header=task.header(env))
+    system: list[Message] = [] if task.system is None else [{"role": "system", "content": task.system}]
+    responses = [true_response(turn, task.agent.style) for turn in episode.turns]
+    rows = []
+    for index, response in enumerate(responses):
+        if response is None:
+            continue
+        first = play.first_shown(index)
+        prompt = list(system)
+        for earlier in range(first, index):
+            prompt.append({"role": "user", "content": play.user_text(earlier, first)})
+            prompt.append({"role": "assistant", "content": responses[earlier] or episode.turns[earlier].response})
+        prompt.append({"role": "user", "content": play.user_text(index, first)})
+        rows.append(Row(episode.task, prompt, response))
+    env.close()
+    return rows
+
+
+def world_model_examples(
+    episodes: Sequence[Episode], tasks: Sequence[Task], chat: Chat, *, fraction: float, rng: np.random.Generator
+) -> list[Example]:
+    """Examples with the loss on the states alone, of ``fraction`` of the episodes (drawn at random, at least one).
+
+    Args:
+        tasks: the world-model task of each episode.
+    """
+    usable = [i for i, episode in enumerate(episodes) if episode.status != "error" and episode.turns]
+    if not usable:
+        return []
+    count = max(1, round(fraction * len(usable)))
+    chosen = sorted(rng.choice(usable, size=count, replace=False).tolist())
+    rows = [row for i in chosen for row in world_model_rows(episodes[i], tasks[i])]
+    examples = [encode_row(row, chat, loss="state", train_end=False) for row in rows]
+    return merge_turns([example for example in examples if example.positions])

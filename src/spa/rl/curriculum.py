@@ -1,0 +1,100 @@
+"""Which worlds stage 3 trains on: the run's own, a weighted mixture of several tasks, or levels of growing difficulty."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from spa.agent.player import make_task
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource
+from spa.runs.config import env_block
+from spa.runs.schema import Config
+
+Batch = list[tuple[int, list[World]]]
+"""Index of a task and worlds of it."""
+
+
+def training_tasks(cfg: Config, *, state_format: str | None = None, prompt: str | None = None) -> list[Task]:
+    """The tasks that stage 3 trains on: those of the mixture; or the levels, easiest first, and the run's own; or that alone.
+
+    Raises:
+        ValueError: an unknown config, or a setting that a world does not take.
+    """
+    mixture, levels = cfg.curriculum.mixture, cfg.curriculum.levels
+    if mixture:
+        blocks = [env_block(name) for name in mixture]
+    else:
+        blocks = [dataclasses.replace(cfg.env, settings={**cfg.env.settings, **level}) for level in levels]
+        blocks.append(cfg.env)
+    configs = [dataclasses.replace(cfg, env=block) for block in blocks]
+    return [make_task(one, state_format=state_format, prompt=prompt) for one in configs]
+
+
+class Curriculum:
+    """Deals out training worlds, task by task, each from its own training split.
+
+    Shares are exact in the long run and depend on nothing but what was dealt before: the next world is of the task that is
+    farthest behind its share.
+    """
+
+    def __init__(self, cfg: Config, tasks: list[Task]) -> None:
+        self.config = cfg.curriculum
+        self.tasks = tasks
+        self.sources = [WorldSource(task, "train", cfg.seeds.train) for task in tasks]
+        self.level = 0
+        self.history: list[float] = []
+        self.dealt = [0] * len(tasks)
+
+    @property
+    def by_level(self) -> bool:
+        return bool(self.config.levels)
+
+    def shares(self) -> list[float]:
+        """Share of each task in what is dealt now."""
+        if self.config.mixture:
+            total = sum(self.config.mixture.values())
+            return [weight / total for weight in self.config.mixture.values()]
+        shares = [0.0] * len(self.tasks)
+        rehearsal = self.config.rehearsal if self.level else 0.0
+        shares[self.level] = 1.0 - rehearsal
+        for earlier in range(self.level):
+            shares[earlier] = rehearsal / self.level
+        return shares
+
+    def take(self, count: int) -> Batch:
+        """``count`` worlds, grouped by task."""
+        shares = self.shares()
+        wanted = [0] * len(self.tasks)
+        for _ in range(count):
+            total = sum(self.dealt) + 1
+            index = max(range(len(shares)), key=lambda i: (shares[i] * total - self.dealt[i], shares[i], -i))
+            self.dealt[index] += 1
+            wanted[index] += 1
+        return [(index, self.sources[index].take(number)) for index, number in enumerate(wanted) if number]
+
+    def observe(self, success: dict[int, float]) -> None:
+        """Takes in the training success of each task in a step; the next level begins where the current one is mastered."""
+        if not self.by_level or self.level not in success:
+            return
+        self.history = [*self.history, success[self.level]][-self.config.window :]
+        mastered = len(self.history) == self.config.window and sum(self.history) >= self.config.threshold * len(
+            self.history
+        )
+        if mastered and self.level + 1 < len(self.tasks):
+            self.level += 1
+            self.history = []
+            self.dealt = [0] * len(self.tasks)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "cursors": [source.cursor for source in self.sources],
+            "level": self.level,
+            "history": list(self.history),
+            "dealt": list(self.dealt),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for source, cursor in zip(self.sources, state["cursors"], strict=True):
+            source.cursor = int(cursor)
+        self.level, self.history, self.dealt = int(state["level"]), list(state["history"]), list(state["dealt"])

@@ -1,0 +1,94 @@
+"""Which groups of a batch are trained on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spa.agent.episode import Episode
+
+FILTERS = ("std", "std_rev", "max_mean", "top_p", "off")
+_EQUAL = 1e-9  # scores that differ by less are equal
+
+Groups = dict[int, list[int]]
+
+
+def group_indices(episodes: Sequence[Episode]) -> Groups:
+    """Indices of the usable episodes by group, in order; failed ones (``status="error"``) are left out."""
+    groups: Groups = defaultdict(list)
+    for index, episode in enumerate(episodes):
+        if episode.status != "error":
+            groups[episode.group].append(index)
+    return dict(groups)
+
+
+def informative(groups: Groups, scores: Sequence[float]) -> list[int]:
+    """The groups whose episodes do not all score alike: those that a group's baseline leaves anything to learn from."""
+    return [group for group, members in groups.items() if np.ptp([scores[i] for i in members]) > _EQUAL]
+
+
+def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:
+    """The groups that are kept, in their order.
+
+    * ``std``: the ``int(ratio * groups)`` (at least one) with the largest standard deviation of the score (RAGEN's default);
+    * ``std_rev``: those with the smallest;
+    * ``max_mean``: those in which the best episode is farthest above the mean;
+    * ``top_p``: the fewest groups, largest variance first, that together have ``ratio`` of the sum of all variances; none if no
+      group's scores differ;
+    * ``off``: all.
+
+    Ties go to the earlier group. ``ratio`` 1 keeps all (``top_p``: all whose scores differ).
+
+    Raises:
+        ValueError: unknown kind, or a ratio that is not in (0, 1].
+    """
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ppo.filter_ratio must be in (0, 1], not {ratio}")
+    if kind not in FILTERS:
+        raise ValueError(f"unknown ppo.filter {kind!r}; choose one of {', '.join(FILTERS)}")
+    if kind == "off" or not groups:
+        return list(groups)
+    values = {group: np.array([scores[i] for i in members]) for group, members in groups.items()}
+    if kind == "top_p":
+        chosen = _nucleus({group: float(np.var(value)) for group, value in values.items()}, ratio)
+    else:
+        key = {group: _spread(value, kind) for group, value in values.items()}
+        chosen = set(sorted(groups, key=lambda group: -key[group])[: max(1, int(ratio * len(groups)))])
+    return [group for group in groups if group in chosen]
+
+
+def _spread(scores: np.ndarray[Any, Any], kind: str) -> float:
+    if kind == "max_mean":
+        return float(scores.max() - scores.mean())
+    return float(scores.std()) * (-1 if kind == "std_rev" else 1)
+
+
+def _nucleus(variances: dict[int, float], share: float) -> set[int]:
+    total = sum(variances.values())
+    chosen: set[int] = set()
+    reached = 0.0
+    for group in sorted(variances, key=lambda group: -variances[group]):
+        if variances[group] <= _EQUAL**2 or reached >= share * total * (1 - 1e-12):
+            break
+        chosen.add(group)
+        reached += variances[group]
+    return chosen
+
+
+def filter_metrics(groups: Groups, scores: Sequence[float], chosen: Sequence[int]) -> dict[str, float]:
+    """``rollout/in_group_{std,max,mean}`` over all groups, ``rollout/chosen_in_group_*`` over those kept, ``rollout/kept`` (share
+    of the groups), ``rollout/zero_std`` (share of groups whose scores are all equal). Names are RAGEN's where it has one."""
+    if not groups:
+        return {"rollout/kept": 0.0}
+    values = {group: np.array([scores[i] for i in members]) for group, members in groups.items()}
+    metrics: dict[str, float] = {}
+    for name, of in (("std", np.std), ("max", np.max), ("mean", np.mean)):
+        metrics[f"rollout/in_group_{name}"] = float(np.mean([of(value) for value in values.values()]))
+        if chosen:
+            metrics[f"rollout/chosen_in_group_{name}"] = float(np.mean([of(values[group]) for group in chosen]))
+    metrics["rollout/kept"] = len(chosen) / len(groups)
+    metrics["rollout/zero_std"] = float(np.mean([np.ptp(value) <= _EQUAL for value in values.values()]))
+    return metrics

@@ -1,0 +1,90 @@
+"""Is the policy still one? Signs of collapse, watched over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spa.agent.episode import Episode
+from spa.runs.schema import PPOConfig
+
+_PERIODS = 8  # tokens of the longest loop that is looked for
+_LOOP = 16  # tokens that a loop must at least fill
+_TIMES = 4  # times that it must at least run
+
+
+class TrainingCollapsed(ValueError):
+    """The policy has stopped to play."""
+
+
+def loops(ids: Sequence[int]) -> bool:
+    """Whether a response ends in a loop: at most eight tokens over and over, four times at least and for 16 tokens."""
+    for period in range(1, _PERIODS + 1):
+        length = max(_LOOP, _TIMES * period)
+        tail = list(ids[-length:])
+        if len(tail) == length and tail[period:] == tail[:-period]:
+            return True
+    return False
+
+
+def repetition(episodes: Sequence[Episode]) -> float:
+    """Share of the responses that were cut off in the middle of a loop."""
+    looping = turns = 0
+    for episode in episodes:
+        turns += len(episode.turns)
+        cut = {turn.index for turn in episode.turns if turn.finish_reason == "length"}
+        for sequence in episode.sequences if cut else ():
+            responses: dict[int, list[int]] = {index: [] for index in cut}
+            for token, sampled, turn in zip(sequence.ids, sequence.mask, sequence.turns, strict=True):
+                if sampled and turn in cut:
+                    responses[turn].append(token)
+            looping += sum(map(loops, responses.values()))
+    return looping / turns if turns else 0.0
+
+
+@dataclass
+class Health:
+    """Watches ``train/valid_rate``, ``train/repetition`` and ``losses/entropy``.
+
+    ``sick`` counts the steps in a row in which something was wrong; ``healthy_step`` is the last one before them. The valid rate
+    counts only after it was twice the floor once: a base model may start below.
+    """
+
+    config: PPOConfig
+    sick: int = 0
+    healthy_step: int = 0
+    best_valid: float = 0.0
+    reason: str = field(default="", init=False)
+
+    def observe(self, step: int, metrics: dict[str, float]) -> bool:
+        """Takes in a step's metrics; True once they have been bad for ``collapse_patience`` steps (``reason`` says how)."""
+        signs = self._signs(metrics)
+        if not signs:
+            self.sick, self.healthy_step = 0, step
+            return False
+        self.sick += 1
+        self.reason = " and ".join(signs)
+        return self.sick >= self.config.collapse_patience
+
+    def _signs(self, metrics: dict[str, float]) -> list[str]:
+        config, signs = self.config, []
+        valid = metrics.get("train/valid_rate")
+        if valid is not None:
+            self.best_valid = max(self.best_valid, valid)
+            if valid < config.min_valid_rate <= self.best_valid / 2:
+                signs.append(f"only {valid:.1%} of the turns have a valid action (ppo.min_valid_rate)")
+        looping = metrics.get("train/repetition", 0.0)
+        if looping > config.max_repetition:
+            signs.append(f"{looping:.1%} of the responses end in a loop (ppo.max_repetition)")
+        entropy = metrics.get("losses/entropy")
+        if entropy is not None and entropy < config.min_entropy:
+            signs.append(f"the entropy is {entropy:.2g} nats a token (ppo.min_entropy)")
+        return signs
+
+    def state(self) -> dict[str, Any]:
+        return {"sick": self.sick, "healthy_step": self.healthy_step, "best_valid": self.best_valid}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.sick, self.healthy_step = int(state["sick"]), int(state["healthy_step"])
+        self.best_valid = float(state["best_valid"])
