@@ -27,6 +27,10 @@ class Completion:
     finish_reason: str
 
 
+class BrokenModel(ValueError):
+    """The model's logits are not finite: its weights are damaged or have diverged."""
+
+
 class Engine(Protocol):
     """Writes the text of an agent: continues token sequences."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spa.engines.base import Completion, check_sampling
+from spa.engines.base import BrokenModel, Completion, check_sampling
 from spa.runs.schema import SamplingConfig
 
 
@@ -27,6 +28,7 @@ class TransformersEngine:
 
         Raises:
             ValueError: an empty context, or sampling values out of range.
+            BrokenModel: logits that are not finite.
         """
         check_sampling(sampling)
         if any(not context for context in contexts):
@@ -42,6 +44,8 @@ class TransformersEngine:
             batch = self._batch([contexts[i] for i in chosen], sampling, stop_ids, generator)
             out.update(zip(chosen, batch, strict=True))
         self.model.train(was_training)
+        if any(math.isnan(score) for completion in out.values() for score in completion.logprobs):
+            raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
         return [out[i] for i in range(len(contexts))]
 
     def _batch(
@@ -119,7 +123,9 @@ def sample(logits_BV: Tensor, sampling: SamplingConfig, generator: torch.Generat
         logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
     else:
         logprobs_BV = torch.log_softmax(logits_BV / sampling.temperature, dim=-1)
-        probs_BV = _truncate(logprobs_BV.exp(), sampling)
+        # A row of logits that are not finite has no distribution (on CUDA drawing from it kills the process): any token will do.
+        broken_B1 = logprobs_BV[:, :1].isnan()
+        probs_BV = _truncate(logprobs_BV.exp().masked_fill(broken_B1, 1.0), sampling)
         token_B = torch.multinomial(probs_BV, 1, generator=generator).squeeze(-1)
     return token_B, logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1)
 

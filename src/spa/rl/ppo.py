@@ -68,6 +68,12 @@ class Learner:
         """Whether values are read from the actor's hidden states."""
         return self.critic is not None and self.critic.network is None
 
+    def train(self, mode: bool = True) -> None:
+        """Turns dropout on or off."""
+        self.actor.train(mode)
+        if self.critic is not None:
+            self.critic.train(mode)
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the actor's weights."""
         state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
@@ -122,10 +128,12 @@ def update(
     config = learner.config
     by_episode = build_rows(episodes, chat, config.loss_mask)
     rows = [row for group in by_episode for row in group]
+    learner.train(False)  # what the steps are compared with has no dropout
     metrics = score_tokens(learner, rows, recompute=needs_recompute(learner))
     metrics |= set_advantages(by_episode, episodes, config)
 
     sums = _Sums()
+    learner.train()
     with torch.random.fork_rng(devices=[learner.actor.device] if learner.actor.device.type == "cuda" else []):
         seed = int(rng.integers(2**63))
         torch.manual_seed(seed)  # of dropout, where there is some

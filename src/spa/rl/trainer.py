@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from spa.agent.episode import Episode, write_episodes
+from spa.agent.episode import Episode, read_episodes, write_episodes
 from spa.agent.player import Player, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
-from spa.evaluate.probe import measure_episodes
+from spa.engines.base import BrokenModel
+from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
+from spa.evaluate.world_model import world_model_metrics
 from spa.models.load import load_model, load_state, load_weights, save_model
 from spa.models.lora import add_lora
 from spa.rl.auxiliary import world_model_examples
@@ -133,6 +135,22 @@ class PPOTrainer:
         self.player.model.train()
         if self.step == 0 and config.val_every and config.val_before_train:
             self.log(0, self.validate())
+        try:
+            self._loop()
+        except BrokenModel as error:
+            # A checkpoint of this very step would be as broken.
+            raise TrainingDiverged(
+                f"training diverged at step {self.step}: {error}; {self._last_good(self.step)}. Lower ppo.actor_lr or "
+                "ppo.max_grad_norm"
+            ) from error
+        last = checkpoint_folder(self.out, self.step)
+        if not last.is_dir():
+            self._save()
+        best = self.best_checkpoint()
+        return best if config.use == "best" and best is not None else last
+
+    def _loop(self) -> None:
+        config = self.config.ppo
         while self.step < config.steps:
             metrics = self._one_step()
             done = self.step == config.steps
@@ -147,11 +165,6 @@ class PPOTrainer:
             regular = config.save_every and self.step % config.save_every == 0
             if done or regular or (improved and config.use == "best"):
                 self._save()
-        last = checkpoint_folder(self.out, self.step)
-        if not last.is_dir():
-            self._save()
-        best = self.best_checkpoint()
-        return best if config.use == "best" and best is not None else last
 
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best validation Pass@1, if it was kept."""
@@ -302,7 +315,8 @@ class PPOTrainer:
         return f"the last good checkpoint is {good[-1]}" if good else "no good checkpoint was saved before"
 
     def validate(self) -> dict[str, float]:
-        """Plays the validation worlds; metrics ``val/*`` and, with a probe, ``world_model/*`` and ``calibration/*``."""
+        """Plays the validation worlds; metrics ``val/*``, and with a probe ``world_model/*`` of what the policy writes when asked
+        and ``calibration/*`` of what it finds likely, on turns that stay the same."""
         config = self.config
         started = time.perf_counter()
         # One seed for all validations: differences between steps are the policy's, as far as sampling allows.
@@ -316,8 +330,22 @@ class PPOTrainer:
         if self.probe is not None and config.eval.world_model_worlds and self.validations:
             chosen = self.validations[0][2][: config.eval.world_model_worlds]
             probed = self.player.play(self.probe, chosen, samples=1, seed=seed)
-            metrics |= measure_episodes(config, self.player, self.probe, probed, [], config.seeds.run)
+            metrics |= world_model_metrics(probed, self.probe.make_env().legal)
+            metrics |= calibration_metrics(
+                self.player.model,
+                self.player.chat,
+                self.probe.make_env,
+                self._known_turns(probed),
+                seed=config.seeds.run,
+            )
         return metrics | {"time/val_s": time.perf_counter() - started}
+
+    def _known_turns(self, probed: list[Episode]) -> list[Episode]:
+        """The probe's episodes at the first validation: what is judged stays the same, whatever the policy writes by now."""
+        path = self.out / "probe.jsonl"
+        if not path.is_file():
+            write_episodes(path, probed)
+        return list(read_episodes(path))
 
     def _save(self) -> None:
         state: dict[str, Any] = {

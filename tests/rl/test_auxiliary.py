@@ -1,0 +1,115 @@
+"""The auxiliary world-model loss trains what stage 2 would have trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spa.agent.episode import Turn
+from spa.agent.parse import parse_response
+from spa.agent.worlds import World
+from spa.rl.auxiliary import true_response, world_model_examples, world_model_rows
+from spa.worldmodel.encode import encode_row, encode_rows, merge_turns
+from spa.worldmodel.groundtruth import rejection, rows_of
+from tests.scripted import CHAT, Scripted, lake_task, tiny_player
+
+BOTH = "<observation>wrong</observation>I go.<prediction>wrong too</prediction></think><answer>Up</answer>"
+PLAIN = "I go.</think><answer>Up || Left</answer>"
+WORLDS = [World(s, str(s)) for s in range(3)]
+
+
+def turn(response: str) -> Turn:
+    return Turn(0, "before\n_P", "user", response, "after\nP_")
+
+
+@pytest.mark.parametrize("style", ["terse", "paper"])
+def test_a_plain_response_gets_the_true_states_around_its_thoughts(style: str) -> None:
+    text = true_response(turn("<think> I go. </think> <answer>Up || Left</answer>"), style)
+    assert text is not None
+    assert rejection(text) is None
+    parsed = parse_response(text, "world_model")
+    assert parsed.format_ok
+    assert (parsed.observation, parsed.prediction) == ("before\n_P", "after\nP_")
+    assert parsed.actions == ("Up", "Left")
+    assert "I go." in text
+
+
+def test_a_response_that_writes_states_keeps_the_rest() -> None:
+    assert true_response(turn("<think>" + BOTH)) == (
+        "<think><observation>before\n_P</observation>I go.<prediction>after\nP_</prediction></think><answer>Up</answer>"
+    )
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<think>no end",
+        "<think>no answer</think>",
+        "<think><observation>only one</observation></think><answer>Up</answer>",
+        "<think><prediction>a</prediction><observation>b</observation></think><answer>Up</answer>",
+        "<answer>Up</answer>",
+        "",
+    ],
+)
+def test_a_response_in_neither_format_is_left_out(response: str) -> None:
+    assert true_response(turn(response)) is None
+
+
+@pytest.mark.parametrize("window", [0, 1])
+@pytest.mark.parametrize("style", ["terse", "paper"])
+def test_rows_are_those_of_stage_1(window: int, style: str) -> None:
+    """Played with the plain prompt or with the world model's, the row is what self-play would have made of it."""
+    player = tiny_player()
+    player.engine = Scripted(lambda i: BOTH)
+    told = lake_task(window, style)
+    told = type(told)(told.env, type(told.agent)(**{**vars(told.agent), "prompt": "world_model"}), told.max_tokens)
+    plain = lake_task(window, style)
+    lengths = []
+    for episode_told, episode_plain in zip(
+        player.play(told, WORLDS, samples=1, seed=0), player.play(plain, WORLDS, samples=1, seed=0), strict=True
+    ):
+        wanted = [(row.prompt, row.response) for row in rows_of(episode_told, window=window)]
+        assert [(row.prompt, row.response) for row in world_model_rows(episode_told, told)] == wanted
+        assert [(row.prompt, row.response) for row in world_model_rows(episode_plain, told)] == wanted
+        lengths.append(len(wanted))
+    assert max(lengths) > 1
+
+
+def test_examples_train_the_states_alone() -> None:
+    player = tiny_player()
+    player.engine = Scripted(lambda i: PLAIN)
+    task = lake_task(1)
+    episodes = player.play(task, WORLDS, samples=2, seed=0)
+    tasks = [task] * len(episodes)
+    rng = np.random.default_rng(0)
+    examples = world_model_examples(episodes, tasks, CHAT, fraction=1.0, rng=rng)
+    states = [text for episode in episodes for t in episode.turns for text in (t.state, t.next_state)]
+    trained = sorted(CHAT.decode([e.ids[p] for p in e.positions]) for e in examples)
+    wanted = sorted(a + b for a, b in zip(states[::2], states[1::2], strict=True))
+    assert trained == wanted
+    rows = [row for episode in episodes for row in world_model_rows(episode, task)]
+    merged = merge_turns(encode_rows(rows, CHAT, loss="state", train_end=False, max_length=10_000)[0])
+    assert sorted(e.ids for e in examples) == sorted(e.ids for e in merged)
+    assert encode_row(rows[0], CHAT, loss="state", train_end=True).positions  # no end of turn among them
+
+
+def test_a_share_of_the_episodes_is_drawn_and_failed_ones_never() -> None:
+    player = tiny_player()
+    player.engine = Scripted(lambda i: PLAIN)
+    task = lake_task(1)
+    episodes = player.play(task, WORLDS, samples=4, seed=0)
+    for episode in episodes[:6]:
+        episode.status = "error"
+
+    def drawn(fraction: float, seed: int) -> list[list[int]]:
+        rng = np.random.default_rng(seed)
+        return [e.ids for e in world_model_examples(episodes, [task] * 12, CHAT, fraction=fraction, rng=rng)]
+
+    every = drawn(1.0, 0)
+    assert len(every) == sum(len(e.turns) for e in episodes[6:])
+    assert 0 < len(drawn(0.5, 0)) < len(every)
+    assert drawn(0.5, 0) == drawn(0.5, 0)
+    assert drawn(0.01, 0)
+    for episode in episodes:
+        episode.status = "error"
+    assert drawn(1.0, 0) == []

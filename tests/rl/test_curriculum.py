@@ -1,0 +1,140 @@
+"""Mixtures and levels: who is dealt when, from which split, and that a resume deals on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.agent.player import make_task
+from spa.agent.worlds import split_of
+from spa.checks import check_tasks
+from spa.rl.curriculum import Curriculum, training_tasks
+from spa.runs.config import load_config
+from spa.runs.schema import ArmConfig, Config, CurriculumConfig
+from tests.scripted import tiny_config
+
+LEVELS = [{"size": 2, "p": 0.9}, {"size": 3}]
+
+
+def curriculum(cfg: Config) -> Curriculum:
+    return Curriculum(cfg, training_tasks(cfg))
+
+
+def leveled(**more: object) -> Config:
+    cfg = tiny_config()
+    cfg.curriculum = CurriculumConfig(levels=LEVELS, **{"threshold": 0.5, "window": 2, **more})
+    return cfg
+
+
+def mixed(**weights: float) -> Config:
+    cfg = tiny_config()
+    cfg.curriculum.mixture = weights
+    return cfg
+
+
+def counts(one: Curriculum, groups: int) -> dict[int, int]:
+    return {index: len(worlds) for index, worlds in one.take(groups)}
+
+
+def test_without_one_the_runs_own_world_is_played() -> None:
+    cfg = tiny_config()
+    one = curriculum(cfg)
+    ((index, worlds),) = one.take(5)
+    assert (index, len(worlds)) == (0, 5)
+    assert one.tasks == [make_task(cfg)]
+    one.observe({0: 1.0})
+    assert one.level == 0
+
+
+def test_levels_are_the_runs_world_with_other_settings_and_end_with_it() -> None:
+    cfg = leveled()
+    tasks = training_tasks(cfg)
+    assert [task.env.settings["size"] for task in tasks] == [2, 3, 4]
+    assert tasks[-1] == make_task(cfg)
+    assert not any(task.env.settings["is_slippery"] for task in tasks)
+
+
+def test_a_level_is_left_once_it_is_mastered() -> None:
+    one = curriculum(leveled())
+    seen = []
+    for success in (1.0, 0.0, 0.9, 0.9, 0.4, 0.7, 1.0, 1.0):
+        seen.append(one.level)
+        assert set(counts(one, 4)) == {one.level}
+        one.observe({one.level: success})
+    assert seen == [0, 0, 1, 1, 2, 2, 2, 2]  # means of two steps: .5, then .9; the last level stays
+
+
+def test_rehearsal_keeps_earlier_levels() -> None:
+    one = curriculum(leveled(rehearsal=0.5))
+    assert counts(one, 8) == {0: 8}
+    one.level = 1
+    one.dealt = [0, 0, 0]
+    assert counts(one, 8) == {0: 4, 1: 4}
+    one.level = 2
+    one.dealt = [0, 0, 0]
+    assert counts(one, 8) == {0: 2, 1: 2, 2: 4}
+
+
+@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=2), st.lists(st.integers(1, 9), min_size=1, max_size=6))
+@settings(max_examples=20, deadline=None)
+def test_shares_of_a_mixture_are_exact_in_the_long_run(weights: list[float], steps: list[int]) -> None:
+    one = curriculum(mixed(frozen_lake=weights[0], sudoku=weights[1]))
+    for groups in steps:
+        before = list(one.dealt)
+        dealt = counts(one, groups)
+        assert sum(dealt.values()) == groups
+        assert [one.dealt[i] - before[i] for i in (0, 1)] == [dealt.get(0, 0), dealt.get(1, 0)]
+    total = sum(steps)
+    for number, weight in zip(one.dealt, weights, strict=True):
+        assert abs(number - total * weight / sum(weights)) < 1
+
+
+def test_every_world_is_of_the_training_split_and_none_comes_twice_in_a_row() -> None:
+    one = curriculum(mixed(frozen_lake=1, frozen_lake_6x6=2))
+    worlds = [(index, world) for _ in range(3) for index, batch in one.take(6) for world in batch]
+    assert {split_of(world.content) for _, world in worlds} == {"train"}
+    assert len({(index, world.seed) for index, world in worlds}) == 18
+
+
+def test_a_resumed_curriculum_deals_on() -> None:
+    whole, cut = curriculum(leveled(rehearsal=0.3)), curriculum(leveled(rehearsal=0.3))
+    for success in (1.0, 1.0, 0.2):
+        for one in (whole, cut):
+            one.take(5)
+            one.observe({one.level: success})
+    again = curriculum(leveled(rehearsal=0.3))
+    again.load_state(json.loads(json.dumps(cut.state())))
+    assert again.take(7) == whole.take(7)
+    for one in (whole, again):
+        one.observe({one.level: 0.9})
+    assert again.state() == whole.state()
+
+
+@pytest.mark.parametrize(
+    "settings_, message",
+    [
+        (["curriculum.mixture={frozen_lake: 1}", "curriculum.levels=[{size: 3}]"], "exclude each other"),
+        (["curriculum.mixture={frozen_lake: 0}"], r"curriculum\.mixture\.frozen_lake must be more than 0"),
+        (["curriculum.threshold=0"], r"curriculum\.threshold must be more than 0"),
+        (["curriculum.rehearsal=0.95"], r"curriculum\.rehearsal must be from 0 to 0\.9"),
+        (["curriculum.window=0"], r"curriculum\.window must be 1 or more"),
+    ],
+)
+def test_mistakes_in_values(settings_: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config("frozen_lake", settings_)
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("curriculum.mixture={frozen_lak: 1}", "unknown config 'frozen_lak'.*Did you mean 'frozen_lake'"),
+        ("curriculum.levels=[{siz: 3}]", "unknown setting 'siz'"),
+    ],
+)
+def test_mistakes_in_names_are_found_before_anything_is_written(setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_tasks(load_config("frozen_lake", [setting]), [ArmConfig("vanilla")])

@@ -1,0 +1,314 @@
+"""Advantage estimators against naive loops, against each other, and on problems with a known optimum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.rl.advantages import ESTIMATORS, Signal, bi_level_gae, estimate, gae, turn_gae, whiten
+from spa.rl.losses import policy_loss
+from spa.runs.schema import PPOConfig
+from spa.runs.validate import _WITH_GROUPS, _WITH_VALUES, CHOICES
+
+FLOATS = st.floats(-3, 3)
+
+
+@st.composite
+def signals(draw, *, context: bool = False) -> Signal:
+    """An episode of one to four turns of one to four tokens, context tokens between them if asked for."""
+    turns: list[int] = []
+    for turn in range(draw(st.integers(1, 4))):
+        if context:
+            turns += [-1] * draw(st.integers(0, 2))
+        turns += [turn] * draw(st.integers(1, 4))
+    if context:
+        turns += [-1] * draw(st.integers(0, 2))
+    numbers = st.lists(FLOATS, min_size=len(turns), max_size=len(turns))
+    return Signal(np.array(draw(numbers)), np.array(draw(numbers)), turns, draw(st.integers(0, 2)))
+
+
+BATCHES = st.lists(signals(), min_size=1, max_size=6)
+
+
+def loop_gae(rewards, values, gamma: float, lam: float) -> list[float]:
+    following = [*values[1:], 0.0]
+    deltas = [r + gamma * n - v for r, v, n in zip(rewards, values, following, strict=True)]
+    return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, len(deltas))) for t in range(len(deltas))]
+
+
+def test_the_config_knows_the_estimators() -> None:
+    assert set(CHOICES["ppo.estimator"]) == set(ESTIMATORS)
+    assert {name for name, one in ESTIMATORS.items() if one.values} == set(_WITH_VALUES)
+    assert {name for name, one in ESTIMATORS.items() if one.groups} == set(_WITH_GROUPS)
+
+
+# Turn level
+
+
+@given(signals(), st.floats(0, 1), st.floats(0, 1))
+def test_turn_gae_equals_a_loop_over_turns(signal: Signal, gamma: float, lam: float) -> None:
+    advantages, returns = turn_gae(signal, gamma, lam)
+    turns = sorted(set(signal.turns))
+    members = [[i for i, t in enumerate(signal.turns) if t == turn] for turn in turns]
+    rewards = [sum(signal.rewards[i] for i in m) for m in members]
+    values = [signal.values[m[0]] for m in members]
+    expected = loop_gae(rewards, values, gamma, lam)
+    for m, advantage, value in zip(members, expected, values, strict=True):
+        np.testing.assert_allclose(advantages[m], advantage, atol=1e-9)
+        np.testing.assert_allclose(returns[m], advantage + value, atol=1e-9)
+
+
+@given(st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 1))
+def test_with_turns_of_one_token_turn_gae_is_gae(pairs, gamma: float, lam: float) -> None:
+    rewards, values = (np.array(x) for x in zip(*pairs, strict=True))
+    signal = Signal(rewards, values, list(range(len(pairs))))
+    for a, b in zip(turn_gae(signal, gamma, lam), gae(rewards, values, gamma, lam), strict=True):
+        np.testing.assert_allclose(a, b)
+
+
+# Bi-level
+
+
+@given(signals(context=True), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_bi_level_gae_equals_two_nested_loops(signal: Signal, gamma: float, lam: float, high: float) -> None:
+    if max(signal.turns) < 0:
+        return
+    size = len(signal.turns)
+    ends = [i for i in range(size) if signal.turns[i] >= 0 and signal.turns[i] not in signal.turns[i + 1 :]]
+    ends[-1] = size - 1
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    rewards = [sum(signal.rewards[a : b + 1]) for a, b in zip(starts, ends, strict=True)]
+    outer = loop_gae(rewards, [signal.values[end] for end in ends], high, lam)
+    expected: list[float] = []
+    for a, b, advantage in zip(starts, ends, outer, strict=True):
+        inner = [0.0] * (b - a) + [advantage + signal.values[b]]
+        expected += loop_gae(inner, list(signal.values[a : b + 1]), gamma, lam)
+    advantages, returns = bi_level_gae(signal, gamma, lam, high)
+    np.testing.assert_allclose(advantages, expected, atol=1e-9)
+    np.testing.assert_allclose(returns, advantages + signal.values)
+
+
+@given(signals(), st.floats(0, 1))
+def test_with_one_discount_and_lambda_one_both_levels_are_plain_gae(signal: Signal, gamma: float) -> None:
+    """The two passes telescope, if rewards stand where turns end and time within a turn costs nothing."""
+    at_ends = np.zeros(len(signal.rewards))
+    at_ends[signal.turn_ends] = 1.0
+    signal = Signal(at_ends, signal.values, signal.turns)
+    np.testing.assert_allclose(
+        bi_level_gae(signal, 1.0, 1.0, 1.0)[0], gae(signal.rewards, signal.values, 1.0, 1.0)[0], atol=1e-9
+    )
+
+
+def test_a_turns_last_token_gets_the_turns_advantage() -> None:
+    signal = Signal(np.array([0.0, 1.0, 0.0, 2.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])
+    advantages, _ = bi_level_gae(signal, 1.0, 1.0, 0.5)
+    last = 2.0 - 0.4
+    first = (1.0 + 0.5 * 0.4 - 0.2) + 0.5 * last
+    np.testing.assert_allclose(advantages[[1, 3]], [first, last])
+
+
+def ragen_loop(rewards, values, gamma: float, lam: float, high: float) -> list[float]:
+    """RAGEN's code as it is, token by token: turns end where the reward is not 0."""
+    size, running = len(rewards), 0.0
+    ends = [i for i in range(size) if rewards[i]]
+    updated = list(rewards)
+    for number in reversed(range(len(ends))):
+        following = values[ends[number + 1]] if number + 1 < len(ends) else 0.0
+        running = rewards[ends[number]] + high * following - values[ends[number]] + high * lam * running
+        updated[ends[number]] = running + values[ends[number]]
+    advantages, running = [0.0] * size, 0.0
+    for t in reversed(range(size)):
+        if t in ends:
+            following = running = 0.0
+        else:
+            following = values[t + 1]  # RAGEN's IndexError where the last token has no reward
+        running = updated[t] + gamma * following - values[t] + gamma * lam * running
+        advantages[t] = running
+    return advantages
+
+
+@given(signals(), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.data())
+def test_ragens_variant_is_ragens_code(signal: Signal, gamma: float, lam: float, high: float, data) -> None:
+    rewards = np.array([data.draw(st.sampled_from([0.0, 0.0, 1.0, -0.5])) for _ in signal.turns])
+    rewards[-1] = 1.0
+    signal = Signal(rewards, signal.values, signal.turns)
+    config = PPOConfig(
+        estimator="bi_level_gae_ragen", gamma=gamma, lam=lam, high_level_gamma=high, whiten_advantages=False
+    )
+    ((advantages, _),) = estimate([signal], config)
+    np.testing.assert_allclose(advantages, ragen_loop(rewards, signal.values, gamma, lam, high), atol=1e-9)
+
+
+def test_ragens_variant_survives_what_ragen_does_not() -> None:
+    """No reward at the end, or none at all."""
+    for rewards in ([0.0, 1.0, 0.0], [0.0, 0.0, 0.0]):
+        signal = Signal(np.array(rewards), np.array([0.5, 0.25, 0.125]), [0, 0, 1])
+        ((advantages, _),) = estimate([signal], PPOConfig(estimator="bi_level_gae_ragen", whiten_advantages=False))
+        assert np.isfinite(advantages).all()
+    np.testing.assert_allclose(advantages, [-0.5, -0.25, -0.125])
+
+
+def test_a_turn_without_reward_is_a_turn_all_the_same() -> None:
+    """Where RAGEN's code differs from what it means: the first turn's end gets a value target of its own."""
+    signal = Signal(np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])
+    shared = {"high_level_gamma": 0.5, "whiten_advantages": False}
+    ((meant, _),) = estimate([signal], PPOConfig(estimator="bi_level_gae", **shared))
+    ((as_is, _),) = estimate([signal], PPOConfig(estimator="bi_level_gae_ragen", **shared))
+    np.testing.assert_allclose(meant[1], 0.5 * 1.0 - 0.2)
+    np.testing.assert_allclose(as_is[1], 1.0 - 0.2)
+
+
+# Groups
+
+
+def group_scores(batch: list[Signal], signal: Signal) -> list[float]:
+    return [float(sum(other.rewards)) for other in batch if other.group == signal.group]
+
+
+@given(BATCHES)
+def test_group_estimators_equal_loops(batch: list[Signal]) -> None:
+    results = {
+        name: estimate(batch, PPOConfig(estimator=name, whiten_advantages=False))
+        for name in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+    }
+    for number, signal in enumerate(batch):
+        scores, own = group_scores(batch, signal), float(sum(signal.rewards))
+        mean = sum(scores) / len(scores)
+        if len(scores) == 1:
+            expected = {"grpo": own / (1 + 1e-6), "dr_grpo": own, "rloo": own, "reinforce_plus_plus_baseline": own}
+        else:
+            std = (sum((s - mean) ** 2 for s in scores) / (len(scores) - 1)) ** 0.5
+            centred = own - mean
+            expected = {
+                "grpo": centred / (std + 1e-6),
+                "dr_grpo": centred,
+                "rloo": own - (sum(scores) - own) / (len(scores) - 1),
+                "reinforce_plus_plus_baseline": centred,
+            }
+        for name, value in expected.items():
+            advantages, returns = results[name][number]
+            assert len(advantages) == len(signal.rewards)
+            np.testing.assert_allclose(advantages, value, rtol=1e-6, atol=1e-6)
+            np.testing.assert_array_equal(advantages, returns)
+
+
+@given(BATCHES, st.floats(0, 1))
+def test_reinforce_plus_plus_equals_a_double_loop(batch: list[Signal], gamma: float) -> None:
+    results = estimate(batch, PPOConfig(estimator="reinforce_plus_plus", gamma=gamma, whiten_advantages=False))
+    for signal, (advantages, _) in zip(batch, results, strict=True):
+        size = len(signal.rewards)
+        expected = [sum(gamma ** (k - t) * signal.rewards[k] for k in range(t, size)) for t in range(size)]
+        np.testing.assert_allclose(advantages, expected, atol=1e-9)
+
+
+# All of them
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+@given(batch=BATCHES, order=st.randoms(use_true_random=False))
+@settings(max_examples=30)
+def test_the_order_of_episodes_does_not_matter(name: str, batch: list[Signal], order) -> None:
+    shuffled = list(range(len(batch)))
+    order.shuffle(shuffled)
+    config = PPOConfig(estimator=name, lam=0.9)
+    plain, other = estimate(batch, config), estimate([batch[i] for i in shuffled], config)
+    for position, index in enumerate(shuffled):
+        for a, b in zip(plain[index], other[position], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_whitening_is_the_estimators_own_unless_said_otherwise(name: str) -> None:
+    rng = np.random.default_rng(0)
+    batch = [Signal(rng.normal(size=4), rng.normal(size=4), [0, 0, 1, 1], i // 2) for i in range(6)]
+    own, plain, forced = (
+        estimate(batch, PPOConfig(estimator=name, whiten_advantages=choice)) for choice in (None, False, True)
+    )
+    wanted = forced if ESTIMATORS[name].whiten else plain
+    for (a, _), (b, _) in zip(own, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    flat = np.concatenate([a for a, _ in forced])
+    assert (flat.mean(), flat.std(ddof=1)) == pytest.approx((0, 1), abs=1e-6)
+    for (_, a), (_, b) in zip(forced, plain, strict=True):
+        np.testing.assert_array_equal(a, b)  # returns never are
+
+
+def test_one_token_in_all_is_whitened_to_nothing() -> None:
+    assert whiten([np.array([5.0])])[0].tolist() == [0.0]
+
+
+# Problems with a known optimum: a table of logits is the policy, one of values the critic
+
+
+class Table:
+    """A softmax policy and values over a few states, trained by the very functions that PPO uses."""
+
+    def __init__(self, states: int, actions: int, name: str) -> None:
+        self.config = PPOConfig(estimator=name, lam=0.95, high_level_gamma=1.0)
+        self.logits = torch.zeros(states, actions, requires_grad=True)
+        self.values = np.zeros(states)
+        self.optimizer = torch.optim.Adam([self.logits], lr=0.1)
+
+    def act(self, states: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """(N,) actions, one token each."""
+        probs = self.logits.detach().softmax(-1).numpy()[states]
+        return (rng.random(len(states))[:, None] > probs.cumsum(-1)).sum(-1).clip(max=probs.shape[1] - 1)
+
+    def learn(self, episodes: list[tuple[list[int], list[int], list[float], int]]) -> None:
+        """From (states, actions, rewards, group), one turn of one token a step."""
+        batch = [
+            Signal(np.array(rewards), self.values[states], list(range(len(states))), group)
+            for states, _, rewards, group in episodes
+        ]
+        pairs = estimate(batch, self.config)
+        states = torch.tensor([s for one, *_ in episodes for s in one])
+        actions = torch.tensor([a for _, one, *_ in episodes for a in one])
+        advantages = torch.tensor(np.concatenate([a for a, _ in pairs]), dtype=torch.float32)
+        if ESTIMATORS[self.config.estimator].values:
+            returns = np.concatenate([r for _, r in pairs])
+            for state in range(len(self.values)):
+                seen = returns[states.numpy() == state]
+                if len(seen):
+                    self.values[state] += 0.3 * (seen.mean() - self.values[state])
+        old = None
+        for _ in range(2):
+            logprobs = self.logits.log_softmax(-1)[states, actions]
+            old = logprobs.detach() if old is None else old
+            loss, _ = policy_loss(logprobs, old, advantages, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+            self.optimizer.zero_grad()
+            loss.mean().backward()
+            self.optimizer.step()
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_a_bandit_is_solved(name: str) -> None:
+    """Three arms that pay 0.2, 1 with probability 0.5, 0.3: the second is best."""
+    table, rng = Table(1, 3, name), np.random.default_rng(0)
+    for _ in range(150):
+        actions = table.act(np.zeros(48, dtype=int), rng)
+        pay = np.choose(actions, [np.full(48, 0.2), (rng.random(48) < 0.5).astype(float), np.full(48, 0.3)])
+        table.learn([([0], [int(a)], [float(p)], i // 8) for i, (a, p) in enumerate(zip(actions, pay, strict=True))])
+    assert float(table.logits.softmax(-1)[0, 1].detach()) > 0.9
+
+
+@pytest.mark.parametrize("name", list(ESTIMATORS))
+def test_a_chain_is_solved(name: str) -> None:
+    """Three states in a row: leaving pays 0.3 at once and ends it, staying to the end pays 1. Greed loses."""
+    table, rng = Table(3, 2, name), np.random.default_rng(1)
+    for _ in range(200):
+        episodes = []
+        for number in range(48):
+            states, actions, rewards = [], [], []
+            for state in range(3):
+                action = int(table.act(np.array([state]), rng)[0])
+                states.append(state)
+                actions.append(action)
+                rewards.append(0.3 if action == 0 else float(state == 2))
+                if action == 0:
+                    break
+            episodes.append((states, actions, rewards, number // 8))
+        table.learn(episodes)
+    assert (table.logits.softmax(-1)[:, 1].detach() > 0.9).all()
