@@ -311,19 +311,14 @@ def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:
 
 
 def test_the_world_model_is_measured_along_the_curve_on_turns_that_stay_the_same(tmp_path) -> None:
-    final = {}
-    for coefficient in (0.0, 3.0):
-        cfg = tiny_config(
-            steps=2, val_worlds=6, critic="model", world_model_coef=coefficient, world_model_fraction=1.0, actor_lr=3e-4
-        )
-        cfg.sampling.max_tokens = 200
-        _, rows = train(tmp_path / str(coefficient), cfg, arm=ArmConfig("spa", "coordinates", True))
-        cases = [metrics["calibration/cases"] for _, metrics in rows if "val/pass@1" in metrics]
-        assert len(set(cases)) == 1
-        assert cases[0] > 0
-        assert ("losses/world_model" in rows[1][1]) is bool(coefficient)
-        final[coefficient] = rows[-1][1]["calibration/nll_per_token"]
-    assert final[3.0] < final[0.0]
+    cfg = tiny_config(steps=2, val_every=1, val_worlds=6, world_model_coef=0.1)
+    cfg.sampling.max_tokens = 200
+    _, rows = train(tmp_path, cfg, arm=ArmConfig("spa", "coordinates", True))
+    cases = [metrics["calibration/cases"] for _, metrics in rows]
+    assert len(set(cases)) == 1
+    assert cases[0] > 0
+    assert all(metrics["losses/world_model"] > 0 for _, metrics in rows[1:])
+    assert len({metrics["calibration/nll_per_token"] for _, metrics in rows}) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from spa.agent.player import Player
 from spa.agent.worlds import World
 from spa.models.lora import add_lora, without_adapters
+from spa.rl.auxiliary import world_model_examples
 from spa.rl.batch import Row, build_rows
 from spa.rl.critic import Critic, make_critic
 from spa.rl.losses import AGGREGATIONS, kl_penalty, token_weights
@@ -284,6 +286,20 @@ def test_the_auxiliary_loss_is_added_with_its_coefficient(episodes) -> None:
     wanted = torch.cat([p.grad.flatten() for p in player.model.parameters()])
     torch.testing.assert_close(got[1.0] - got[0.0], wanted, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(2 * (got[0.5] - got[0.0]), wanted, rtol=1e-3, atol=2e-4)
+
+
+def test_the_auxiliary_loss_teaches_the_states_that_were_seen(episodes) -> None:
+    player, one = make(world_model_coef=1.0, actor_lr=1e-4, estimator="grpo", entropy_coef=0.0)
+    played = [episode for episode in episodes if len(episode.sequences) == len(episode.turns)]
+    told = lake_task(1)
+    told = replace(told, agent=replace(told.agent, prompt="world_model"))
+    rng = np.random.default_rng(0)
+    examples = world_model_examples(played, [told] * len(played), player.chat, fraction=1.0, rng=rng)
+    for episode in played:
+        for turn in episode.turns:
+            turn.reward = turn.penalty = 0.0
+    losses = [step(player, one, played, world_model=examples)["losses/world_model"] for _ in range(8)]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_the_auxiliary_loss_changes_nothing_else(episodes) -> None:
