@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.models.load import enable_checkpointing
-from spa.models.packing import Layout, enable_packing, packed_hidden_states
+from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
 from tests.models.networks import network
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
@@ -22,8 +22,9 @@ def rows_of(lengths: list[int], seed: int = 0) -> list[torch.Tensor]:
 
 
 def packed(model, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    lengths = [len(row) for row in rows]
-    return list(packed_hidden_states(model, torch.cat(rows), Layout.of(lengths)).split(lengths))
+    ids, places = pack([row.tolist() for row in rows])
+    states = packed_hidden_states(model, torch.tensor(ids), Layout.of(places))
+    return [states[torch.from_numpy(row)] for row in places]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,9 +89,80 @@ def test_a_model_that_cannot_be_packed_is_refused() -> None:
 
 
 def test_layout_of_even_rows_moves_nothing() -> None:
-    assert Layout.of([3, 3]).even
-    layout = Layout.of([1, 3])
+    ids, places = pack([[1, 2, 3], [4, 5, 6]])
+    assert ids == [1, 2, 3, 4, 5, 6]
+    layout = Layout.of(places)
+    assert layout.even
+    assert layout.batches == ((2, 3),)
+
+
+def test_layout_of_rows_of_unequal_length() -> None:
+    ids, places = pack([[5], [1, 2, 3, 4, 9], [4, 5, 6, 7]])
+    assert ids == [1, 2, 3, 4, 9, 4, 5, 6, 7, 5]
+    layout = Layout.of(places)
     assert not layout.even
-    assert layout.positions_1T.tolist() == [[0, 0, 1, 2]]
-    assert (layout.rows, layout.longest) == (2, 3)
-    assert layout.flat_T.tolist() == [0, 3, 4, 5]
+    assert layout.positions_1T.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3, 0]]
+    assert layout.batches == ((2, 5), (1, 1))  # the short row is not padded to five
+    assert layout.tokens_R.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 9]
+    assert layout.places_T.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
+    assert layout.copies == ()
+
+
+def test_a_common_beginning_stands_there_once() -> None:
+    rows = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 4], [7, 2]]
+    ids, places = pack(rows)
+    assert ids == [1, 2, 3, 4, 5, 7, 2]
+    assert [[ids[p] for p in row] for row in places] == rows
+    layout = Layout.of(places)
+    assert not layout.even
+    assert sorted(length for _, _, length in layout.copies) == [2, 4]
+
+
+SMALL_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
+
+
+@given(SMALL_ROWS)
+def test_packing_is_a_prefix_tree(rows: list[list[int]]) -> None:
+    ids, places = pack(rows)
+    assert [[ids[p] for p in row] for row in places] == rows
+    assert len(ids) == len({tuple(row[: i + 1]) for row in rows for i in range(len(row))})
+    layout = Layout.of(places)
+    assert sum(a * b for a, b in layout.batches) == len(layout.tokens_R)
+    assert layout.tokens_R[layout.places_T].tolist() == list(range(len(ids)))
+    owned = set(layout.places_T.tolist())
+    copied = [place + i for _, place, length in layout.copies for i in range(length)]
+    assert not owned & set(copied)
+    assert len(owned) + len(copied) == sum(map(len, rows))  # the rest are pads
+    for token, place, length in layout.copies:
+        assert layout.tokens_R[place : place + length].tolist() == list(range(token, token + length))
+
+
+@settings(max_examples=25, deadline=None)
+@given(SMALL_ROWS, st.integers(0, 10))
+def test_rows_with_common_beginnings_have_the_states_and_gradients_of_rows_alone(
+    rows: list[list[int]], seed: int
+) -> None:
+    model = network("qwen2", seed)
+    other = copy.deepcopy(model)
+    tensors = [torch.tensor(row) for row in rows]
+    enable_packing(model)
+    got = packed(model, tensors)
+    for number, row in enumerate(tensors):
+        alone = other.base_model(input_ids=row[None], use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(got[number], alone, rtol=1e-4, atol=1e-5)
+        ((number + 1) * alone.tanh()).sum().backward()
+    sum((number + 1) * one.tanh().sum() for number, one in enumerate(got)).backward()
+    for a, b in zip(model.base_model.parameters(), other.base_model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+
+
+@given(SMALL_ROWS, st.integers(1, 30))
+def test_passes_keep_to_their_size_and_relatives_together(rows: list[list[int]], most: int) -> None:
+    groups = pack_groups(rows, most)
+    assert sorted(i for group in groups for i in group) == list(range(len(rows)))
+    for group in groups:
+        chosen = [rows[i] for i in group]
+        computed, all_of_them = len(pack(chosen)[0]), sum(map(len, chosen))
+        assert len(group) == 1 or computed + 0.25 * (all_of_them - computed) <= most
+    order = [tuple(rows[i]) for group in groups for i in group]
+    assert order == sorted(order)

@@ -138,11 +138,11 @@ def test_micro_batches_hold_every_trained_token_once_with_its_own_numbers(packin
     for group, batch in to_micro_batches(rows, budget, "cpu", packing=packing):
         seen += group
         tokens = batch.tokens
-        assert tokens.ids.numel() <= budget or len(group) == 1
+        assert packing or tokens.ids.numel() <= budget or len(group) == 1
         assert packing == (tokens.layout is not None)
         assert tokens.targets_N.tolist() == [rows[i].ids[p] for i in group for p in rows[i].positions]
         # The hidden state that predicts a token is the one before it; here a state is its own id.
-        assert tokens.ids.flatten()[tokens.places_N - 1].tolist() == (tokens.targets_N - 1).tolist()
+        assert tokens.ids.flatten()[tokens.before_N].tolist() == (tokens.targets_N - 1).tolist()
         for add, values in enumerate((batch.old_logprobs_N, batch.values_N, batch.advantages_N, batch.returns_N)):
             assert values.tolist() == [float(t) + 0.25 * add for t in tokens.targets_N]
         weights = [rows[i].weight for i in group for _ in rows[i].positions]

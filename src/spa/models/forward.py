@@ -42,6 +42,39 @@ def hidden_states(model: Any, ids_BT: Tensor) -> Tensor:
     return hidden_BTD
 
 
+class _Scores(torch.autograd.Function):
+    """Log-probs of chosen tokens and entropies from logits (N, V). Keeps the logits alone for its backward pass, where autograd
+    would keep several tensors of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        normaliser_N = torch.logsumexp(logits_NV, dim=-1)
+        logprobs_N = logits_NV.gather(-1, targets_N[:, None]).squeeze(-1) - normaliser_N
+        entropy_N = torch.zeros_like(logprobs_N)
+        if entropy:
+            probs_NV = (logits_NV - normaliser_N[:, None]).exp_()
+            entropy_N = normaliser_N - probs_NV.mul_(logits_NV).sum(-1)
+        ctx.save_for_backward(logits_NV, targets_N, normaliser_N, entropy_N)
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None]:
+        logits_NV, targets_N, normaliser_N, entropy_N = ctx.saved_tensors
+        grad_logprobs_N, grad_entropy_N = grads
+        if grad_logprobs_N is None and grad_entropy_N is None:
+            return None, None, None
+        scaled_NV = logits_NV - normaliser_N[:, None]
+        out_NV = scaled_NV.exp()
+        factor_N1 = (grad_logprobs_N if grad_logprobs_N is not None else torch.zeros_like(entropy_N))[:, None]
+        if grad_entropy_N is None:
+            out_NV *= -factor_N1
+        else:  # d log p_t / dz = 1[t] - p,  dH / dz = -p (log p + H)
+            out_NV *= scaled_NV.add_(entropy_N[:, None]).mul_(-grad_entropy_N[:, None]).sub_(factor_N1)
+        out_NV.scatter_add_(-1, targets_N[:, None], factor_N1)
+        return out_NV, None, None
+
+
 def token_logprobs(
     model: Any, hidden_ND: Tensor, targets_N: Tensor, *, temperature: float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -53,13 +86,11 @@ def token_logprobs(
     rows = max(1, CHUNK_LOGITS // head.weight.shape[0])
 
     def chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float() / temperature
-        normaliser = torch.logsumexp(logits, dim=-1)
-        logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
-        if not entropy:
-            return logprobs, logprobs.detach()
-        probs = torch.softmax(logits, dim=-1)
-        return logprobs, normaliser - (probs * logits).sum(-1)
+        logits = head(hidden).float()
+        if temperature != 1:
+            logits = logits / temperature
+        logprobs, entropies = _Scores.apply(logits, targets, entropy)
+        return logprobs, entropies
 
     pieces = []
     many = hidden_ND.shape[0] > rows

@@ -1,76 +1,173 @@
-"""Several rows in one forward pass without padding, each attending to itself alone.
+"""Several rows in one forward pass without padding, each attending to itself alone, and what rows have in common only once.
 
-The rows stand one behind the other in a sequence of T tokens. Everything that works token by token (embeddings, linear layers,
-norms) runs on exactly these T; only attention needs to know where rows begin, and gets them as a right-padded batch of
-queries, keys and values, in which causal attention lets no real token see a pad. So isolation needs no mask of T x T, and rows of
-unequal length cost no wasted matrix products.
+The rows stand one behind the other in a sequence of T tokens. Where a row begins as another one does (the episodes of a group
+share their first prompt, rows with the whole history their earlier turns), the common beginning stands there once: with causal
+attention its hidden states are the same in both. Everything that works token by token (embeddings, linear layers, norms) runs on
+exactly these T; only attention needs to know where rows begin and end, and gets them whole, as right-padded batches of rows of
+similar length, in which no real token sees a pad. So isolation needs no mask of T x T, and rows of unequal length cost no wasted
+matrix products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 NAME = "spa_packed"
+_SIMILAR = 0.8  # rows of one batch of attention are at least so long, as a share of its longest
+_SHARED_COST = 0.25  # what a token costs that is only attended to, as a share of one that is computed
+
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where the rows of a packed sequence stand.
 
-    ``positions_1T[0, t]`` is the place of token t in its row, ``flat_T[t]`` its place in the padded batch of ``rows`` rows of
-    ``longest`` tokens, flattened. ``even`` says that all rows have one length, so that the two are the same.
+    ``positions_1T[0, t]`` is the place of token t in its row. Attention works on ``batches`` of (rows, longest); flattened one
+    behind the other they have R places, of which ``tokens_R`` names the token (of a pad: any), and ``places_T`` says for each
+    token at which of its places its output is read. ``copies`` are the further places of shared tokens: (token, place, how
+    many in a row). ``even`` says that nothing is padded, shared or moved.
     """
 
     positions_1T: Tensor
-    flat_T: Tensor
-    rows: int
-    longest: int
+    tokens_R: Tensor
+    places_T: Tensor
+    batches: tuple[tuple[int, int], ...]
+    copies: tuple[tuple[int, int, int], ...]
     even: bool
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
-        sizes_B = torch.tensor(lengths, device=device)
-        starts_B = sizes_B.cumsum(0) - sizes_B
-        row_T = torch.repeat_interleave(torch.arange(len(lengths), device=device), sizes_B)
-        positions_T = torch.arange(len(row_T), device=device) - starts_B[row_T]
-        longest = max(lengths)
-        even = min(lengths) == longest
-        return cls(positions_T[None], row_T * longest + positions_T, len(lengths), longest, even)
+    def of(cls, rows: Sequence[Places], device: torch.device | str = "cpu") -> Layout:
+        """The layout of rows of places in the packed sequence, as ``pack`` gives them."""
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        batches: list[list[int]] = []
+        for index in order:
+            if batches and len(rows[index]) >= _SIMILAR * len(rows[batches[-1][0]]):
+                batches[-1].append(index)
+            else:
+                batches.append([index])
+        total = 1 + max(int(row.max()) for row in rows)
+        positions = np.zeros(total, dtype=np.int64)
+        places = np.full(total, -1, dtype=np.int64)
+        tokens: list[Places] = []
+        copies: list[tuple[int, int, int]] = []
+        start = 0
+        for batch in batches:
+            longest = len(rows[batch[0]])
+            for index in batch:
+                row = rows[index]
+                positions[row] = np.arange(len(row))
+                known = places[row] >= 0
+                at = start + np.arange(len(row))
+                places[row[~known]] = at[~known]
+                copies += _runs(row[known], at[known])
+                tokens.append(np.concatenate([row, np.full(longest - len(row), row[-1])]))
+                start += longest
+        flat = np.concatenate(tokens)
+        shapes = tuple((len(batch), len(rows[batch[0]])) for batch in batches)
+        even = len(batches) == 1 and len(flat) == total and bool((flat == np.arange(total)).all())
+        return cls(
+            torch.from_numpy(positions)[None].to(device),
+            torch.from_numpy(flat).to(device),
+            torch.from_numpy(places).to(device),
+            shapes,
+            tuple(copies),
+            even,
+        )
 
 
-class _Spread(torch.autograd.Function):
-    """Tokens (T, ...) to their places in a batch of zeros (rows * longest, ...). Each place has at most one token, which
-    autograd cannot know: its own gradient of an indexing adds up, and is several times as slow."""
+def _runs(tokens: Places, places: Places) -> list[tuple[int, int, int]]:
+    """(token, place, length) of the stretches in which both go up one by one."""
+    if not len(tokens):
+        return []
+    cuts = np.flatnonzero((np.diff(tokens) != 1) | (np.diff(places) != 1)) + 1
+    bounds = [0, *cuts.tolist(), len(tokens)]
+    return [(int(tokens[a]), int(places[a]), b - a) for a, b in pairwise(bounds)]
+
+
+def _common(a: Places, b: Places) -> int:
+    """How many leading entries two rows have in common."""
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size
+
+
+def pack(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[Places]]:
+    """The ids of a packed sequence, common beginnings once, and for each row the places of its tokens in it."""
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    ids: list[int] = []
+    places: list[Places] = [np.zeros(0, dtype=np.int64)] * len(rows)
+    before: int | None = None
+    # In this order the longest beginning that a row shares with any earlier one it shares with its neighbour.
+    for index in sorted(range(len(rows)), key=lambda i: list(rows[i])):
+        shared = _common(arrays[index], arrays[before]) if before is not None else 0
+        kept = places[before][:shared] if before is not None else places[index]
+        places[index] = np.concatenate([kept, np.arange(len(ids), len(ids) + len(rows[index]) - shared)])
+        ids += arrays[index][shared:].tolist()
+        before = index
+    return ids, places
+
+
+def pack_groups(rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Indices of rows by forward pass, those with a common beginning together.
+
+    A pass has at most ``max_tokens`` tokens (a longer row stands alone), a shared one counted a quarter for every further row.
+    """
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    groups: list[list[int]] = []
+    cost, before = 0.0, -1
+    for index in sorted(range(len(rows)), key=lambda i: list(rows[i])):
+        shared = _common(arrays[index], arrays[before]) if groups else 0
+        more = len(arrays[index]) - (1 - _SHARED_COST) * shared
+        if groups and cost + more <= max_tokens:
+            groups[-1].append(index)
+            cost += more
+        else:
+            groups.append([index])
+            cost = len(arrays[index])
+        before = index
+    return groups
+
+
+class _Expand(torch.autograd.Function):
+    """Tokens (T, ...) to all their places (R, ...). Autograd's own gradient of an indexing adds up entry by entry, and is several
+    times as slow as copying what stands once and adding whole stretches of the rest."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, flat_T: Tensor, places: int) -> Tensor:
-        ctx.save_for_backward(flat_T)
-        return tokens.new_zeros(places, *tokens.shape[1:]).index_copy_(0, flat_T, tokens)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None, None]:
-        (flat_T,) = ctx.saved_tensors
-        return grads[0].index_select(0, flat_T), None, None
-
-
-class _Collect(torch.autograd.Function):
-    """The inverse of ``_Spread``."""
-
-    @staticmethod
-    def forward(ctx: Any, batch: Tensor, flat_T: Tensor) -> Tensor:
-        ctx.save_for_backward(flat_T)
-        ctx.places = batch.shape[0]
-        return batch.index_select(0, flat_T)
+    def forward(ctx: Any, tokens: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return tokens.index_select(0, layout.tokens_R)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        (flat_T,) = ctx.saved_tensors
-        return grads[0].new_zeros(ctx.places, *grads[0].shape[1:]).index_copy_(0, flat_T, grads[0]), None
+        (grad,) = grads
+        out = grad.index_select(0, ctx.layout.places_T)
+        for token, place, length in ctx.layout.copies:
+            out[token : token + length] += grad[place : place + length]
+        return out, None
+
+
+class _Collect(torch.autograd.Function):
+    """Outputs (R, ...) to tokens (T, ...): each is read at one place."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return outputs.index_select(0, layout.places_T)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (grad,) = grads
+        out = grad.new_zeros(len(ctx.layout.tokens_R), *grad.shape[1:])
+        return out.index_copy_(0, ctx.layout.places_T, grad), None
 
 
 def enable_packing(model: Any, setting: str = "sft.packing") -> None:
@@ -132,18 +229,24 @@ def _attention(
             module, query_1HTK, key_1HTK, value_1HTK, attention_mask, **kwargs
         )
         return result
-    rows, longest = packed_layout.rows, packed_layout.longest
+    layout = packed_layout
 
-    def unpack(packed_1HTK: Tensor) -> Tensor:
+    def whole(packed_1HTK: Tensor) -> list[Tensor]:
+        """(rows, H, longest, K) for each batch."""
         tokens_THK = packed_1HTK[0].transpose(0, 1)
-        if not packed_layout.even:
-            tokens_THK = _Spread.apply(tokens_THK, packed_layout.flat_T, rows * longest)
-        return tokens_THK.reshape(rows, longest, *tokens_THK.shape[1:]).transpose(1, 2)
+        if not layout.even:
+            tokens_THK = _Expand.apply(tokens_THK, layout)
+        parts = tokens_THK.split([rows * longest for rows, longest in layout.batches])
+        return [
+            part.reshape(rows, longest, *part.shape[1:]).transpose(1, 2)
+            for part, (rows, longest) in zip(parts, layout.batches, strict=True)
+        ]
 
-    out_BLHK, _ = sdpa_attention_forward(
-        module, unpack(query_1HTK), unpack(key_1HTK), unpack(value_1HTK), None, **kwargs
-    )
-    out_THK = out_BLHK.reshape(rows * longest, *out_BLHK.shape[2:])
-    if not packed_layout.even:
-        out_THK = _Collect.apply(out_THK, packed_layout.flat_T)
+    outputs = []
+    for query, key, value in zip(whole(query_1HTK), whole(key_1HTK), whole(value_1HTK), strict=True):
+        out_BLHK, _ = sdpa_attention_forward(module, query, key, value, None, **kwargs)
+        outputs.append(out_BLHK.flatten(0, 1))
+    out_THK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if not layout.even:
+        out_THK = _Collect.apply(out_THK, layout)
     return out_THK[None], None

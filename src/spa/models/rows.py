@@ -1,4 +1,4 @@
-"""Token rows in one forward pass of training: packed one behind the other, or padded on the right."""
+"""Token rows in one forward pass of training: packed, common beginnings once, or padded on the right."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from spa.models.forward import hidden_states, pad_right
-from spa.models.packing import Layout, packed_hidden_states
+from spa.models.forward import hidden_states, micro_batches, pad_right
+from spa.models.packing import Layout, pack, pack_groups, packed_hidden_states
 
 
 @dataclass(frozen=True)
 class TokenRows:
     """Rows of ids with N chosen tokens, row by row.
 
-    ``ids`` are (T,) packed, with their ``layout``, or (B, T) padded. ``places_N`` are the places of the chosen tokens in ``ids``
-    flattened.
+    ``ids`` are (T,) packed, with their ``layout``, or (B, T) padded. ``before_N`` are the places, in ``ids`` flattened, of the
+    tokens before the chosen ones, ``targets_N`` the chosen ones.
     """
 
     ids: Tensor
-    places_N: Tensor
+    before_N: Tensor
+    targets_N: Tensor
     layout: Layout | None
 
     @classmethod
@@ -31,21 +33,24 @@ class TokenRows:
         cls, rows: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str, *, packing: bool
     ) -> TokenRows:
         """Rows of (ids, positions of the chosen tokens; at least 1 each, since nothing predicts a first token)."""
-        lengths = [len(ids) for ids, _ in rows]
+        layout = None
         if packing:
-            ids = torch.tensor([token for ids, _ in rows for token in ids], device=device)
-            starts = [sum(lengths[:number]) for number in range(len(rows))]
-            layout = Layout.of(lengths, device)
+            packed, places = pack([ids for ids, _ in rows])
+            layout = Layout.of(places, device)
+            ids = torch.tensor(packed, device=device)
         else:
             ids = pad_right([ids for ids, _ in rows], device=device)
-            starts = [number * max(lengths) for number in range(len(rows))]
-            layout = None
-        places = [start + position for start, (_, at) in zip(starts, rows, strict=True) for position in at]
-        return cls(ids, torch.tensor(places, dtype=torch.long, device=device), layout)
-
-    @property
-    def targets_N(self) -> Tensor:
-        return self.ids.flatten()[self.places_N]
+            places = [np.arange(ids.shape[1]) + number * ids.shape[1] for number in range(len(rows))]
+        before = np.concatenate(
+            [row[np.asarray(at, dtype=np.int64) - 1] for row, (_, at) in zip(places, rows, strict=True)]
+        )
+        targets = [ids_of_row[position] for ids_of_row, at in rows for position in at]
+        return cls(
+            ids,
+            torch.from_numpy(before).to(device),
+            torch.tensor(targets, dtype=torch.long, device=device),
+            layout,
+        )
 
     def hidden(self, model: Any) -> Tensor:
         """(N, D) last hidden states at the places that predict the chosen tokens. Packed rows need ``enable_packing``."""
@@ -53,7 +58,12 @@ class TokenRows:
             states = packed_hidden_states(model, self.ids, self.layout)
         else:
             states = hidden_states(model, self.ids).flatten(0, 1)
-        return states[self.places_N - 1]
+        return states[self.before_N]
+
+
+def forward_groups(rows: Sequence[Sequence[int]], max_tokens: int, *, packing: bool) -> list[list[int]]:
+    """Indices of rows by forward pass: packed as ``pack_groups``, padded as ``micro_batches``."""
+    return pack_groups(rows, max_tokens) if packing else micro_batches([len(ids) for ids in rows], max_tokens)
 
 
 def autocast(model: Any, precision: str) -> AbstractContextManager[Any]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.parse import parse_response
-from spa.models.forward import micro_batches
-from spa.models.rows import TokenRows
+from spa.models.rows import TokenRows, forward_groups
 from spa.rl.advantages import Array
 
 LOSS_MASKS = ("sampled", "answer", "all")
@@ -119,9 +118,9 @@ def _answer_tokens(turn: Turn, sampled: list[int], sequence: TokenSequence, chat
 def to_micro_batches(
     rows: Sequence[Row], max_tokens: int, device: torch.device | str, *, packing: bool = False
 ) -> list[tuple[list[int], MicroBatch]]:
-    """Micro-batches of similar length with the indices of their rows."""
+    """Micro-batches, one a forward pass, with the indices of their rows."""
     out = []
-    for group in micro_batches([len(row.ids) for row in rows], max_tokens):
+    for group in forward_groups([row.ids for row in rows], max_tokens, packing=packing):
         chosen = [rows[i] for i in group]
         tokens = TokenRows.of([(row.ids, row.positions) for row in chosen], device, packing=packing)
 

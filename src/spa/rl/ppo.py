@@ -325,7 +325,7 @@ def _micro_step(
             dual_clip=config.dual_clip,
         )
         losses["policy_loss"] = (1.0, pg_loss_N)
-        losses["entropy"] = (-config.entropy_coef, entropy_N)
+        losses["entropy"] = (-config.entropy_coef, entropy_N if config.entropy_coef else entropy_N.detach())
         reported |= {"entropy": entropy_N, **parts}
         if learner.reference is not None:
             kl_N = kl_penalty(logprobs_N, batch.reference_N, config.kl_loss_estimator)

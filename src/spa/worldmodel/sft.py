@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spa.models.forward import micro_batches, token_logprobs
+from spa.models.forward import token_logprobs
 from spa.models.load import load_state, save_model
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, lr_factor, set_lr
 from spa.models.packing import enable_packing
-from spa.models.rows import TokenRows, autocast
+from spa.models.rows import TokenRows, autocast, forward_groups
 from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
 from spa.runs.progress import note
 from spa.runs.schema import SFTConfig
@@ -34,11 +34,10 @@ def loss_sums(
 ) -> Iterator[Tensor]:
     """Summed negative log-likelihood of the trained tokens, forward pass by forward pass.
 
-    Each pass takes examples of similar length, together at most ``max_tokens`` long (padding included where there is some).
+    Each pass takes examples of together at most ``max_tokens`` tokens (padding included where there is some).
     With ``packing`` the model must have been prepared by ``enable_packing``.
     """
-    lengths = [len(example.ids) for example in examples]
-    for group in micro_batches(lengths, max_tokens):
+    for group in forward_groups([example.ids for example in examples], max_tokens, packing=packing):
         chosen = [examples[i] for i in group]
         with autocast(model, precision):
             rows = TokenRows.of([(e.ids, e.positions) for e in chosen], model.device, packing=packing)

@@ -1,0 +1,55 @@
+"""What the benchmarks share: a process for each measurement, the machine, medians."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(python: str, script: str, arguments: list[object], threads: int) -> dict[str, float]:
+    """The JSON object that a contestant prints last, from a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    command = [python, str(HERE / "contestants" / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{script} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def summary(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Medians of what was measured, and the range of the speeds."""
+    speeds = [run["tokens_per_second"] for run in runs]
+    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return {**medians, "lowest": min(speeds), "highest": max(speeds)}
+
+
+def lines(peers: dict[str, dict[str, float]], first: str) -> list[str]:
+    """A table: speed, spread, how many times faster ``first`` is, memory."""
+    out = [f"{'':18}{'tokens/s':>10}{'spread':>18}{f'{first} is':>10}{'peak MiB':>10}{'training MiB':>14}"]
+    for peer, values in peers.items():
+        ratio = peers[first]["tokens_per_second"] / values["tokens_per_second"] if first in peers else float("nan")
+        spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
+        out.append(
+            f"{peer:18}{values['tokens_per_second']:>10.0f}{spread:>18}{ratio:>9.2f}x{values['peak_mib']:>10.0f}"
+            f"{values['peak_mib'] - values['before_mib']:>14.0f}"
+        )
+    return out
+
+
+def machine(threads: int) -> dict[str, object]:
+    return {"processor": processor(), "threads": threads, "python": platform.python_version()}
+
+
+def processor() -> str:
+    try:
+        names = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in names if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
