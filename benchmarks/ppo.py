@@ -9,6 +9,7 @@ take turns. A token counts once for every row it is in, padding never. Their los
 
     spa                spa.rl.ppo.update with a critic of its own, as the original has; old log-probs are the sampler's
     spa-recompute      the same with old log-probs computed again, as the original must
+    spa-small          as spa, with 1,024 tokens in a forward pass instead of 8,192: less memory
     spa-head           the same with a value head on the shared trunk (one network instead of two; another algorithm)
     original           verl's and RAGEN's way at the original's settings: rows left-padded to the longest of the batch, one row
                        a forward pass, a pass of its own for old log-probs, logits and log-softmax over the whole vocabulary at
@@ -31,7 +32,7 @@ from pathlib import Path
 
 from common import lines, machine, run, summary
 
-CONTESTANTS = ("spa", "spa-recompute", "spa-head", "original", "original-ragged")
+CONTESTANTS = ("spa", "spa-recompute", "spa-small", "spa-head", "original", "original-ragged")
 SAME = ("policy_loss", "value_loss", "entropy")
 SHORT = ["agent.style=terse", "agent.window=1"]
 LONG = ["agent.style=paper", "agent.window=0"]
@@ -48,9 +49,8 @@ SETS: dict[str, tuple[str, list[str], int, int, int]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=2, help="updates timed, after one that is not")
+    parser.add_argument("--updates", type=int, default=1, help="updates timed, after one that is not")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="of ours")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--peers", default=",".join(CONTESTANTS))
     parser.add_argument("--json", type=Path)
@@ -71,7 +71,7 @@ def main() -> None:
             for repeat in range(options.repeats):
                 for peer in peers:
                     script = f"ppo_{peer.partition('-')[0]}.py"
-                    arguments = [peer, data, model, options.updates, options.threads, options.micro_batch_tokens]
+                    arguments = [peer, data, model, options.updates, options.threads]
                     runs[peer].append(run(sys.executable, script, arguments, options.threads))
                     print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
             check_same({peer: found[0] for peer, found in runs.items() if peer != "spa-head"})

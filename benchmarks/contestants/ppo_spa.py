@@ -9,7 +9,7 @@ import time
 
 import torch
 
-peer, data, folder, updates, threads, micro_batch_tokens = sys.argv[1:7]
+peer, data, folder, updates, threads = sys.argv[1:6]
 torch.set_num_threads(int(threads))
 
 import numpy as np  # noqa: E402
@@ -27,7 +27,9 @@ chat = Chat(load_tokenizer(folder))
 model = load_model(ModelConfig(path=folder, device="cpu"))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 config = PPOConfig(
-    critic="head" if peer == "spa-head" else "model", micro_batch_tokens=int(micro_batch_tokens), actor_lr=1e-5
+    critic="head" if peer == "spa-head" else "model",
+    micro_batch_tokens=1024 if peer == "spa-small" else 8192,
+    actor_lr=1e-5,
 )
 learner = Learner(model, make_critic(config, model), config, 1.0)
 if peer == "spa-recompute":

@@ -152,8 +152,8 @@ def test_chunked_log_probs_equal_whole_ones_with_gradients(monkeypatch) -> None:
     model, ids = make(), torch.randint(3, 64, (3, 20), generator=torch.Generator().manual_seed(0))
     targets = ids[:, 1:].flatten()
     grads, values = [], []
-    for chunk in (forward.CHUNK_LOGITS, 64 * 5):
-        monkeypatch.setattr(forward, "CHUNK_LOGITS", chunk)
+    for chunk in (2**25, 64 * 5):
+        monkeypatch.setitem(forward.CHUNK_LOGITS, "cpu", chunk)
         model.zero_grad()
         hidden = hidden_states(model, ids)[:, :-1].flatten(0, 1)
         logprobs, entropy = token_logprobs(model, hidden, targets, entropy=True)

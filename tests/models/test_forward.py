@@ -14,7 +14,7 @@ from tests.models.networks import network
 @pytest.mark.parametrize("chunk", [2**25, 128 * 4])
 @pytest.mark.parametrize(("with_logprobs", "with_entropy"), [(True, True), (True, False), (False, True)])
 def test_values_and_gradients_are_autograds(monkeypatch, temperature, chunk, with_logprobs, with_entropy) -> None:
-    monkeypatch.setattr(forward, "CHUNK_LOGITS", chunk)
+    monkeypatch.setitem(forward.CHUNK_LOGITS, "cpu", chunk)
     model = network("qwen2")
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(10, 32, generator=generator, requires_grad=True)
@@ -40,10 +40,47 @@ def test_no_token_at_all() -> None:
     assert logprobs.shape == entropy.shape == (0,)
 
 
-def test_nothing_but_the_logits_is_kept() -> None:
+@pytest.mark.parametrize(("chunk", "held"), [(2**25, 1), (128 * 4, 0)])
+def test_logits_are_kept_only_where_all_fit(monkeypatch, chunk, held) -> None:
+    monkeypatch.setitem(forward.CHUNK_LOGITS, "cpu", chunk)
     model = network()
     hidden = torch.randn(50, 32, requires_grad=True)
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         token_logprobs(model, hidden, torch.zeros(50, dtype=torch.long), entropy=True)
-    assert sum(size == 50 * 128 for size in kept) == 1
+    assert sum(size == 50 * 128 for size in kept) == held
+    assert all(size <= 128 * 32 for size in kept if size != 50 * 128)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_is_near(autocast) -> None:
+    model = network()
+    hidden, targets = torch.randn(20, 32, generator=torch.Generator().manual_seed(0)), torch.arange(20)
+    plain, _ = token_logprobs(model, hidden, targets)
+    (expected,) = torch.autograd.grad(plain.sum(), [model.lm_head.weight])
+    if not autocast:
+        model, hidden = model.to(torch.bfloat16), hidden.to(torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        near, _ = token_logprobs(model, hidden, targets)
+    (gradient,) = torch.autograd.grad(near.sum(), [model.lm_head.weight])
+    assert near.dtype == torch.float32 and gradient.dtype == model.lm_head.weight.dtype
+    torch.testing.assert_close(near, plain, rtol=2e-2, atol=5e-2)
+    torch.testing.assert_close(gradient.float(), expected, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("chunk", [2**25, 128 * 4])
+def test_a_head_of_another_kind_gives_the_same(monkeypatch, chunk) -> None:
+    class Scaled(torch.nn.Linear):
+        pass
+
+    monkeypatch.setitem(forward.CHUNK_LOGITS, "cpu", chunk)
+    model = network()
+    hidden, targets = torch.randn(20, 32, generator=torch.Generator().manual_seed(0)), torch.arange(20)
+    results = []
+    for kind in (torch.nn.Linear, Scaled):
+        model.lm_head.__class__ = kind
+        logprobs, entropy = token_logprobs(model, hidden, targets, temperature=0.7, entropy=True)
+        gradient = torch.autograd.grad((logprobs + entropy).sum(), [model.lm_head.weight])
+        results.append((logprobs.detach(), entropy.detach(), *gradient))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_LOGITS = 2**25
-"""Logits held at once (number of entries)."""
+CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}
+"""Logits held at once (number of entries), by device. On a CPU smaller chunks are slower for the gradient of the head, which is
+added up once a chunk, and larger ones for their page faults; a GPU needs longer matrix products."""
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -43,36 +44,103 @@ def hidden_states(model: Any, ids_BT: Tensor) -> Tensor:
 
 
 class _Scores(torch.autograd.Function):
-    """Log-probs of chosen tokens and entropies from logits (N, V). Keeps the logits alone for its backward pass, where autograd
-    would keep several tensors of their size."""
+    """Log-probs of chosen tokens and entropies, (N,) each, from hidden states (N, D) and a linear head (V, D).
+
+    Two buffers of ``rows`` x V are all that it needs: logits are made a chunk at a time and, if there is more than one chunk,
+    made again for the backward pass.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        normaliser_N = torch.logsumexp(logits_NV, dim=-1)
-        logprobs_N = logits_NV.gather(-1, targets_N[:, None]).squeeze(-1) - normaliser_N
-        entropy_N = torch.zeros_like(logprobs_N)
-        if entropy:
-            probs_NV = (logits_NV - normaliser_N[:, None]).exp_()
-            entropy_N = normaliser_N - probs_NV.mul_(logits_NV).sum(-1)
-        ctx.save_for_backward(logits_NV, targets_N, normaliser_N, entropy_N)
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        entropy: bool,
+        rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        count = len(targets_N)
+        logits_RV, probs_RV = _buffers(min(rows, count), weight_VD, 2)
+        logprobs_N, normaliser_N, entropy_N = torch.zeros(3, count, device=hidden_ND.device)
+        for start in range(0, count, rows):
+            here = slice(start, start + rows)
+            logits = _logits(hidden_ND[here], weight_VD, bias_V, temperature, logits_RV)
+            largest = logits.amax(-1)
+            probs = torch.sub(logits, largest[:, None], out=probs_RV[: len(logits)]).exp_()
+            total = probs.sum(-1)
+            normaliser_N[here] = total.log() + largest
+            logprobs_N[here] = logits.gather(-1, targets_N[here, None]).squeeze(-1) - normaliser_N[here]
+            if entropy:
+                entropy_N[here] = normaliser_N[here] - probs.mul_(logits).sum(-1) / total
+        kept = logits_RV if count <= rows else None
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, normaliser_N, entropy_N, kept)
+        ctx.temperature, ctx.rows = temperature, rows
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None]:
-        logits_NV, targets_N, normaliser_N, entropy_N = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, targets_N, normaliser_N, entropy_N, kept = ctx.saved_tensors
         grad_logprobs_N, grad_entropy_N = grads
         if grad_logprobs_N is None and grad_entropy_N is None:
-            return None, None, None
-        scaled_NV = logits_NV - normaliser_N[:, None]
-        out_NV = scaled_NV.exp()
-        factor_N1 = (grad_logprobs_N if grad_logprobs_N is not None else torch.zeros_like(entropy_N))[:, None]
-        if grad_entropy_N is None:
-            out_NV *= -factor_N1
-        else:  # d log p_t / dz = 1[t] - p,  dH / dz = -p (log p + H)
-            out_NV *= scaled_NV.add_(entropy_N[:, None]).mul_(-grad_entropy_N[:, None]).sub_(factor_N1)
-        out_NV.scatter_add_(-1, targets_N[:, None], factor_N1)
-        return out_NV, None, None
+            return (None,) * 7
+        if grad_logprobs_N is None:
+            grad_logprobs_N = torch.zeros_like(grad_entropy_N)
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        grad_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if for_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if for_bias else None
+        scaled_RV, probs_RV = _buffers(min(ctx.rows, len(targets_N)), weight_VD, 2)
+        for start in range(0, len(targets_N), ctx.rows):
+            here = slice(start, start + ctx.rows)
+            hidden, targets, factor = hidden_ND[here], targets_N[here, None], grad_logprobs_N[here, None]
+            if kept is None:
+                logits = _logits(hidden, weight_VD, bias_V, ctx.temperature, scaled_RV)
+            else:
+                logits = kept
+            scaled = torch.sub(logits, normaliser_N[here, None], out=scaled_RV[: len(logits)])
+            grad = torch.exp(scaled, out=probs_RV[: len(logits)])
+            if grad_entropy_N is None:
+                grad.mul_(-factor)
+            else:  # d log p_t / dz = 1[t] - p,  dH / dz = -p (log p + H)
+                grad.mul_(scaled.add_(entropy_N[here, None]).mul_(-grad_entropy_N[here, None]).sub_(factor))
+            grad.scatter_add_(-1, targets, factor)
+            if ctx.temperature != 1:
+                grad /= ctx.temperature
+            if grad_bias_V is not None:
+                grad_bias_V += grad.sum(0)
+            grad = grad.to(hidden.dtype)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[here] = grad @ weight_VD
+            if grad_weight_VD is not None and grad.dtype == torch.float32:
+                grad_weight_VD.addmm_(grad.T, hidden)
+            elif grad_weight_VD is not None:
+                grad_weight_VD += grad.T @ hidden
+        if grad_weight_VD is not None:
+            grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
+        if grad_bias_V is not None:
+            grad_bias_V = grad_bias_V.to(bias_V.dtype)
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None, None
+
+
+def _buffers(rows: int, weight_VD: Tensor, count: int) -> list[Tensor]:
+    return [torch.empty(rows, len(weight_VD), dtype=torch.float32, device=weight_VD.device) for _ in range(count)]
+
+
+def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, buffer: Tensor) -> Tensor:
+    """(N, V) float32 in the first rows of ``buffer``."""
+    out = buffer[: len(hidden_ND)]
+    if hidden_ND.dtype == torch.float32:
+        torch.mm(hidden_ND, weight_VD.T, out=out)
+    else:
+        out.copy_(hidden_ND @ weight_VD.T)
+    if bias_V is not None:
+        out += bias_V
+    if temperature != 1:
+        out /= temperature
+    return out
 
 
 def token_logprobs(
@@ -83,24 +151,24 @@ def token_logprobs(
     ``hidden_ND[i]`` must be the state at the position *before* target i. Results are float32.
     """
     head = model.get_output_embeddings()
-    rows = max(1, CHUNK_LOGITS // head.weight.shape[0])
+    rows = max(1, CHUNK_LOGITS.get(hidden_ND.device.type, CHUNK_LOGITS["cuda"]) // head.weight.shape[0])
+    if not len(targets_N):
+        logprobs_N = entropy_N = hidden_ND.new_zeros(0, dtype=torch.float32)
+    elif type(head) is torch.nn.Linear:
+        weight_VD, bias_V = head.weight, head.bias
+        if torch.is_autocast_enabled(hidden_ND.device.type):
+            dtype = torch.get_autocast_dtype(hidden_ND.device.type)
+            hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+        logprobs_N, entropy_N = _Scores.apply(hidden_ND, weight_VD, bias_V, targets_N, temperature, entropy, rows)
+    else:  # a head with adapters or of quantized weights
+        pieces = [
+            checkpoint(_plain_scores, head, hidden, targets, temperature, use_reentrant=False)
+            for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
+        ]
+        logprobs_N, entropy_N = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return logprobs_N, entropy_N if entropy else None
 
-    def chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden).float()
-        if temperature != 1:
-            logits = logits / temperature
-        logprobs, entropies = _Scores.apply(logits, targets, entropy)
-        return logprobs, entropies
 
-    pieces = []
-    many = hidden_ND.shape[0] > rows
-    for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
-        if many and torch.is_grad_enabled() and hidden.requires_grad:
-            pieces.append(checkpoint(chunk, hidden, targets, use_reentrant=False))
-        else:
-            pieces.append(chunk(hidden, targets))
-    if not pieces:
-        empty = hidden_ND.new_zeros(0, dtype=torch.float32)
-        return empty, empty if entropy else None
-    logprobs = torch.cat([a for a, _ in pieces])
-    return logprobs, torch.cat([b for _, b in pieces]) if entropy else None
+def _plain_scores(head: Any, hidden_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs_NV = (head(hidden_ND).float() / temperature).log_softmax(-1)
+    return logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1), -(logprobs_NV.exp() * logprobs_NV).sum(-1)

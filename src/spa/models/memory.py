@@ -68,7 +68,7 @@ def estimate_training(
     kept = tokens * hidden * 4  # the residual stream stays in float32
     cast = total * compute_bytes if compute_bytes < weight_bytes else 0  # autocast keeps a copy of the weights
     activations = layers * kept + layer if checkpointing else layers * layer
-    chunk = min(scored * config.vocab_size, CHUNK_LOGITS)
+    chunk = min(scored * config.vocab_size, CHUNK_LOGITS["cuda"])
     return MemoryEstimate(
         weights=total * weight_bytes + (trained * trained_bytes if lora_rank else 0),
         gradients=trained * trained_bytes,
