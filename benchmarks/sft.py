@@ -20,13 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
+
+from common import lines, machine, run, summary
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -71,11 +72,12 @@ def main() -> None:
                     runs[peer].append(measure(peer, data, options))
                     print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
             results[name] = {"rows": describe(data), "peers": {peer: summary(runs[peer]) for peer in peers}}
-            print(table(name, results[name]))
-    machine = {"processor": processor(), "threads": options.threads, "python": platform.python_version()}
-    print(json.dumps(machine))
+            rows = results[name]["rows"]
+            print(f"\n{name}: {rows['rows']} rows, median {rows['median']:.0f}, longest {rows['longest']} tokens")
+            print("\n".join(lines(results[name]["peers"], "spa")))
+    print(json.dumps(machine(options.threads)))
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"machine": machine(options.threads), "results": results}, indent=1) + "\n")
 
 
 def make_venv(folder: Path) -> None:
@@ -127,64 +129,15 @@ def describe(path: Path) -> dict[str, float]:
 
 
 def measure(peer: str, data: Path, options: argparse.Namespace) -> dict[str, float]:
-    python = options.trl_venv / "bin" / "python" if peer.startswith("trl") else Path(sys.executable)
+    python = str(options.trl_venv / "bin" / "python") if peer.startswith("trl") else sys.executable
     arguments = [data, options.steps, options.threads, options.max_length, options.step_tokens, model_folder(), peer]
-    script = HERE / "contestants" / f"sft_{peer.partition('-')[0]}.py"
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(options.threads),
-        "HF_HUB_OFFLINE": "1",
-        "WANDB_MODE": "disabled",
-    }
-    done = subprocess.run(
-        [str(python), str(script), *map(str, arguments)], capture_output=True, text=True, env=environment
-    )
-    if done.returncode:
-        raise SystemExit(f"{peer} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return run(python, f"sft_{peer.partition('-')[0]}.py", arguments, options.threads)
 
 
 def model_folder() -> Path:
     from spa.models.load import resolve_path
 
     return Path(resolve_path("builtin:tiny"))
-
-
-def summary(runs: list[dict[str, float]]) -> dict[str, float]:
-    speeds = [run["tokens_per_second"] for run in runs]
-    return {
-        "tokens_per_second": statistics.median(speeds),
-        "lowest": min(speeds),
-        "highest": max(speeds),
-        "peak_mib": statistics.median(run["peak_mib"] for run in runs),
-        "model_mib": statistics.median(run["peak_mib"] - run["before_mib"] for run in runs),
-        "loss": runs[0]["loss"],
-    }
-
-
-def table(name: str, result: dict) -> str:
-    rows, peers = result["rows"], result["peers"]
-    lines = [
-        "",
-        f"{name}: {rows['rows']} rows, median {rows['median']:.0f}, longest {rows['longest']} tokens",
-        f"{'':12}{'tokens/s':>10}{'spread':>18}{'spa is':>9}{'peak MiB':>10}{'training MiB':>14}",
-    ]
-    for peer, values in peers.items():
-        ratio = peers["spa"]["tokens_per_second"] / values["tokens_per_second"] if "spa" in peers else float("nan")
-        spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
-        lines.append(
-            f"{peer:12}{values['tokens_per_second']:>10.0f}{spread:>18}{ratio:>8.2f}x{values['peak_mib']:>10.0f}"
-            f"{values['model_mib']:>14.0f}"
-        )
-    return "\n".join(lines)
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 if __name__ == "__main__":

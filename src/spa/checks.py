@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spa.runs.arms import arm_config, check_arms, data_folder, given_data, source_config
+from spa.runs.arms import arm_config, check_arms, data_folder, given_data, needs_sft, source_config
 from spa.runs.folder import RunFolder
 from spa.runs.schema import ArmConfig, Config
+from spa.runs.stage import model_of
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
@@ -25,7 +26,7 @@ def begin(
     stage = command.partition(" ")[0]
     served = _check_players(cfg, stage, model, arms)
     chat = None if served else _check_model(cfg, model)
-    if stage == "generate" or (stage == "run" and any(arm.sft for arm in arms)):
+    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, arm) for arm in arms)):
         from spa.worldmodel.selfplay import row_window
 
         row_window(cfg)
@@ -59,11 +60,14 @@ def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[Ar
         local = cfg.engine.kind == "openai" and model is not None
         if not local:
             check_engine(cfg.engine)
+    if stage == "run":
+        for start in {arm_config(cfg, arm).ppo.start for arm in arms if arm.rl} - {None}:
+            _check_model(cfg, model_of(str(start)))
     sources: list[Config] = []
     if stage == "generate":
         sources = [source_config(cfg, arms[0] if arms else None)]
     elif stage == "run":
-        sources = [source_config(cfg, arm) for arm in arms if arm.sft and not given_data(cfg, arm)]
+        sources = [source_config(cfg, arm) for arm in arms if needs_sft(cfg, arm) and not given_data(cfg, arm)]
     for source in sources:
         check_source(source)
         if source.selfplay.model:

@@ -16,6 +16,7 @@ import typer
 
 from spa import __version__
 from spa.cli_data import data_app
+from spa.cli_export import export
 from spa.cli_perplexity import perplexity
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
 
 
 app.command()(perplexity)
+app.command()(export)
 
 
 @app.command()
@@ -225,14 +227,15 @@ def config(words: Words = None) -> None:
 
 @env_app.command("list")
 def env_list() -> None:
-    """Worlds, configs, models and arms by name."""
+    """Worlds, configs, models, algorithms and arms by name."""
     from spa.envs import env_names
-    from spa.runs.config import ALIASES, arm_names, config_names, model_names
+    from spa.runs.config import ALIASES, algorithm_names, arm_names, config_names, model_names
 
     print("worlds   " + ", ".join(env_names()))
     print("configs  " + ", ".join(config_names()))
     print("aliases  " + ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items()))
     print("models   " + ", ".join(model_names()))
+    print("algorithms  " + ", ".join(algorithm_names()))
     print("arms     " + ", ".join(arm_names()))
 
 

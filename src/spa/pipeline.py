@@ -22,13 +22,14 @@ from spa.runs.arms import (
     arms_of,
     data_folder,
     given_data,
+    needs_sft,
     selfplay_folder,
     selfplay_name,
     sft_folder,
     source_config,
 )
 from spa.runs.schema import ArmConfig, Config
-from spa.runs.stage import Stage
+from spa.runs.stage import Stage, model_of
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "report", "run", "sft"]
 
@@ -37,7 +38,7 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     """All stages for all arms, then the table and the report."""
     arms = arms_of(cfg)
     begin(cfg, out, "run", resume, arms=arms)
-    with_sft = [arm for arm in arms if arm.sft]
+    with_sft = [arm for arm in arms if needs_sft(cfg, arm)]
     for arm in {selfplay_folder(out, arm): arm for arm in reversed(with_sft) if not given_data(cfg, arm)}.values():
         _generate(cfg, arm, out, resume=True)
     for arm in {sft_folder(out, arm): arm for arm in reversed(with_sft)}.values():
@@ -158,29 +159,6 @@ def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
     return _product(
         sft_folder(out, arm), f"arm {arm.name} starts from its SFT model: run `spa sft{_option(out, arm)}` first"
     )
-
-
-def model_of(path: str) -> str:
-    """The model of a checkpoint folder or hub name (itself), or of the folder of a finished or an interrupted stage.
-
-    Raises:
-        ValueError: a folder that is none of these.
-    """
-    folder = Path(path).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file():
-        return path
-    from spa.runs.checkpoints import latest_checkpoint
-    from spa.runs.stage import read_done
-
-    done = read_done(folder)
-    if done is not None and "model" in done:
-        return str(folder / str(done["model"]))
-    found = latest_checkpoint(folder)
-    if found is None:
-        raise ValueError(
-            f"ppo.start={path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
-        )
-    return str(found[1])
 
 
 def _option(out: Path, arm: ArmConfig) -> str:

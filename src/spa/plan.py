@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spa.checks import check_tasks
-from spa.runs.arms import arm_config, changes_nothing, given_data, selfplay_name, sft_folder, source_config
-from spa.runs.schema import ArmConfig, Config
+from spa.runs.arms import arm_config, changes_nothing, given_data, needs_sft, selfplay_name, sft_folder, source_config
+from spa.runs.schema import ArmConfig, Config, PPOConfig
+from spa.runs.validate import WITH_VALUES
 
 
 def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
@@ -23,7 +24,7 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
     wanted = set(stages) if "run" not in stages else {"generate", "sft", "ppo", "eval", "report"}
-    tuned: list[ArmConfig | None] = [arm for arm in arms if arm.sft] if "run" in stages or arms else [None]
+    tuned: list[ArmConfig | None] = [arm for arm in arms if needs_sft(cfg, arm)] if "run" in stages or arms else [None]
     if "generate" in wanted:
         played = [arm for arm in tuned if "run" not in stages or not given_data(cfg, arm)]
         lines += _unique(_plan_selfplay(source_config(cfg, arm), selfplay_name(arm)) for arm in played)
@@ -34,11 +35,14 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
         own = arm_config(cfg, arm)
         rl = own.ppo
         if "ppo" in wanted and arm.rl:
+            start = rl.start or ("the SFT model" if arm.sft else "the base model")
             lines.append(
                 f"ppo {arm.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
-                f"{rl.steps * rl.groups * rl.group_size} episodes, from {'the SFT model' if arm.sft else 'the base model'}, "
+                f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "
                 f"states: {arm.state_format}, prompt: {own.agent.prompt}"
             )
+            lines.append(f"ppo {arm.name}: {_algorithm(rl)}")
+            lines += [f"ppo {arm.name}: {text}" for text in _curriculum(own)]
         if "eval" in wanted:
             test = own.eval
             lines.append(
@@ -69,6 +73,38 @@ def _plan_sft(cfg: Config, folder: str) -> str:
     tune = cfg.sft
     what = f"LoRA of rank {tune.lora_rank}" if tune.lora_rank else "all weights"
     return f"{folder}: {tune.epochs} epochs, {tune.batch_size} rows a step, loss on {tune.loss}, lr {tune.lr:g}, {what}"
+
+
+def _algorithm(rl: PPOConfig) -> str:
+    """The choices that make one algorithm another."""
+    parts = [rl.estimator, f"rewards at the end of each {'turn' if rl.reward_placement == 'turn' else 'episode'}"]
+    parts.append(f"critic: {rl.critic}" if rl.estimator in WITH_VALUES else "no critic")
+    if rl.filter != "off" and rl.filter_ratio < 1:
+        parts.append(f"{rl.filter_ratio:.0%} of the groups kept ({rl.filter})")
+    if rl.dynamic_groups:
+        parts.append(f"until {rl.dynamic_groups} groups are informative")
+    if rl.kl_reward_coef or rl.kl_loss_coef:
+        parts.append(f"reference model: {rl.reference or 'where it starts'}")
+    if rl.observation_reward or rl.prediction_reward:
+        parts.append(f"rewards for states: {rl.observation_reward:g} and {rl.prediction_reward:g} ({rl.state_match})")
+    if rl.world_model_coef:
+        parts.append(f"world-model loss x {rl.world_model_coef:g}")
+    if rl.lora_rank:
+        parts.append(f"LoRA of rank {rl.lora_rank}")
+    return ", ".join(parts)
+
+
+def _curriculum(cfg: Config) -> list[str]:
+    plan = cfg.curriculum
+    if plan.mixture:
+        total = sum(plan.mixture.values())
+        return ["trains on " + ", ".join(f"{weight / total:.0%} {name}" for name, weight in plan.mixture.items())]
+    if plan.levels:
+        levels = ", then ".join(str(level) for level in plan.levels)
+        return [
+            f"trains on {levels}, then the world itself; the next at {plan.threshold:.0%} success over {plan.window} steps"
+        ]
+    return []
 
 
 def _plan_memory(cfg: Config) -> list[str]:

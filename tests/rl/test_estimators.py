@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spa.rl.advantages import ESTIMATORS, Signal, bi_level_gae, estimate, gae, turn_gae, whiten
 from spa.rl.losses import policy_loss
 from spa.runs.schema import PPOConfig
-from spa.runs.validate import _WITH_GROUPS, _WITH_VALUES, CHOICES
+from spa.runs.validate import CHOICES, WITH_GROUPS, WITH_VALUES
 
 FLOATS = st.floats(-3, 3)
 
@@ -41,8 +41,8 @@ def loop_gae(rewards, values, gamma: float, lam: float) -> list[float]:
 
 def test_the_config_knows_the_estimators() -> None:
     assert set(CHOICES["ppo.estimator"]) == set(ESTIMATORS)
-    assert {name for name, one in ESTIMATORS.items() if one.values} == set(_WITH_VALUES)
-    assert {name for name, one in ESTIMATORS.items() if one.groups} == set(_WITH_GROUPS)
+    assert {name for name, one in ESTIMATORS.items() if one.values} == set(WITH_VALUES)
+    assert {name for name, one in ESTIMATORS.items() if one.groups} == set(WITH_GROUPS)
 
 
 # Turn level

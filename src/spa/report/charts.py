@@ -16,8 +16,15 @@ from spa.report.data import ArmReport, MetricsRow
 Figure = dict[str, Any]
 Series = list[tuple[float, float]]
 
-_COLORS = {"base": "#8a8f98", "vanilla": "#3d7fc1", "se": "#2a9d8f", "vagen": "#c98a1b", "spa": "#d1495b"}
-_MORE_COLORS = ("#7b61c9", "#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46")
+_COLORS = {
+    "base": "#8a8f98",
+    "vanilla": "#3d7fc1",
+    "se": "#2a9d8f",
+    "vagen": "#c98a1b",
+    "spa": "#d1495b",
+    "spa_aux": "#7b61c9",
+}
+_MORE_COLORS = ("#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46")
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,16 @@ def _world_model(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Fi
     return {"data": data, "layout": _layout("PPO step", "accuracy", True)} if data else None
 
 
+def _calibration(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Figure | None:
+    data = []
+    for arm, report in arms.items():
+        if points := series(report.metrics, "calibration/top1"):
+            data.append(_line(arm, points, colors[arm], legendgroup=_label(arm)))
+            chance = _line(arm, series(report.metrics, "calibration/chance"), colors[arm], dash="dot", mode="lines")
+            data.append(chance | {"showlegend": False, "legendgroup": _label(arm)})
+    return {"data": data, "layout": _layout("PPO step", "share", True)} if data else None
+
+
 Stages2 = Mapping[str, Sequence[MetricsRow]]
 """Logged rows of stage 2: the run's under an empty name, then those of arms with their own."""
 
@@ -213,6 +230,8 @@ def learning_charts(arms: Mapping[str, ArmReport], sft: Stages2, colors: Mapping
     )
     note = "Share of written observations and predictions that agree with the world."
     charts += _chart("world-model", "World model during PPO", note, _world_model(arms, colors))
+    note = "Share of recorded turns whose true next state is likelier than every alternative; dotted: by guessing."
+    charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(arms, colors))
     charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))
     return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", _sft_world_model(sft))
 
@@ -225,15 +244,24 @@ _DIAGNOSTICS = (
     ("losses/policy_loss", "Policy loss", ""),
     ("losses/value_loss", "Value loss", ""),
     ("train/format_rate", "Format rate", "Share of training turns with the right format."),
-    ("train/reward", "Training reward", "Mean over episodes."),
+    ("train/score", "Training score", "Rewards and format penalties, mean over episodes."),
+    ("losses/world_model", "World-model loss", "Auxiliary loss on true states, nats per token."),
+    ("losses/kl_loss", "KL to the reference", "As in the loss."),
+    ("rollout/kept", "Groups kept", "Share of the groups that are trained on."),
+    ("rollout/zero_std", "Groups without a difference", "Share of groups whose episodes all score alike."),
+    ("curriculum/level", "Curriculum level", "0 is the easiest."),
+    ("train/repetition", "Loops", "Share of the responses that end in a loop."),
 )
+
+
+_SHARES = ("losses/clipfrac", "train/format_rate", "rollout/kept", "rollout/zero_std", "train/repetition")
 
 
 def diagnostic_charts(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> list[Chart]:
     """The curves of the fold-out: how healthy the PPO updates were."""
     charts: list[Chart] = []
     for name, title, note in _DIAGNOSTICS:
-        share = name in ("losses/clipfrac", "train/format_rate")
+        share = name in _SHARES
         key = re.sub(r"\W+", "-", name)
         charts += _chart(key, title, note, _by_arm(arms, colors, (name,), "", share))
     return charts

@@ -101,6 +101,11 @@ def given_data(cfg: Config, arm: ArmConfig | None) -> bool:
     return bool(cfg.sft.data) and not selfplay_name(arm)
 
 
+def needs_sft(cfg: Config, arm: ArmConfig) -> bool:
+    """Whether the arm starts from its stage 2: not where ``ppo.start`` names another model."""
+    return arm.sft and not (arm.rl and arm_config(cfg, arm).ppo.start)
+
+
 def data_folder(cfg: Config, arm: ArmConfig | None, out: Path) -> Path:
     """What the arm's stage 2 reads."""
     return Path(str(cfg.sft.data)) if given_data(cfg, arm) else selfplay_folder(out, arm)

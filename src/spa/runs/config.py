@@ -31,6 +31,11 @@ def model_names() -> list[str]:
     return _names("model")
 
 
+def algorithm_names() -> list[str]:
+    """Names that ``algorithm=NAME`` takes."""
+    return _names("algorithm")
+
+
 def arm_names() -> list[str]:
     """Names that ``arms=[...]`` and ``load_arm`` take."""
     return _names("arm")

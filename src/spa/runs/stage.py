@@ -31,6 +31,26 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
+def model_of(path: str) -> str:
+    """The model of a checkpoint folder or hub name (itself), or of the folder of a finished or an interrupted stage.
+
+    Raises:
+        ValueError: a folder that is none of these.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return path
+    done = read_done(folder)
+    if done is not None and "model" in done:
+        return str(folder / str(done["model"]))
+    found = latest_checkpoint(folder)
+    if found is None:
+        raise ValueError(
+            f"ppo.start={path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
+        )
+    return str(found[1])
+
+
 class Stage:
     """A stage about to run in ``folder``.
 

@@ -216,18 +216,18 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
 
 
 # Estimators that need a critic, and those that compare the episodes of a group.
-_WITH_VALUES = ("gae", "turn_gae", "bi_level_gae", "bi_level_gae_ragen")
-_WITH_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+WITH_VALUES = ("gae", "turn_gae", "bi_level_gae", "bi_level_gae_ragen")
+WITH_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
 def _validate_ppo(cfg: Config) -> None:
     ppo, curriculum = cfg.ppo, cfg.curriculum
-    if ppo.critic == "none" and ppo.estimator in _WITH_VALUES:
+    if ppo.critic == "none" and ppo.estimator in WITH_VALUES:
         raise ValueError(
             f"ppo.estimator={ppo.estimator} needs a critic: set ppo.critic to model, head or detached_head, or "
             "choose another estimator (algorithm=grpo, rloo, ...)"
         )
-    if ppo.estimator in _WITH_GROUPS and ppo.group_size < 2:
+    if ppo.estimator in WITH_GROUPS and ppo.group_size < 2:
         raise ValueError(
             f"ppo.estimator={ppo.estimator} compares the episodes of a world: ppo.group_size must be 2 or more"
         )
@@ -235,7 +235,7 @@ def _validate_ppo(cfg: Config) -> None:
         raise ValueError(
             f"ppo.reward_norm={ppo.reward_norm} is of whole episodes' scores: it needs ppo.reward_placement=end"
         )
-    if ppo.critic_lora_rank and (ppo.critic != "model" or ppo.estimator not in _WITH_VALUES):
+    if ppo.critic_lora_rank and (ppo.critic != "model" or ppo.estimator not in WITH_VALUES):
         raise ValueError("ppo.critic_lora_rank needs a critic with a network of its own: ppo.critic=model")
     if ppo.world_model_coef and not cfg.agent.think:
         raise ValueError("ppo.world_model_coef trains states in the think block: it needs agent.think=true")

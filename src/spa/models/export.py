@@ -1,0 +1,171 @@
+"""A trained model to take along: a checkpoint of a run without the trainer's state, in the dtype that is wanted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spa.agent.task import unknown
+from spa.runs.checkpoints import list_checkpoints
+from spa.runs.files import atomic_folder
+from spa.runs.stage import read_done
+
+_NOT_A_MODEL = ("trainer_state.pt", "adapter")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which model of a run: of stage 3 of ``arm`` (None: of the only one), or with ``sft`` of stage 2; of ``step``, or ``which``:
+    ``used`` (what the run went on with), ``last`` or ``best`` (by validation)."""
+
+    arm: str | None = None
+    sft: bool = False
+    which: str = "used"
+    step: int | None = None
+
+
+def find_checkpoint(source: Path, choice: Choice) -> Path:
+    """The checkpoint that is meant in a run folder, a stage's folder, or the checkpoint itself.
+
+    Raises:
+        ValueError: there is none; the message names those that there are.
+    """
+    if not source.is_dir():
+        raise ValueError(f"no folder {source}")
+    if (source / "config.json").is_file():
+        if choice != Choice():
+            raise ValueError(f"{source} is a single model: it has no arms, stages or steps to choose from")
+        return source
+    stage = _stage(source, choice) if (source / "config.yaml").is_file() else source
+    checkpoints = dict(list_checkpoints(stage))
+    if not checkpoints:
+        raise ValueError(f"{stage} holds no checkpoint")
+    if choice.step is not None:
+        if choice.step not in checkpoints:
+            kept = ", ".join(map(str, checkpoints))
+            raise ValueError(f"{stage} has no checkpoint of step {choice.step}; it has {kept}")
+        return checkpoints[choice.step]
+    done = read_done(stage) or {}
+    if choice.which == "best":
+        found = stage / str(done.get("best", ""))
+        if "best" not in done or not found.is_dir():
+            raise ValueError(
+                f"{stage} has not kept its best checkpoint: train with ppo.use=best, or choose --which last"
+            )
+        return found
+    if choice.which == "used" and "model" in done:
+        return stage / str(done["model"])
+    return list(checkpoints.values())[-1]
+
+
+def _stage(run: Path, choice: Choice) -> Path:
+    if choice.sft:
+        own = run / f"sft-{choice.arm}"
+        folder = own if choice.arm and own.is_dir() else run / "sft"
+        if not folder.is_dir():
+            raise ValueError(f"{run} has no SFT model")
+        return folder
+    arms = sorted(path.parent.name for path in run.glob("arms/*/ppo"))
+    if choice.arm is None:
+        if len(arms) != 1:
+            has = f"has {', '.join(arms)}: choose one with --arm" if arms else "has none (--sft takes stage 2's)"
+            raise ValueError(f"which model of {run}? Of those trained by PPO it {has}")
+        return run / "arms" / arms[0] / "ppo"
+    if choice.arm not in arms:
+        raise ValueError(
+            unknown(f"arm of {run} trained by PPO", choice.arm, arms) if arms else f"{run} has no PPO model"
+        )
+    return run / "arms" / choice.arm / "ppo"
+
+
+def export(
+    checkpoint: Path, target: Path, *, dtype: str | None = None, adapter: bool = False, force: bool = False
+) -> None:
+    """Copies a checkpoint's model and tokenizer to ``target``, with a card; the trainer's state stays behind.
+
+    Args:
+        dtype: of the copy's weights; None leaves them as they are.
+        adapter: the LoRA adapters alone instead of the merged model, as peft reads them.
+        force: replace what is there.
+
+    Raises:
+        ValueError: ``target`` exists; unknown dtype; no adapters; the model cannot be loaded.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not force:
+        raise ValueError(f"{target} exists; add --force to replace it")
+    if target.exists() and (target.resolve() in checkpoint.resolve().parents or target.samefile(checkpoint)):
+        raise ValueError(f"{target} holds the model that is exported; give another --to")
+    if adapter and not (checkpoint / "adapter").is_dir():
+        raise ValueError(f"{checkpoint} has no adapters: it was trained with all weights (ppo.lora_rank=0)")
+    if adapter and dtype:
+        raise ValueError("--dtype is of the merged model; leave it out with --adapter")
+    if target.is_file():
+        target.unlink()
+    with atomic_folder(target) as folder:
+        if adapter:
+            shutil.copytree(checkpoint / "adapter", folder, dirs_exist_ok=True)
+            _copy_tokenizer(checkpoint, folder)
+        elif dtype:
+            _convert(checkpoint, folder, dtype)
+        else:
+            for path in checkpoint.iterdir():
+                if path.name not in _NOT_A_MODEL:
+                    (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
+        (folder / "README.md").write_text(card(checkpoint, adapter=adapter), encoding="utf-8")
+
+
+def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:
+    from spa.models.load import load_model, load_tokenizer, save_model
+    from spa.runs.schema import ModelConfig
+
+    model = load_model(ModelConfig(dtype=dtype, device="cpu"), str(checkpoint))
+    save_model(model, load_tokenizer(str(checkpoint)), folder)
+
+
+def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
+    from spa.models.load import load_tokenizer
+
+    load_tokenizer(str(checkpoint)).save_pretrained(folder)
+
+
+def card(checkpoint: Path, *, adapter: bool = False) -> str:
+    """A model card from what the run around a checkpoint recorded."""
+    facts = _facts(checkpoint)
+    lines = ["---", "library_name: peft" if adapter else "library_name: transformers", "pipeline_tag: text-generation"]
+    lines += [
+        "tags: [spa, reinforcement-learning, world-model]",
+        "---",
+        "",
+        f"# {facts.pop('name', checkpoint.name)}",
+        "",
+    ]
+    lines += ["Trained with SPA (self-play, world-model SFT, PPO; arXiv 2510.15047).", ""]
+    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    """What is known of a checkpoint by where it stands; empty outside a run."""
+    run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
+    if run is None:
+        return {}
+    from spa.runs.config import load_config
+
+    cfg = load_config(run / "config.yaml", [])
+    stage = checkpoint.resolve().parent.parent
+    arm = stage.parent.name if stage.name == "ppo" else None
+    facts: dict[str, Any] = {
+        "name": f"{cfg.name}, {f'arm {arm}' if arm else 'world-model SFT'}",
+        "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
+        "base model": cfg.model.path,
+        "step": checkpoint.name.removeprefix("global_step_"),
+        "seed": cfg.seeds.run,
+    }
+    evaluated = read_done(stage.parent / "eval") if arm else None
+    if evaluated is not None and Path(str(evaluated["model"])).name == checkpoint.name:
+        scores = {name: value for name, value in evaluated.items() if name.startswith("pass@")}
+        facts["on held-out worlds"] = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+    return facts

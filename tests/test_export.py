@@ -1,0 +1,145 @@
+"""``spa export``: a model of a run as a plain folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from spa.cli import main
+from spa.models.load import load_model, load_tokenizer
+from spa.runs.schema import ModelConfig
+from tests.test_pipeline import SMALL
+
+LORA = ["ppo.lora_rank=2", "ppo.critic=model"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "lake"
+    settings = [*SMALL, "arms=[vanilla,spa]", "ppo.save_every=1", "ppo.keep_checkpoints=0", "ppo.use=best"]
+    assert main(["run", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("lora") / "lake"
+    assert main(["ppo", "frozen_lake", "--out", str(out), *SMALL, *LORA, "ppo.steps=1", "--quiet"]) == 0
+    return out
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(str(folder / "model.safetensors"))
+
+
+def same(a: Path, b: Path) -> bool:
+    one, other = weights(a), weights(b)
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, capsys) -> None:
+    to = tmp_path / "model"
+    assert main(["export", str(run), "--arm", "spa", "--to", str(to)]) == 0
+    used = json.loads((run / "arms" / "spa" / "eval" / "done.json").read_text())["model"]
+    assert f"{to}" in capsys.readouterr().out
+    assert same(to, Path(used))
+    assert not (to / "trainer_state.pt").exists()
+    load_model(ModelConfig(path=str(to)))
+    load_tokenizer(str(to))
+    card = (to / "README.md").read_text(encoding="utf-8")
+    assert "frozen_lake, arm spa" in card and "builtin:tiny" in card and "pass@1 " in card
+
+
+def test_other_models_of_the_run(run, tmp_path) -> None:
+    ppo = run / "arms" / "vanilla" / "ppo"
+    done = json.loads((ppo / "done.json").read_text())
+    given = {
+        "step": (["--arm", "vanilla", "--step", "1"], ppo / "checkpoints" / "global_step_1"),
+        "last": (["--arm", "vanilla", "--which", "last"], ppo / "checkpoints" / "global_step_2"),
+        "best": (["--arm", "vanilla", "--which", "best"], ppo / done["best"]),
+        "sft": (["--sft"], run / "sft" / json.loads((run / "sft" / "done.json").read_text())["model"]),
+        "sft of an arm": (
+            ["--sft", "--arm", "spa"],
+            run / "sft" / json.loads((run / "sft" / "done.json").read_text())["model"],
+        ),
+    }
+    for name, (options, expected) in given.items():
+        assert main(["export", str(run), *options, "--to", str(tmp_path / name)]) == 0
+        assert same(tmp_path / name, expected), name
+    assert main(["export", str(ppo), "--step", "1", "--to", str(tmp_path / "stage")]) == 0
+    assert same(tmp_path / "stage", ppo / "checkpoints" / "global_step_1")
+    assert main(["export", str(ppo / "checkpoints" / "global_step_1"), "--to", str(tmp_path / "single")]) == 0
+    assert same(tmp_path / "single", tmp_path / "stage")
+
+
+def test_another_dtype(run, tmp_path) -> None:
+    to = tmp_path / "model"
+    assert main(["export", str(run), "--arm", "spa", "--to", str(to), "--dtype", "bfloat16"]) == 0
+    assert {tensor.dtype for tensor in weights(to).values()} == {torch.bfloat16}
+    assert json.loads((to / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_adapters_alone_give_the_merged_model_on_the_base(adapters, tmp_path) -> None:
+    peft = pytest.importorskip("peft")
+    assert main(["export", str(adapters), "--to", str(tmp_path / "merged")]) == 0
+    assert not (tmp_path / "merged" / "adapter").exists()
+    assert main(["export", str(adapters), "--adapter", "--to", str(tmp_path / "adapter")]) == 0
+    base = load_model(ModelConfig(path="builtin:tiny"))
+    plain = weights(tmp_path / "merged")
+    model = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
+    for name, tensor in model.state_dict().items():
+        if name in plain:
+            torch.testing.assert_close(tensor, plain[name])
+    AutoTokenizer.from_pretrained(str(tmp_path / "adapter"))
+    assert "library_name: peft" in (tmp_path / "adapter" / "README.md").read_text()
+
+
+def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> None:
+    to = tmp_path / "model"
+    to.mkdir()
+    (to / "mine.txt").write_text("x")
+    command = ["export", str(run), "--arm", "spa", "--to", str(to)]
+    assert main(command) == 2
+    assert "--force" in capsys.readouterr().err
+    assert (to / "mine.txt").exists()
+    assert main([*command, "--force"]) == 0
+    assert not (to / "mine.txt").exists()
+    stage = run / "arms" / "spa" / "ppo"
+    assert main(["export", str(stage), "--to", str(stage), "--force"]) == 2
+    assert "give another --to" in capsys.readouterr().err
+    assert stage.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "it has spa, vanilla: choose one with --arm"),
+        (["--arm", "vanila"], "Did you mean 'vanilla'?"),
+        (["--arm", "spa", "--step", "7"], "has no checkpoint of step 7; it has 1, 2"),
+        (["--arm", "spa", "--which", "bets"], "Did you mean 'best'?"),
+        (["--arm", "spa", "--adapter"], "has no adapters"),
+        (["--arm", "spa", "--dtype", "float33"], "Did you mean 'float32'?"),
+    ],
+)
+def test_mistakes_are_one_line(run, tmp_path, capsys, options, message) -> None:
+    assert main(["export", str(run), *options, "--to", str(tmp_path / "x")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_where_there_is_nothing_to_export(run, adapters, tmp_path, capsys) -> None:
+    for source, options, message in (
+        (tmp_path / "nowhere", [], "no folder"),
+        (tmp_path, [], "holds no checkpoint"),
+        (adapters, ["--sft"], "has no SFT model"),
+        (run / "sft", ["--which", "best"], "ppo.use=best"),
+        (run / "arms" / "spa" / "ppo" / "checkpoints" / "global_step_1", ["--arm", "spa"], "is a single model"),
+    ):
+        assert main(["export", str(source), *options, "--to", str(tmp_path / "x")]) == 2
+        assert message in capsys.readouterr().err
