@@ -9,10 +9,12 @@ rendered: a template that rewrites earlier turns (Qwen3's drops past thinking) i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from spa.agent.parse import Span
 
+_REMEMBERED = 4096  # user messages whose ids are kept
 _PROBE_ANSWER = "<think>probe</think><answer>probe</answer>"
 
 
@@ -59,7 +61,9 @@ class Chat:
         self.closing_ids = closing_ids
         stop = {closing_ids[0], tokenizer.eos_token_id}
         self.stop_ids: frozenset[int] = frozenset(i for i in stop if i is not None)
-        self._openings: dict[tuple[str | None, str], list[int]] = {}
+        # The worlds of a group begin alike, and states come back.
+        self._opening = lru_cache(_REMEMBERED)(self._encode_opening)
+        self._following = lru_cache(_REMEMBERED)(self._encode_following)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a piece of text as it stands (no special tokens added)."""
@@ -115,14 +119,20 @@ class Chat:
 
     def opening(self, system: str | None, user: str) -> list[int]:
         """Ids of ``opening_text``."""
-        return self.encode(self.opening_text(system, user))
+        return list(self._opening(system, user))
+
+    def _encode_opening(self, system: str | None, user: str) -> tuple[int, ...]:
+        return tuple(self.encode(self.opening_text(system, user)))
 
     def following(self, user: str) -> list[int]:
         """Ids of a later user message and the generation prompt, to be appended to a closed response."""
+        return list(self._following(user))
+
+    def _encode_following(self, user: str) -> tuple[int, ...]:
         head = [{"role": "user", "content": "probe one"}, {"role": "assistant", "content": _PROBE_ANSWER}]
         before = self._render(head)
         after = self._render([*head, {"role": "user", "content": user}], generate=True)
-        return self.encode(after[len(before) :])
+        return tuple(self.encode(after[len(before) :]))
 
     def closing(self, response_ids: list[int]) -> list[int]:
         """What the harness must append after a response: the end-of-turn token unless it was sampled, and separators."""

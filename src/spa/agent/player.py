@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,13 +86,12 @@ class Player:
         samples: int,
         seed: int,
         temperature: float | None = None,
-        on_turn: Callable[[int, int], None] | None = None,
     ) -> list[Episode]:
         """Plays every world ``samples`` times; see ``rollout``."""
         sampling = self.sampling
         if temperature is not None:
             sampling = dataclasses.replace(sampling, temperature=temperature)
-        return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples, on_turn=on_turn)
+        return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples)
 
 
 class ServedPlayer(Player):
@@ -114,9 +113,8 @@ class ServedPlayer(Player):
         samples: int,
         seed: int,
         temperature: float | None = None,
-        on_turn: Callable[[int, int], None] | None = None,
     ) -> list[Episode]:
-        """Plays every world ``samples`` times; ``on_turn`` is not called, as there is no common turn."""
+        """Plays every world ``samples`` times."""
         jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
         sampling = self.sampling
         if temperature is not None:

@@ -1,8 +1,8 @@
-"""Playing: batches of episodes through an engine, all live episodes one turn at a time."""
+"""Playing: many episodes through an engine, each answered by its world as soon as its response is there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spa.agent.chat import Chat
@@ -10,7 +10,7 @@ from spa.agent.episode import Episode, TokenSequence
 from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.engines.base import Completion, Engine
+from spa.engines.base import Completion, Engine, serve
 from spa.runs.schema import SamplingConfig
 
 
@@ -31,7 +31,6 @@ def rollout(
     *,
     seed: int,
     group_size: int = 1,
-    on_turn: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
     """Plays every world ``group_size`` times; returns ``len(worlds) * group_size`` episodes, group by group.
 
@@ -39,39 +38,31 @@ def rollout(
     ``status="error"``; the others go on. The same arguments and weights give the same episodes.
 
     Args:
-        seed: of the sampling; together with the turn it seeds the engine.
-        on_turn: called with (live episodes, turn index) before each turn.
+        seed: of the sampling; together with episode and turn it seeds every response.
     """
     plays = [
         _TokenPlay.start(task, world, group, member)
         for group, world in enumerate(worlds)
         for member in range(group_size)
     ]
-    for index in range(task.env.max_turns):
-        live = [play for play in plays if play.live]
-        if not live:
-            break
-        if on_turn:
-            on_turn(len(live), index)
-        for play in live:
-            _ask(play, chat, index)
-        contexts = [play.sequence.ids for play in live]
-        completions = engine.generate(contexts, sampling, stop_ids=chat.stop_ids, seed=_turn_seed(seed, index))
-        for play, completion in zip(live, completions, strict=True):
-            _answer(play, chat, index, completion)
+    live = [play for play in plays if play.live]
+
+    def answer(session: int, completion: Completion) -> list[int] | None:
+        play = live[session]
+        index = len(play.responses)
+        _answer(play, chat, index, completion)
+        return _ask(play, chat, index + 1) if play.live else None
+
+    contexts = [_ask(play, chat, 0) for play in live]
+    serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, answer=answer)
     for play in plays:
         play.env.close()
     return [play.episode for play in plays]
 
 
-def _turn_seed(seed: int, turn: int) -> int:
-    import numpy as np
-
-    return int(np.random.SeedSequence([seed, turn]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def _ask(play: _TokenPlay, chat: Chat, index: int) -> None:
-    """Appends the user message of turn ``index`` and the forced tag; opens a new sequence where the window needs one."""
+def _ask(play: _TokenPlay, chat: Chat, index: int) -> list[int]:
+    """Appends the user message of turn ``index`` and the forced tag; opens a new sequence where the window needs one. Returns the
+    context."""
     first = play.first_shown(index)
     if index == 0 or play.task.agent.window:
         play.sequence = TokenSequence()
@@ -86,6 +77,7 @@ def _ask(play: _TokenPlay, chat: Chat, index: int) -> None:
     user = _append_user(play, chat, index, first)
     play.sequence.append(chat.forced_ids, turn=index)
     play.open_turn(index, user)
+    return play.sequence.ids
 
 
 def _append_user(play: _TokenPlay, chat: Chat, index: int, first: int) -> str:

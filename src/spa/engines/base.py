@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
+
+import numpy as np
 
 from spa.runs.schema import EngineConfig, SamplingConfig
 
@@ -31,14 +33,67 @@ class BrokenModel(ValueError):
     """The model's logits are not finite: its weights are damaged or have diverged."""
 
 
+Answer = Callable[[int, Completion], Sequence[int] | None]
+"""Called with a session's number and its completion; returns the session's next context, or None at its end."""
+
+
 class Engine(Protocol):
-    """Writes the text of an agent: continues token sequences."""
+    """Writes the text of an agent: continues token sequences.
+
+    An engine that can go on with one session while others wait has a method ``serve`` too, with the arguments of the
+    function ``serve`` below.
+    """
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
         """One completion per context, in order. The same arguments and weights give the same completions."""
         ...
+
+
+def serve(
+    engine: Engine,
+    contexts: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    *,
+    stop_ids: frozenset[int],
+    seed: int,
+    answer: Answer,
+) -> None:
+    """Continues sessions turn by turn: each from its first context until ``answer`` has no next one for it.
+
+    The order in which sessions are answered is the engine's, that of a session's turns is kept. The same arguments, answers and
+    weights give the same completions.
+    """
+    if hasattr(engine, "serve"):
+        engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
+    else:
+        serve_in_rounds(engine, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
+
+
+def serve_in_rounds(
+    engine: Engine,
+    contexts: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    *,
+    stop_ids: frozenset[int],
+    seed: int,
+    answer: Answer,
+) -> None:
+    """``serve`` for engines that know only ``generate``: all live sessions one turn at a time."""
+    live = list(enumerate(contexts))
+    turn = 0
+    while live:
+        state = np.random.SeedSequence([seed, turn]).generate_state(1, np.uint64)[0]
+        asked = [context for _, context in live]
+        completions = engine.generate(asked, sampling, stop_ids=stop_ids, seed=int(state >> np.uint64(1)))
+        following: list[tuple[int, Sequence[int]]] = []
+        for (session, _), completion in zip(live, completions, strict=True):
+            context = answer(session, completion)
+            if context is not None:
+                following.append((session, context))
+        live = following
+        turn += 1
 
 
 @dataclass(frozen=True)

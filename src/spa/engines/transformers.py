@@ -1,26 +1,44 @@
-"""Sampling with any Hugging Face causal model: one batched key-value-cache loop, token-exact."""
+"""Playing with a Hugging Face causal model in this process: token-exact, with the weights as they are at the time of the call."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from spa.engines.base import BrokenModel, Completion, check_sampling
+from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve_in_rounds
+from spa.engines.decoder import Chunk, Decoder, supports
+from spa.engines.draws import uniforms
+from spa.models.memory import free_memory
 from spa.runs.schema import SamplingConfig
+
+_SHARE = 0.6  # of the free memory that keys and values may take
+_SLACK = 64  # positions beyond the longest context
 
 
 class TransformersEngine:
-    """Plays with the weights of ``model`` as they are at the time of the call (training updates are seen at once)."""
+    """Continues many episodes at once.
+
+    For Llama-like models (``decoder.supports``) the keys and values of an episode stay from turn to turn: of a next context only
+    what is new is read. Episodes wait for a free row, rows that end are filled at once, and rows in different turns share a
+    forward pass. Contexts that are equal are read once, a beginning that all share too. Other models play in rounds, with
+    transformers' own forward pass.
+
+    What is sampled depends on the seed, the session and the turn alone, not on how many play at once (but for the rounding of
+    matrix products).
+    """
 
     def __init__(self, model: Any, pad_id: int) -> None:
         self.model = model
         self.pad_id = pad_id
+        self.decoder = Decoder(model) if supports(model) else None
 
-    @torch.no_grad()
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
@@ -30,20 +48,255 @@ class TransformersEngine:
             ValueError: an empty context, or sampling values out of range.
             BrokenModel: logits that are not finite.
         """
+        out: dict[int, Completion] = {}
+        self.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, answer=out.__setitem__)
+        return [out[i] for i in range(len(contexts))]
+
+    @torch.no_grad()
+    def serve(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        seed: int,
+        answer: Answer,
+    ) -> None:
+        """Continues sessions until none has a next context; see ``Engine``.
+
+        Raises: as ``generate``.
+        """
         check_sampling(sampling)
-        if any(not context for context in contexts):
-            raise ValueError("an empty context cannot be continued")
         was_training = self.model.training
         self.model.eval()
-        generator = torch.Generator(self.model.device).manual_seed(seed)
+        try:
+            if self.decoder is None:
+                play = _Rounds(self.model, self.pad_id)
+                serve_in_rounds(play, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
+            else:
+                self.decoder.refresh()
+                _Serving(self.decoder, sampling, stop_ids, seed, answer).run(contexts)
+        finally:
+            if self.decoder is not None:
+                self.decoder.free()
+            self.model.train(was_training)
+
+
+@dataclass
+class _Row:
+    """A session in a slot. ``cached`` are the tokens whose keys and values are there, ``context`` what was asked last."""
+
+    session: int
+    context: list[int]
+    draws: np.ndarray[Any, Any]
+    turn: int = 0
+    cached: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> list[int]:
+        """What is to be in the cache before the next token."""
+        return self.context + self.ids if self.ids else self.context
+
+
+class _Serving:
+    """One call of ``serve``: which session is in which slot, and what is read next."""
+
+    def __init__(
+        self, decoder: Decoder, sampling: SamplingConfig, stop_ids: frozenset[int], seed: int, answer: Answer
+    ) -> None:
+        self.decoder, self.sampling, self.stop_ids = decoder, sampling, stop_ids
+        self.seed, self.answer = seed, answer
+        self.device = decoder.model.device
+        self.rows: list[_Row] = []
+        self.waiting: deque[_Row] = deque()
+        self.slots = 0
+        self.prefix: list[int] = []  # its keys and values are in the slot behind the last
+
+    def run(self, contexts: Sequence[Sequence[int]]) -> None:
+        for session, context in enumerate(contexts):
+            self.waiting.append(self._asked(_Row(session, [], np.empty(0)), context))
+        if not contexts:
+            return
+        self._open(min(self.sampling.batch_size, len(contexts)))
+        self._read_prefix(contexts)
+        while self.rows or self.waiting:
+            self._fill()
+            try:
+                logits_nV = self._forward()
+            except torch.OutOfMemoryError:
+                if not self._shrink():
+                    raise
+                continue
+            tokens, logprobs = sample(logits_nV, self.sampling, self._draws())
+            self._take(tokens.tolist(), logprobs.tolist())
+
+    def _asked(self, row: _Row, context: Sequence[int]) -> _Row:
+        """The row with a new context to continue."""
+        if not context:
+            raise ValueError("an empty context cannot be continued")
+        row.context, row.ids, row.logprobs = list(context), [], []
+        row.draws = uniforms(self.sampling.max_tokens, self.seed, row.session, row.turn)
+        return row
+
+    def _open(self, slots: int) -> None:
+        """Room for as many rows as memory allows."""
+        capacity = max(len(row.context) for row in self.waiting) + _SLACK
+        while slots > 1 and not self._room(slots, capacity):
+            slots = (slots + 1) // 2
+        self.slots = slots
+        self.decoder.allocate(slots + 1, capacity)
+
+    def _room(self, slots: int, capacity: int) -> bool:
+        free = free_memory(self.device)
+        size = self.decoder.bytes_per_token
+        held = self.decoder.slots * self.decoder.capacity * size
+        return free is None or (slots + 1) * capacity * size <= _SHARE * (free + held)
+
+    def _read_prefix(self, contexts: Sequence[Sequence[int]]) -> None:
+        """Reads what all first contexts begin with."""
+        first, last = min(map(list, contexts)), max(map(list, contexts))
+        length = common_length(first, last)
+        if first != last and 1 < length < len(first):
+            self.prefix = list(first[:length])
+            self.decoder.forward([Chunk(0, 0, self.prefix)])
+            self.decoder.copy(0, [self.slots], 0, length)
+
+    def _fill(self) -> None:
+        """Waiting sessions into free slots."""
+        while self.waiting and len(self.rows) < self.slots:
+            row = self.waiting.popleft()
+            row.cached = []
+            if self.prefix and row.context[: len(self.prefix)] == self.prefix:
+                self.decoder.copy(self.slots, [len(self.rows)], 0, len(self.prefix))
+                row.cached = list(self.prefix)
+            self.rows.append(row)
+
+    def _forward(self) -> Tensor:
+        """Reads what each row has not read yet; logits (n, V) of the next tokens. Equal contexts are read once."""
+        chunks: list[Chunk] = []
+        leaders: dict[tuple[int, ...], int] = {}
+        follows: dict[int, list[int]] = {}
+        source = list(range(len(self.rows)))
+        for slot, row in enumerate(self.rows):
+            past = len(row.cached)
+            if row.ids and past == len(row.context) + len(row.ids) - 1:  # goes on with what it sampled last
+                chunks.append(Chunk(slot, past, row.ids[-1:]))
+                continue
+            wanted = row.wanted
+            past = min(common_length(row.cached, wanted), len(wanted) - 1)
+            leader = leaders.setdefault(tuple(wanted), slot)
+            if leader != slot:
+                follows.setdefault(leader, []).append(slot)
+                source[slot] = leader
+                row.cached = row.cached[:past]
+                chunks.append(Chunk(slot, len(wanted) - 1, wanted[-1:]))
+            else:
+                chunks.append(Chunk(slot, past, wanted[past:]))
+        longest = max(chunk.past + len(chunk.ids) for chunk in chunks)
+        if longest > self.decoder.capacity:
+            if len(self.rows) > 1 and not self._room(self.slots, longest):
+                raise torch.OutOfMemoryError("no room for longer rows")
+            self.decoder.reserve(longest)
+        logits_nV = self.decoder.forward(chunks)
+        for leader, slots in follows.items():
+            start = min(len(self.rows[slot].cached) for slot in slots)
+            self.decoder.copy(leader, slots, start, len(self.rows[leader].wanted))
+        for row, chunk in zip(self.rows, chunks, strict=True):
+            if len(row.cached) == chunk.past and len(chunk.ids) == 1:
+                row.cached.append(chunk.ids[0])
+            else:
+                row.cached = list(row.wanted)
+        return logits_nV[source] if follows else logits_nV
+
+    def _draws(self) -> Tensor:
+        """(n,) numbers in [0, 1), one for the next token of each row."""
+        draws = [row.draws[len(row.ids)] for row in self.rows]
+        return torch.tensor(np.array(draws), device=self.device)
+
+    def _take(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Appends the sampled tokens; ended responses are answered, ended sessions give up their slot."""
+        ended: list[int] = []
+        for slot, (row, token, logprob) in enumerate(zip(self.rows, tokens, logprobs, strict=True)):
+            if math.isnan(logprob):
+                raise BrokenModel(
+                    "the model's logits are not finite: its weights are damaged or have diverged in training"
+                )
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            stopped = token in self.stop_ids
+            if not stopped and len(row.ids) < self.sampling.max_tokens:
+                continue
+            context = self.answer(row.session, Completion(row.ids, row.logprobs, "stop" if stopped else "length"))
+            row.turn += 1
+            if context is not None:
+                self._asked(row, context)
+            elif self.waiting:  # its slot may hold what the newcomer begins with
+                newcomer = self.waiting.popleft()
+                newcomer.cached = row.cached
+                self.rows[slot] = newcomer
+            else:
+                ended.append(slot)
+        for slot in reversed(ended):
+            last = self.rows.pop()
+            if slot < len(self.rows):
+                self.decoder.copy(len(self.rows), [slot], 0, len(last.cached))
+                self.rows[slot] = last
+
+    def _shrink(self) -> bool:
+        """Half as many rows at once; the others wait and are read again. False if there is one row only."""
+        if self.slots == 1:
+            return False
+        self.slots = max(1, min(self.slots, len(self.rows)) // 2)
+        self.waiting.extendleft(reversed(self.rows[self.slots :]))
+        del self.rows[self.slots :]
+        for row in self.rows:
+            row.cached = []
+        self.prefix = []
+        self.decoder.free()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.decoder.refresh()
+        longest = max(len(row.wanted) for row in (*self.rows, *self.waiting))
+        self.decoder.allocate(self.slots + 1, longest + _SLACK)
+        return True
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:  # a[:low] == b[:low], a[:high] != b[:high]
+        middle = (low + high) // 2
+        if a[low : middle + 1] == b[low : middle + 1]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class _Rounds:
+    """transformers' own forward pass: all contexts of a round in batches, padded on the left."""
+
+    def __init__(self, model: Any, pad_id: int) -> None:
+        self.model = model
+        self.pad_id = pad_id
+
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    ) -> list[Completion]:
+        if any(not context for context in contexts):
+            raise ValueError("an empty context cannot be continued")
         # Similar lengths share a batch: less padding.
         order = sorted(range(len(contexts)), key=lambda i: len(contexts[i]))
         out: dict[int, Completion] = {}
         for start in range(0, len(order), sampling.batch_size):
             chosen = order[start : start + sampling.batch_size]
-            batch = self._batch([contexts[i] for i in chosen], sampling, stop_ids, generator)
+            draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
+            batch = self._batch([contexts[i] for i in chosen], sampling, stop_ids, draws)
             out.update(zip(chosen, batch, strict=True))
-        self.model.train(was_training)
         if any(math.isnan(score) for completion in out.values() for score in completion.logprobs):
             raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
         return [out[i] for i in range(len(contexts))]
@@ -53,11 +306,12 @@ class TransformersEngine:
         contexts: list[Sequence[int]],
         sampling: SamplingConfig,
         stop_ids: frozenset[int],
-        generator: torch.Generator,
+        draws: np.ndarray[Any, Any],
     ) -> list[Completion]:
         from transformers import DynamicCache
 
         device = self.model.device
+        draws_BT = torch.tensor(draws, device=device)
         longest = max(len(context) for context in contexts)
         # Left padding: the newest token of every row stands in the last column.
         ids_BT = torch.tensor(
@@ -82,7 +336,7 @@ class TransformersEngine:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            token_B, score_B = sample(output.logits[:, -1], sampling, generator)
+            token_B, score_B = sample(output.logits[:, -1], sampling, draws_BT[rows, step])
             tokens.append(token_B[alive_B])
             scores.append(score_B[alive_B])
             owners.append(rows[alive_B])
@@ -115,30 +369,39 @@ class TransformersEngine:
         ]
 
 
-def sample(logits_BV: Tensor, sampling: SamplingConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens (B,) and their log-probs (B,) at the temperature, before top-k and top-p; temperature 0 is greedy."""
+def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (B,) and their log-probs (B,) at the temperature, before top-k and top-p; temperature 0 is greedy.
+
+    A token is where the cumulative distribution passes ``draws_B`` in [0, 1). Where logits are not finite the log-prob is nan.
+    """
     logits_BV = logits_BV.float()
+    if sampling.temperature not in (0, 1):
+        logits_BV = logits_BV / sampling.temperature
+    largest_B1 = logits_BV.amax(-1, keepdim=True)
+    weights_BV = (logits_BV - largest_B1).exp_()
+    total_B1 = weights_BV.sum(-1, keepdim=True)
     if sampling.temperature == 0:
-        token_B = logits_BV.argmax(-1)
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+        token_B1 = logits_BV.argmax(-1, keepdim=True)
     else:
-        logprobs_BV = torch.log_softmax(logits_BV / sampling.temperature, dim=-1)
-        # A row of logits that are not finite has no distribution (on CUDA drawing from it kills the process): any token will do.
-        broken_B1 = logprobs_BV[:, :1].isnan()
-        probs_BV = _truncate(logprobs_BV.exp().masked_fill(broken_B1, 1.0), sampling)
-        token_B = torch.multinomial(probs_BV, 1, generator=generator).squeeze(-1)
-    return token_B, logprobs_BV.gather(-1, token_B[:, None]).squeeze(-1)
+        cumulative_BV = _truncate(weights_BV, sampling).cumsum(-1)
+        total = cumulative_BV[:, -1:]
+        # A product may round up to the sum itself, which no token's cumulative weight exceeds.
+        wanted_B1 = torch.minimum(draws_B[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        token_B1 = torch.searchsorted(cumulative_BV, wanted_B1, right=True)
+        token_B1 = token_B1.clamp(max=logits_BV.shape[-1] - 1)  # what is not finite has no place
+    logprob_B1 = logits_BV.gather(-1, token_B1) - largest_B1 - total_B1.log()
+    return token_B1.squeeze(-1), logprob_B1.squeeze(-1)
 
 
-def _truncate(probs_BV: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Zeroes what top-k and top-p leave out (``multinomial`` renormalises)."""
+def _truncate(weights_BV: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Zeroes what top-k and top-p leave out; the rest need not sum to 1."""
     if sampling.top_k:
-        smallest = probs_BV.topk(min(sampling.top_k, probs_BV.shape[-1]), dim=-1).values[:, -1:]
-        probs_BV = probs_BV.masked_fill(probs_BV < smallest, 0.0)
+        smallest = weights_BV.topk(min(sampling.top_k, weights_BV.shape[-1]), dim=-1).values[:, -1:]
+        weights_BV = weights_BV.masked_fill(weights_BV < smallest, 0.0)
     if sampling.top_p < 1:
-        ordered, index = probs_BV.sort(dim=-1, descending=True)
+        ordered, index = weights_BV.sort(dim=-1, descending=True)
         ordered = ordered.masked_fill(
             ordered.cumsum(-1) - ordered >= sampling.top_p * ordered.sum(-1, keepdim=True), 0.0
         )
-        probs_BV = torch.zeros_like(probs_BV).scatter(-1, index, ordered)
-    return probs_BV
+        weights_BV = torch.zeros_like(weights_BV).scatter(-1, index, ordered)
+    return weights_BV

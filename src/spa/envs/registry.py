@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -96,10 +97,17 @@ def _make_registered(name: str, settings: dict[str, Any]) -> TextEnv:
     return _adapt(gym.make(gym_id, disable_env_checker=True, **settings), name)
 
 
+@lru_cache(64)
+def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(make).parameters
+
+
 def _check_settings(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> None:
     """Raises ValueError for a setting that the constructor does not have."""
+    if not settings:
+        return
     try:
-        parameters = inspect.signature(make).parameters
+        parameters = _parameters(make)
     except (TypeError, ValueError):  # a callable without a signature
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

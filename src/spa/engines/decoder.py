@@ -1,0 +1,306 @@
+"""A Llama-like network as playing needs it: rows in slots, each with its own keys and values, continued by ragged chunks.
+
+transformers' own forward pass takes one rectangle of new tokens and pads its cache on the left. Here a row that reads a new state
+of forty tokens and a row that samples its next token share a pass: matrix products run over all new tokens one behind the
+other, attention over the last new token of every row at once and over the others by rows of like size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+_ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
+_SCORES = 2**24  # largest number of attention weights (rows x new tokens x keys) in one call
+_GROWTH = 64  # positions by which the cache grows at least
+
+
+def supports(model: Any) -> bool:
+    """Whether a model is one that ``Decoder`` computes exactly as transformers does."""
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = getattr(config, "layer_types", None) or []
+    return (
+        config.model_type in FAMILIES
+        and rope.get("rope_type", "default") in _ROPES
+        and all(kind == "full_attention" for kind in layers)
+        and not (getattr(config, "sliding_window", None) and not layers)
+        and not getattr(config, "quantization_config", None)
+    )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of the row in ``slot``, which has ``past`` tokens already."""
+
+    slot: int
+    past: int
+    ids: Sequence[int]
+
+
+class Decoder:
+    """Continues rows of tokens; keys and values of slot s are at ``keys[layer][s]``.
+
+    Weights are read at ``refresh``; between two calls of it the model must not change.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.model = model
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps: float = config.rms_norm_eps
+        self.capacity = 0
+        self.slots = 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.layers: list[_Layer] = []
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values of one position of one slot."""
+        config = self.model.config
+        return int(2 * config.num_hidden_layers * self.kv_heads * self.head_dim * self.model.dtype.itemsize)
+
+    def refresh(self) -> None:
+        """Takes over the weights as they are now."""
+        self.layers = [_Layer.of(layer) for layer in self.model.model.layers]
+
+    def allocate(self, slots: int, capacity: int) -> None:
+        """Makes room for ``slots`` rows of ``capacity`` tokens. What the first slots hold is kept if it still fits."""
+        old_keys, old_values = self.keys, self.values
+        shape = (slots, capacity, self.kv_heads, self.head_dim)
+        options = {"dtype": self.model.dtype, "device": self.model.device}
+        kept = (slice(min(slots, self.slots)), slice(min(capacity, self.capacity)))
+        count = self.model.config.num_hidden_layers
+        # One layer at a time, so that old and new never stand side by side as wholes. Zeros: what is masked must be finite.
+        for caches, olds in ((self.keys, old_keys), (self.values, old_values)):
+            for layer in range(count):
+                new = torch.zeros(shape, **options)
+                if layer < len(olds):
+                    new[kept] = olds[layer][kept]
+                    caches[layer] = new
+                else:
+                    caches.append(new)
+        self.slots, self.capacity = slots, capacity
+        positions = torch.arange(capacity, device=self.model.device)[None]
+        cos, sin = self.model.model.rotary_emb(torch.zeros(1, **options), positions)
+        self.cos, self.sin = cos[0], sin[0]
+
+    def reserve(self, length: int) -> None:
+        """Makes room for rows of ``length`` tokens."""
+        if length > self.capacity:
+            grown = max(length, self.capacity * 5 // 4)
+            self.allocate(self.slots, -(-grown // _GROWTH) * _GROWTH)
+
+    def copy(self, source: int, targets: Sequence[int], start: int, end: int) -> None:
+        """Positions ``start`` to ``end`` (exclusive) of one slot into others."""
+        if not targets or start >= end:
+            return
+        for cache in (*self.keys, *self.values):
+            if len(targets) == 1:
+                cache[targets[0], start:end] = cache[source, start:end]
+            else:
+                cache[list(targets), start:end] = cache[source, start:end]
+
+    def free(self) -> None:
+        self.keys, self.values = [], []
+        self.layers = []
+        self.slots = self.capacity = 0
+
+    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Reads the new tokens of slots 0 to n-1 (one chunk each, in order, none empty).
+
+        Returns:
+            (n, V) logits behind the last token of each.
+        """
+        assert [chunk.slot for chunk in chunks] == list(range(len(chunks)))
+        device = self.model.device
+        n = len(chunks)
+        ends = [chunk.past + len(chunk.ids) for chunk in chunks]
+        # The last new token of every row, in the order of slots; then the others, row by row.
+        slots = list(range(n))
+        ids = [chunk.ids[-1] for chunk in chunks]
+        positions = [end - 1 for end in ends]
+        longer = [chunk for chunk in chunks if len(chunk.ids) > 1]
+        for chunk in longer:
+            count = len(chunk.ids) - 1
+            ids += chunk.ids[:-1]
+            positions += range(chunk.past, chunk.past + count)
+            slots += [chunk.slot] * count
+        ids_N, positions_N, slots_N = torch.tensor([ids, positions, slots], device=device)
+        places_N = slots_N * self.capacity + positions_N
+        longest = max(ends)
+        mask = torch.arange(longest, device=device) <= positions_N[:n, None]
+        blocks = _blocks(longer, n, device)
+        cos, sin = self.cos[positions_N, None], self.sin[positions_N, None]
+
+        hidden_ND = self.model.model.embed_tokens(ids_N)
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            keys, values = self.keys[index], self.values[index]
+            q, k, v = layer.project(_norm(hidden_ND, layer.norm_in, self.eps), self.heads, self.kv_heads, self.head_dim)
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            keys.view(-1, *keys.shape[2:]).index_copy_(0, places_N, k)
+            values.view(-1, *values.shape[2:]).index_copy_(0, places_N, v)
+            out = self._attend_last(q[:n], keys[:n, :longest], values[:n, :longest], mask)
+            if index == last:  # of the last layer only the last tokens are needed
+                hidden_ND = hidden_ND[:n]
+            elif blocks:
+                rest = torch.zeros_like(q[n:])
+                for block in blocks:
+                    self._attend_block(q[n:], keys, values, block, rest)
+                out = torch.cat([out, rest.flatten(1)])
+            hidden_ND = hidden_ND + layer.out(out)
+            hidden_ND = hidden_ND + layer.feed_forward(_norm(hidden_ND, layer.norm_post, self.eps))
+        hidden_ND = _norm(hidden_ND, self.model.model.norm.weight, self.eps)
+        logits: Tensor = self.model.lm_head(hidden_ND)
+        return logits
+
+    def _attend_last(self, q_nHd: Tensor, keys_nTKd: Tensor, values_nTKd: Tensor, mask_nT: Tensor) -> Tensor:
+        """(n, H * d). The heads that share keys stand where attention expects queries: nothing is repeated."""
+        n = len(q_nHd)
+        q = q_nHd.view(n, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
+        out = F.scaled_dot_product_attention(
+            q, keys_nTKd.transpose(1, 2), values_nTKd.transpose(1, 2), attn_mask=mask_nT[:, None, None]
+        )
+        return out.reshape(n, -1)
+
+    def _attend_block(self, q_MHd: Tensor, keys: Tensor, values: Tensor, block: _Block, out_MHd: Tensor) -> None:
+        """Attention of some rows' tokens that are not their last."""
+        rows, width = block.places_RC.shape
+        groups = self.heads // self.kv_heads
+        q = q_MHd[block.places_RC.clamp(min=0)].view(rows, width, self.kv_heads, groups, self.head_dim)
+        q = q.permute(0, 2, 3, 1, 4).reshape(rows, self.kv_heads, groups * width, self.head_dim)
+        length = block.mask_RCT.shape[-1]
+        k = keys[block.slots_R, :length].transpose(1, 2)
+        v = values[block.slots_R, :length].transpose(1, 2)
+        mask = block.mask_RCT[:, None].repeat(1, 1, groups, 1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = out.view(rows, self.kv_heads, groups, width, self.head_dim).permute(0, 3, 1, 2, 4)
+        real = block.places_RC >= 0
+        out_MHd[block.places_RC[real]] = out.reshape(rows, width, self.heads, self.head_dim)[real]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows whose tokens, all but the last, attend together. ``places_RC`` are the tokens' places (-1: none)."""
+
+    slots_R: Tensor
+    places_RC: Tensor
+    mask_RCT: Tensor
+
+
+def _blocks(chunks: Sequence[Chunk], first: int, device: torch.device) -> list[_Block]:
+    """Chunks of similar size in blocks of at most ``_SCORES`` attention weights."""
+    starts, total = [], 0
+    for chunk in chunks:
+        starts.append(total)
+        total += len(chunk.ids) - 1
+    order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].ids), chunks[i].past))
+    groups: list[list[int]] = []
+    width = length = 0
+    for i in order:
+        width = len(chunks[i].ids) - 1  # ascending
+        length = max(length, chunks[i].past + width)
+        fits = groups and (len(groups[-1]) + 1) * width * length <= _SCORES
+        # A block is as wide as its longest chunk: one twice as long begins another.
+        if fits and width <= 2 * (len(chunks[groups[-1][0]].ids) - 1) + 8:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            length = chunks[i].past + width
+    blocks = []
+    for group in groups:
+        sizes = torch.tensor([len(chunks[i].ids) - 1 for i in group], device=device)[:, None]
+        pasts = torch.tensor([chunks[i].past for i in group], device=device)[:, None]
+        at = torch.tensor([starts[i] for i in group], device=device)[:, None]
+        columns = torch.arange(int(sizes.max()), device=device)[None]
+        places = torch.where(columns < sizes, at + columns, -1)
+        reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
+        keys = torch.arange(int((pasts + sizes).max()), device=device)
+        slots = torch.tensor([chunks[i].slot for i in group], device=device)
+        blocks.append(_Block(slots, places, keys <= reach[..., None]))
+    return blocks
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A transformer block with its products joined where they are plain linear layers."""
+
+    norm_in: Tensor
+    norm_post: Tensor
+    attention: Any
+    mlp: Any
+    qkv: tuple[Tensor, Tensor | None] | None
+    gate_up: tuple[Tensor, Tensor | None] | None
+
+    @classmethod
+    def of(cls, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return cls(
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            attention,
+            mlp,
+            _joined([attention.q_proj, attention.k_proj, attention.v_proj]),
+            _joined([mlp.gate_proj, mlp.up_proj]),
+        )
+
+    def project(self, x_ND: Tensor, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (N, H, d), keys and values (N, K, d)."""
+        attention = self.attention
+        if self.qkv is not None:
+            joined = F.linear(x_ND, *self.qkv).view(len(x_ND), heads + 2 * kv_heads, head_dim)
+            q, k, v = joined.split([heads, kv_heads, kv_heads], dim=1)
+        else:
+            projections = ((attention.q_proj, heads), (attention.k_proj, kv_heads), (attention.v_proj, kv_heads))
+            q, k, v = (linear(x_ND).view(len(x_ND), count, head_dim) for linear, count in projections)
+        if hasattr(attention, "q_norm"):
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        return q, k, v
+
+    def out(self, x_NE: Tensor) -> Tensor:
+        result: Tensor = self.attention.o_proj(x_NE)
+        return result
+
+    def feed_forward(self, x_ND: Tensor) -> Tensor:
+        mlp = self.mlp
+        if self.gate_up is not None:
+            gate, up = F.linear(x_ND, *self.gate_up).chunk(2, dim=-1)
+        else:
+            gate, up = mlp.gate_proj(x_ND), mlp.up_proj(x_ND)
+        result: Tensor = mlp.down_proj(mlp.act_fn(gate) * up)
+        return result
+
+
+_JOIN = 2**22  # weights: above that, a joined copy costs memory and saves nothing
+
+
+def _joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None] | None:
+    if any(type(linear) is not torch.nn.Linear for linear in linears):  # adapters
+        return None
+    if sum(linear.weight.numel() for linear in linears) > _JOIN:
+        return None
+    biases = [linear.bias for linear in linears]
+    return (
+        torch.cat([linear.weight for linear in linears]),
+        torch.cat(biases) if all(bias is not None for bias in biases) else None,
+    )
+
+
+def _norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+
+
+def _rotate(x_NHd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
+    """Rotary position embedding, halves paired as in Llama."""
+    a, b = x_NHd.chunk(2, dim=-1)
+    return torch.addcmul(x_NHd * cos_N1d, torch.cat((-b, a), dim=-1), sin_N1d)

@@ -1,0 +1,252 @@
+"""Serving sessions: the same text whatever shares the batch, and nothing lost when memory is short."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from spa.agent.worlds import World
+from spa.engines import transformers as module
+from spa.engines.base import BrokenModel, Completion, serve, serve_in_rounds
+from spa.engines.draws import uniforms
+from spa.engines.transformers import TransformersEngine, common_length, sample
+from spa.runs.schema import SamplingConfig
+from tests.models.networks import network
+from tests.scripted import lake_task, tiny_player
+
+STOPS = frozenset({2, 3, 4, 5})
+TURNS = 3
+
+
+def first_contexts(count: int = 9) -> list[list[int]]:
+    """Rows with a common beginning, some of them equal."""
+    rng = np.random.default_rng(1)
+    rows = [[7, 8, 9, 10, *rng.integers(6, 128, size=int(n))] for n in rng.integers(1, 20, size=count)]
+    return [list(map(int, row)) for row in [*rows, rows[0], rows[2]]]
+
+
+class Talk:
+    """What sessions ask next: their whole history and a new message, or (``window``) the common beginning and a new message."""
+
+    def __init__(self, contexts: list[list[int]], window: bool = False) -> None:
+        self.contexts = [list(context) for context in contexts]
+        self.window = window
+        self.heard: list[list[Completion]] = [[] for _ in contexts]
+
+    def __call__(self, session: int, completion: Completion) -> list[int] | None:
+        self.heard[session].append(completion)
+        turn = len(self.heard[session])
+        if turn >= TURNS - session % 2:  # sessions end at different turns
+            return None
+        message = [40 + turn, *range(6, 6 + 3 * turn + session % 3)]
+        old = self.contexts[session][:4] if self.window else self.contexts[session] + completion.ids
+        self.contexts[session] = old + message
+        return self.contexts[session]
+
+
+def talk(model, *, window: bool = False, contexts: list[list[int]] | None = None, **sampling) -> list[list[Completion]]:
+    given = contexts or first_contexts()
+    listener = Talk(given, window)
+    settings = SamplingConfig(**{"max_tokens": 12, "batch_size": 64, **sampling})
+    engine = TransformersEngine(model, 0)
+    serve(engine, given, settings, stop_ids=STOPS, seed=5, answer=listener)
+    return listener.heard
+
+
+def ids(heard: list[list[Completion]]) -> list[list[list[int]]]:
+    return [[completion.ids for completion in turns] for turns in heard]
+
+
+def naive(model, context: list[int], draws: np.ndarray, temperature: float) -> tuple[list[int], list[float]]:
+    """One response, token by token, the whole context read again each time."""
+    out: list[int] = []
+    logprobs: list[float] = []
+    while len(out) < 12 and not (out and out[-1] in STOPS):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([context + out])).logits[0, -1].double() / temperature
+        probs = logits.softmax(-1)
+        token = int(np.searchsorted(probs.cumsum(-1).numpy(), draws[len(out)], side="right"))
+        out.append(token)
+        logprobs.append(float(probs[token].log()))
+    return out, logprobs
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_every_turn_is_what_reading_all_of_it_again_gives(window: bool, temperature: float) -> None:
+    model, contexts = network("qwen2").eval(), first_contexts()
+    heard = talk(model, window=window, temperature=temperature)
+    listener = Talk(contexts, window)
+    for session, turns in enumerate(heard):
+        context: list[int] | None = contexts[session]
+        for turn, completion in enumerate(turns):
+            assert context is not None
+            expected, logprobs = naive(model, context, uniforms(12, 5, session, turn), temperature)
+            assert completion.ids == expected
+            np.testing.assert_allclose(completion.logprobs, logprobs, atol=1e-4)
+            assert completion.finish_reason == ("stop" if expected[-1] in STOPS else "length")
+            context = listener(session, completion)
+        assert context is None
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_waiting_for_a_slot_changes_nothing(window: bool, batch_size: int) -> None:
+    model = network()
+    assert ids(talk(model, window=window, batch_size=batch_size)) == ids(talk(model, window=window))
+
+
+def test_contexts_that_are_equal_or_have_nothing_in_common() -> None:
+    model = network()
+    for contexts in ([[9, 8, 7]] * 5, [[9, 8, 7], [8], [10, 11]], [[6]], [[9, 8], [9, 8, 7]], [[9, 8], [9, 8], [9]]):
+        together = talk(model, contexts=contexts)
+        for session, turns in enumerate(together):
+            expected, _ = naive(model.eval(), contexts[session], uniforms(12, 5, session, 0), 1.0)
+            assert turns[0].ids == expected
+
+
+def test_equal_contexts_are_read_once_and_of_a_next_turn_only_what_is_new(monkeypatch) -> None:
+    model, sizes = network(), []
+    forward = module.Decoder.forward
+
+    def counted(self, chunks):
+        sizes.append(sum(len(chunk.ids) for chunk in chunks))
+        return forward(self, chunks)
+
+    monkeypatch.setattr(module.Decoder, "forward", counted)
+    context = list(range(10, 60))
+    talk(model, contexts=[context] * 4, max_tokens=1)
+    # The first turn of four equal rows; then a message of 4 to 6 tokens and what was sampled last, for each.
+    assert sizes[0] == 50 + 3
+    assert all(size <= 4 * 12 for size in sizes[1:])
+
+
+def test_short_of_memory_rows_wait_and_are_read_again(monkeypatch) -> None:
+    model = network()
+    expected = ids(talk(model))
+    forward, most = module.Decoder.forward, []
+
+    def limited(self, chunks):
+        if len(chunks) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        most.append(len(chunks))
+        return forward(self, chunks)
+
+    monkeypatch.setattr(module.Decoder, "forward", limited)
+    assert ids(talk(model)) == expected
+    assert max(most) <= 3
+
+
+def test_one_row_that_does_not_fit_is_an_error(monkeypatch) -> None:
+    def never(self, chunks):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(module.Decoder, "forward", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        talk(network(), contexts=[[6, 7]])
+
+
+def test_as_many_rows_as_free_memory_holds(monkeypatch) -> None:
+    model = network()
+    expected = ids(talk(model))
+    allocate, asked = module.Decoder.allocate, []
+    monkeypatch.setattr(module.Decoder, "allocate", lambda self, s, c: (asked.append(s), allocate(self, s, c)))
+    size = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, bytes
+    monkeypatch.setattr(module, "free_memory", lambda device: int(5 * 100 * size / 0.6))
+    assert ids(talk(model)) == expected
+    assert 1 < max(asked) <= 5
+
+
+def test_broken_weights_are_noticed_and_training_mode_comes_back() -> None:
+    model = network().train()
+    talk(model)
+    assert model.training
+    with torch.no_grad():
+        model.lm_head.weight[0] = float("nan")
+    for supported in (True, False):
+        engine = TransformersEngine(model, 0)
+        if not supported:
+            engine.decoder = None
+        with pytest.raises(BrokenModel, match="not finite"):
+            engine.generate([[6, 7]], SamplingConfig(), stop_ids=STOPS, seed=0)
+        assert model.training
+
+
+def test_models_that_are_not_supported_play_in_rounds() -> None:
+    model = network("mistral", sliding_window=64)
+    engine = TransformersEngine(model, 0)
+    assert engine.decoder is None
+    contexts = first_contexts()
+    listener = Talk(contexts)
+    greedy = SamplingConfig(max_tokens=12, temperature=0)
+    serve(engine, contexts, greedy, stop_ids=STOPS, seed=5, answer=listener)
+    plain = network("mistral")
+    assert ids(listener.heard) == ids(talk(plain, temperature=0))
+
+
+def test_rounds_give_every_session_its_turns() -> None:
+    class Echo:
+        def __init__(self) -> None:
+            self.asked: list[list[list[int]]] = []
+
+        def generate(self, contexts, sampling, *, stop_ids, seed):
+            self.asked.append([list(context) for context in contexts])
+            return [Completion([len(context)], [0.0], "stop") for context in contexts]
+
+    engine, contexts = Echo(), [[6], [7], [8]]
+    listener = Talk(contexts)
+    serve_in_rounds(engine, contexts, SamplingConfig(), stop_ids=STOPS, seed=0, answer=listener)
+    assert [len(turns) for turns in listener.heard] == [3, 2, 3]
+    assert [len(asked) for asked in engine.asked] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_episodes_do_not_depend_on_how_many_play_at_once(window: int) -> None:
+    player = tiny_player()
+    worlds = [World(s, str(s)) for s in range(5)]
+    found = []
+    for batch_size in (64, 3):
+        player.sampling = dataclasses.replace(player.sampling, batch_size=batch_size)
+        found.append(player.play(lake_task(window), worlds, samples=2, seed=1))
+    for a, b in zip(*found, strict=True):
+        assert [turn.response for turn in a.turns] == [turn.response for turn in b.turns]
+        assert [sequence.ids for sequence in a.sequences] == [sequence.ids for sequence in b.sequences]
+
+
+def test_samples_have_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf, 0.5]])
+    draws = torch.arange(20_000) / 20_000
+    for temperature in (1.0, 0.5):
+        tokens, logprobs = sample(logits.expand(20_000, 5), SamplingConfig(temperature=temperature), draws)
+        probs = (logits[0] / temperature).softmax(-1)
+        torch.testing.assert_close(tokens.bincount(minlength=5) / 20_000, probs, atol=2e-4, rtol=0)
+        torch.testing.assert_close(logprobs, probs.log()[tokens])
+
+
+def test_the_largest_draw_takes_no_token_without_a_share() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.0, -torch.inf]]).expand(64, 4)
+    largest = torch.full((64,), 1 - 2.0**-24)
+    assert set(sample(logits, SamplingConfig(), largest)[0].tolist()) == {2}
+    assert set(sample(logits, SamplingConfig(top_k=2), largest)[0].tolist()) == {1}
+    assert set(sample(logits, SamplingConfig(), torch.zeros(64))[0].tolist()) == {0}
+
+
+def test_draws_are_uniform_and_of_their_key_alone() -> None:
+    many = np.concatenate([uniforms(50, 3, session, turn) for session in range(100) for turn in range(4)])
+    assert many.dtype == np.float32 and many.min() >= 0 and many.max() < 1
+    counts, _ = np.histogram(many, bins=20, range=(0, 1))
+    assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi-square, 19 degrees: 45 is exceeded once in a thousand
+    assert abs(np.corrcoef(many[:-1], many[1:])[0, 1]) < 0.03
+    np.testing.assert_array_equal(uniforms(5, 1, 2), uniforms(9, 1, 2)[:5])
+    assert len({tuple(uniforms(3, *key)) for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0, 0)]}) == 6
+
+
+def test_common_beginnings() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        a, b = (rng.integers(0, 2, size=int(rng.integers(0, 8))).tolist() for _ in range(2))
+        expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        assert common_length(a, b) == expected
