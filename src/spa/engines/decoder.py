@@ -18,6 +18,7 @@ from torch import Tensor
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
 _SCORES = 2**24  # largest number of attention weights (rows x new tokens x keys) in one call
+_KEPT = 2**28  # bytes of memory that are kept for the next time
 _GROWTH = 64  # positions by which the cache grows at least
 
 
@@ -74,11 +75,16 @@ class Decoder:
         self.layers = [_Layer.of(layer) for layer in self.model.model.layers]
 
     def allocate(self, slots: int, capacity: int) -> None:
-        """Makes room for ``slots`` rows of ``capacity`` tokens. What the first slots hold is kept if it still fits."""
+        """Makes room for at least ``slots`` rows of ``capacity`` tokens. What is there is kept."""
+        options = {"dtype": self.model.dtype, "device": self.model.device}
+        if self.keys and (self.keys[0].dtype, self.keys[0].device) != (options["dtype"], options["device"]):
+            self.free()
+        if slots <= self.slots and capacity <= self.capacity:
+            return
+        slots, capacity = max(slots, self.slots), max(capacity, self.capacity)
         old_keys, old_values = self.keys, self.values
         shape = (slots, capacity, self.kv_heads, self.head_dim)
-        options = {"dtype": self.model.dtype, "device": self.model.device}
-        kept = (slice(min(slots, self.slots)), slice(min(capacity, self.capacity)))
+        kept = (slice(self.slots), slice(self.capacity))
         count = self.model.config.num_hidden_layers
         # One layer at a time, so that old and new never stand side by side as wholes. Zeros: what is masked must be finite.
         for caches, olds in ((self.keys, old_keys), (self.values, old_values)):
@@ -110,9 +116,20 @@ class Decoder:
             else:
                 cache[list(targets), start:end] = cache[source, start:end]
 
-    def free(self) -> None:
-        self.keys, self.values = [], []
+    @property
+    def held(self) -> int:
+        """Bytes of the keys and values that there is room for."""
+        return self.slots * self.capacity * self.bytes_per_token
+
+    def release(self) -> None:
+        """Lets go of the weights, and of the memory unless it is little, which is taken faster than it is had."""
         self.layers = []
+        if self.held > _KEPT or self.model.device.type != "cpu":
+            self.free()
+
+    def free(self) -> None:
+        """Gives all memory back."""
+        self.keys, self.values = [], []
         self.slots = self.capacity = 0
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:

@@ -78,7 +78,7 @@ class TransformersEngine:
                 _Serving(self.decoder, sampling, stop_ids, seed, answer).run(contexts)
         finally:
             if self.decoder is not None:
-                self.decoder.free()
+                self.decoder.release()
             self.model.train(was_training)
 
 
@@ -150,9 +150,8 @@ class _Serving:
 
     def _room(self, slots: int, capacity: int) -> bool:
         free = free_memory(self.device)
-        size = self.decoder.bytes_per_token
-        held = self.decoder.slots * self.decoder.capacity * size
-        return free is None or (slots + 1) * capacity * size <= _SHARE * (free + held)
+        size = (slots + 1) * capacity * self.decoder.bytes_per_token
+        return free is None or size <= _SHARE * (free + self.decoder.held)
 
     def _read_prefix(self, contexts: Sequence[Sequence[int]]) -> None:
         """Reads what all first contexts begin with."""
@@ -257,7 +256,6 @@ class _Serving:
         self.decoder.free()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.decoder.refresh()
         longest = max(len(row.wanted) for row in (*self.rows, *self.waiting))
         self.decoder.allocate(self.slots + 1, longest + _SLACK)
         return True

@@ -1,0 +1,66 @@
+"""transformers' continuous batching, turn by turn: see benchmarks/rollout.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rollouts import THREADS, measure
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from spa.agent.chat import Chat
+from spa.engines.base import Completion
+from spa.models.load import load_model, load_tokenizer
+from spa.runs.schema import Config, SamplingConfig
+
+
+class Continuous:
+    def __init__(self, model: Any, pad: int) -> None:
+        self.model, self.pad = model, pad
+
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    ) -> list[Completion]:
+        generation = GenerationConfig(
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=sorted(stop_ids),
+            pad_token_id=self.pad,
+        )
+        # What was fastest of several; its own choice takes most of the memory and is thirty times slower on a CPU.
+        size = max(map(len, contexts)) + sampling.max_tokens
+        batching = ContinuousBatchingConfig(
+            page_size=16,
+            num_blocks=len(contexts) * (size // 16 + 2),
+            max_batch_tokens=1024,
+            use_async_batching=False,
+            return_logprobs=True,
+            seed=seed % 2**31,
+        )
+        out = self.model.generate_batch(
+            [list(c) for c in contexts], generation_config=generation, continuous_batching_config=batching, warmup=False
+        )
+        completions = []
+        for found in sorted(out.values(), key=lambda o: int(str(o.request_id).rpartition("_")[2])):
+            assert not found.error, found.error
+            ids = list(found.generated_tokens)
+            scores = list(found.logprobs)
+            completions.append(Completion(ids, scores[: len(ids)], "stop" if ids[-1] in stop_ids else "length"))
+        return completions
+
+
+def make(cfg: Config) -> tuple[Any, Chat]:
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(THREADS)
+    tokenizer = load_tokenizer(cfg.model.path)
+    return Continuous(load_model(cfg.model).eval(), tokenizer.pad_token_id), Chat(tokenizer)
+
+
+if __name__ == "__main__":
+    measure(make)

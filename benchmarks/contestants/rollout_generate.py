@@ -1,0 +1,54 @@
+"""The original's way, turn by turn with transformers' generate: see benchmarks/rollout.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rollouts import THREADS, measure
+
+from spa.agent.chat import Chat
+from spa.engines.base import Completion
+from spa.models.load import load_model, load_tokenizer
+from spa.runs.schema import Config, SamplingConfig
+
+
+class Generate:
+    def __init__(self, model: Any, pad: int) -> None:
+        self.model, self.pad = model, pad
+
+    @torch.no_grad()
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    ) -> list[Completion]:
+        torch.manual_seed(seed)
+        longest, device = max(map(len, contexts)), self.model.device
+        ids = torch.tensor([[self.pad] * (longest - len(c)) + list(c) for c in contexts], device=device)
+        mask = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts], device=device)
+        out = self.model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=sorted(stop_ids),
+            pad_token_id=self.pad,
+        )
+        completions = []
+        for row in out[:, longest:].tolist():
+            end = next((i + 1 for i, token in enumerate(row) if token in stop_ids), len(row))
+            completions.append(Completion(row[:end], [0.0] * end, "stop" if row[end - 1] in stop_ids else "length"))
+        return completions
+
+
+def make(cfg: Config) -> tuple[Any, Chat]:
+    torch.set_num_threads(THREADS)
+    tokenizer = load_tokenizer(cfg.model.path)
+    return Generate(load_model(cfg.model).eval(), tokenizer.pad_token_id), Chat(tokenizer)
+
+
+if __name__ == "__main__":
+    measure(make)

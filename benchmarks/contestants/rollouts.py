@@ -1,0 +1,64 @@
+"""What the contestants of benchmarks/rollout.py share: the episodes, the measurement, the line that is printed."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from spa.agent.chat import Chat
+from spa.agent.episode import Episode
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import WorldSource
+from spa.runs.config import load_config
+from spa.runs.schema import Config
+
+PEER, THREADS, NAME, WORLDS, SAMPLES = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+
+
+def config() -> Config:
+    return load_config(NAME, [*sys.argv[6:], f"model.threads={THREADS}"])
+
+
+def play(engine: Any, chat: Chat, cfg: Config, worlds: int, seed: int) -> tuple[list[Episode], float]:
+    """Episodes, and the seconds that they took; making the worlds is not counted."""
+    task = Task(cfg.env, cfg.agent, cfg.sampling.max_tokens)
+    chosen = WorldSource(task, "train", cfg.seeds.train).take(worlds)
+    started = time.perf_counter()
+    episodes = rollout(engine, chat, task, chosen, cfg.sampling, seed=seed, group_size=SAMPLES)
+    return episodes, time.perf_counter() - started
+
+
+def sampled(episodes: list[Episode]) -> int:
+    return sum(sum(sequence.mask) for episode in episodes for sequence in episode.sequences)
+
+
+def report(episodes: list[Episode], seconds: float, before: int) -> None:
+    turns = sum(len(episode.turns) for episode in episodes)
+    tokens = sampled(episodes)
+    print(
+        json.dumps(
+            {
+                "tokens_per_second": tokens / seconds,
+                "episodes_per_second": len(episodes) / seconds,
+                "tokens_per_turn": tokens / turns,
+                "seconds": seconds,
+                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "before_mib": before / 1024,
+            }
+        )
+    )
+
+
+def measure(make: Callable[[Config], tuple[Any, Chat]]) -> None:
+    """Plays a few episodes to warm up, then all of them, and prints the result."""
+    cfg = config()
+    engine, chat = make(cfg)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    play(engine, chat, cfg, max(1, WORLDS // 8), 0)
+    episodes, seconds = play(engine, chat, cfg, WORLDS, 1)
+    report(episodes, seconds, before)
