@@ -12,10 +12,11 @@ from spa.agent.worlds import World
 from spa.engines import transformers as module
 from spa.engines.base import BrokenModel, Completion, serve, serve_in_rounds
 from spa.engines.draws import uniforms
+from spa.engines.stops import Stops
 from spa.engines.transformers import TransformersEngine, common_length, sample
 from spa.runs.schema import SamplingConfig
 from tests.models.networks import network
-from tests.scripted import lake_task, tiny_player
+from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_player
 
 STOPS = frozenset({2, 3, 4, 5})
 TURNS = 3
@@ -214,6 +215,78 @@ def test_episodes_do_not_depend_on_how_many_play_at_once(window: int) -> None:
     for a, b in zip(*found, strict=True):
         assert [turn.response for turn in a.turns] == [turn.response for turn in b.turns]
         assert [sequence.ids for sequence in a.sequences] == [sequence.ids for sequence in b.sequences]
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_response_ends_once_it_contains_a_stop_string(supported: bool) -> None:
+    player = tiny_player()
+    if not supported:
+        player.engine.decoder = None
+    contexts = [CHAT.encode(text) for text in ("a", "bcd", "<think>", "Turn 1:")]
+    settings = SamplingConfig(max_tokens=60)
+
+    def texts(**changes) -> list[str]:
+        found = player.engine.generate(
+            contexts, dataclasses.replace(settings, **changes), stop_ids=CHAT.stop_ids, seed=3
+        )
+        assert {completion.finish_reason for completion in found} <= {"stop", "length"}
+        return [TOKENIZER.decode(completion.ids) for completion in found]
+
+    whole = texts()
+    strings = sorted({text[len(text) // 2] for text in whole if text} - {" "})
+    cut = texts(stop=strings)
+    for before, after in zip(whole, cut, strict=True):
+        places = [before.index(string) + len(string) for string in strings if string in before]
+        if places:
+            assert before.startswith(after) and len(after) < len(before)
+            assert any(string in after for string in strings)
+            # The last token may write on behind the string, none before it contains one.
+            assert len(after) >= min(places)
+        else:
+            assert after == before
+
+
+def test_stop_strings_over_several_tokens_and_outside_of_ascii() -> None:
+    class Letters:
+        """Token i writes the i-th piece."""
+
+        pieces = ("</", "an", "swer", ">", "x>", "é", "> y")
+
+        def get_vocab(self):
+            return {piece: index for index, piece in enumerate(self.pieces)}
+
+        def decode(self, ids, clean_up_tokenization_spaces):
+            return "".join(self.pieces[i] for i in ids)
+
+    stops = Stops(frozenset({9}), ["</answer>"], Letters())
+    written = [4, 3, 0, 1, 2, 6]
+    assert [stops.reached(written[: i + 1]) for i in range(6)] == [False] * 5 + [True]
+    assert stops.reached([9])
+    assert not stops.reached([0, 1, 3])
+    assert Stops(frozenset(), ["é"], Letters()).reached([4, 5])
+    assert not Stops(frozenset(), ["é"], Letters()).reached([5, 4][1:])
+
+
+def test_stop_strings_need_a_tokenizer_and_must_not_be_empty() -> None:
+    engine = TransformersEngine(network(), 0)
+    for strings, message in ((["x"], "tokenizer"), ([""], "sampling.stop")):
+        with pytest.raises(ValueError, match=message):
+            engine.generate([[6]], SamplingConfig(stop=strings), stop_ids=STOPS, seed=0)
+
+
+def test_an_episode_whose_turns_end_at_a_string_goes_on_as_if_the_turn_had_been_closed() -> None:
+    player = tiny_player()
+    player.sampling = dataclasses.replace(player.sampling, stop=["</answer>"], max_tokens=150)
+    episodes = player.play(lake_task(0), [World(s, str(s)) for s in range(4)], samples=2, seed=1)
+    ended = [turn for episode in episodes for turn in episode.turns if turn.response.endswith("</answer>")]
+    assert ended
+    for episode in episodes:
+        (sequence,) = episode.sequences
+        text = TOKENIZER.decode(sequence.ids)
+        closing = TOKENIZER.decode(CHAT.closing_ids)
+        for turn in episode.turns[:-1]:
+            if turn.response.endswith("</answer>"):
+                assert turn.response + closing in text
 
 
 def test_samples_have_the_distribution() -> None:

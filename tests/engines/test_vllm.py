@@ -35,6 +35,8 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     detokenize: bool = True
+    stop: list[str] | None = None
+    include_stop_str_in_output: bool = False
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Output:
     token_ids: list[int]
     logprobs: list[dict[int, Logprob]]
     finish_reason: str
+    stop_reason: int | str | None = None
 
 
 @dataclass

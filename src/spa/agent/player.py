@@ -70,7 +70,9 @@ class Player:
         from spa.engines.transformers import TransformersEngine
 
         model = load_model(config.model, path)
-        return cls(model, tokenizer, chat, TransformersEngine(model, tokenizer.pad_token_id), config.sampling)
+        return cls(
+            model, tokenizer, chat, TransformersEngine(model, tokenizer.pad_token_id, tokenizer), config.sampling
+        )
 
     def close(self) -> None:
         """Frees what the engine holds outside of Python's memory (vLLM)."""

@@ -143,6 +143,8 @@ def check_sampling(sampling: SamplingConfig) -> None:
         raise ValueError(f"sampling.top_p must be in (0, 1], not {sampling.top_p}")
     if sampling.top_k < 0:
         raise ValueError(f"sampling.top_k must be 0 (off) or more, not {sampling.top_k}")
+    if any(not string for string in sampling.stop):
+        raise ValueError("sampling.stop must not contain an empty string")
     if sampling.max_tokens < 1 or sampling.batch_size < 1:
         raise ValueError("sampling.max_tokens and sampling.batch_size must be at least 1")
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve_in_rounds
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import uniforms
+from spa.engines.stops import Stops
 from spa.models.memory import free_memory
 from spa.runs.schema import SamplingConfig
 
@@ -34,9 +35,10 @@ class TransformersEngine:
     matrix products).
     """
 
-    def __init__(self, model: Any, pad_id: int) -> None:
+    def __init__(self, model: Any, pad_id: int, tokenizer: Any = None) -> None:
         self.model = model
         self.pad_id = pad_id
+        self.tokenizer = tokenizer
         self.decoder = Decoder(model) if supports(model) else None
 
     def generate(
@@ -45,7 +47,7 @@ class TransformersEngine:
         """One completion per context, in order.
 
         Raises:
-            ValueError: an empty context, or sampling values out of range.
+            ValueError: an empty context, sampling values out of range, or ``sampling.stop`` without a tokenizer.
             BrokenModel: logits that are not finite.
         """
         out: dict[int, Completion] = {}
@@ -67,15 +69,16 @@ class TransformersEngine:
         Raises: as ``generate``.
         """
         check_sampling(sampling)
+        stops = Stops(stop_ids, sampling.stop, self.tokenizer)
         was_training = self.model.training
         self.model.eval()
         try:
             if self.decoder is None:
-                play = _Rounds(self.model, self.pad_id)
+                play = _Rounds(self.model, self.pad_id, stops)
                 serve_in_rounds(play, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
             else:
                 self.decoder.refresh()
-                _Serving(self.decoder, sampling, stop_ids, seed, answer).run(contexts)
+                _Serving(self.decoder, sampling, stops, seed, answer).run(contexts)
         finally:
             if self.decoder is not None:
                 self.decoder.release()
@@ -103,10 +106,8 @@ class _Row:
 class _Serving:
     """One call of ``serve``: which session is in which slot, and what is read next."""
 
-    def __init__(
-        self, decoder: Decoder, sampling: SamplingConfig, stop_ids: frozenset[int], seed: int, answer: Answer
-    ) -> None:
-        self.decoder, self.sampling, self.stop_ids = decoder, sampling, stop_ids
+    def __init__(self, decoder: Decoder, sampling: SamplingConfig, stops: Stops, seed: int, answer: Answer) -> None:
+        self.decoder, self.sampling, self.stops = decoder, sampling, stops
         self.seed, self.answer = seed, answer
         self.device = decoder.model.device
         self.rows: list[_Row] = []
@@ -224,7 +225,7 @@ class _Serving:
                 )
             row.ids.append(token)
             row.logprobs.append(logprob)
-            stopped = token in self.stop_ids
+            stopped = self.stops.reached(row.ids)
             if not stopped and len(row.ids) < self.sampling.max_tokens:
                 continue
             context = self.answer(row.session, Completion(row.ids, row.logprobs, "stop" if stopped else "length"))
@@ -278,9 +279,10 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 class _Rounds:
     """transformers' own forward pass: all contexts of a round in batches, padded on the left."""
 
-    def __init__(self, model: Any, pad_id: int) -> None:
+    def __init__(self, model: Any, pad_id: int, stops: Stops) -> None:
         self.model = model
         self.pad_id = pad_id
+        self.stops = stops
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
@@ -293,7 +295,7 @@ class _Rounds:
         for start in range(0, len(order), sampling.batch_size):
             chosen = order[start : start + sampling.batch_size]
             draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
-            batch = self._batch([contexts[i] for i in chosen], sampling, stop_ids, draws)
+            batch = self._batch([contexts[i] for i in chosen], sampling, draws)
             out.update(zip(chosen, batch, strict=True))
         if any(math.isnan(score) for completion in out.values() for score in completion.logprobs):
             raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
@@ -303,7 +305,6 @@ class _Rounds:
         self,
         contexts: list[Sequence[int]],
         sampling: SamplingConfig,
-        stop_ids: frozenset[int],
         draws: np.ndarray[Any, Any],
     ) -> list[Completion]:
         from transformers import DynamicCache
@@ -318,13 +319,10 @@ class _Rounds:
         lengths_B = torch.tensor([len(context) for context in contexts], device=device)
         mask_BT = (torch.arange(longest, device=device) >= longest - lengths_B[:, None]).long()
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
-        stops = torch.tensor(sorted(stop_ids), device=device)
         cache = DynamicCache(config=self.model.config)
         rows = torch.arange(len(contexts), device=device)  # row of the batch -> context
         alive_B = torch.ones(len(contexts), dtype=torch.bool, device=device)
-        tokens: list[Tensor] = []
-        scores: list[Tensor] = []
-        owners: list[Tensor] = []
+        out = [Completion([], [], "length") for _ in contexts]
         for step in range(sampling.max_tokens):
             output = self.model(
                 input_ids=ids_BT,
@@ -335,11 +333,18 @@ class _Rounds:
                 logits_to_keep=1,
             )
             token_B, score_B = sample(output.logits[:, -1], sampling, draws_BT[rows, step])
-            tokens.append(token_B[alive_B])
-            scores.append(score_B[alive_B])
-            owners.append(rows[alive_B])
-            alive_B = alive_B & ~torch.isin(token_B, stops)
-            num_alive = int(alive_B.sum())
+            going = alive_B.tolist()
+            for place, (row, token, score) in enumerate(
+                zip(rows.tolist(), token_B.tolist(), score_B.tolist(), strict=True)
+            ):
+                if going[place]:
+                    out[row].ids.append(token)
+                    out[row].logprobs.append(score)
+                    if self.stops.reached(out[row].ids):
+                        out[row] = Completion(out[row].ids, out[row].logprobs, "stop")
+                        going[place] = False
+            alive_B = torch.tensor(going, device=device)
+            num_alive = sum(going)
             if num_alive == 0 or step + 1 == sampling.max_tokens:
                 break
             ids_BT, positions_BT = token_B[:, None], positions_BT[:, -1:] + 1
@@ -349,22 +354,7 @@ class _Rounds:
                 cache.batch_select_indices(keep)
                 ids_BT, positions_BT, mask_BT = ids_BT[keep], positions_BT[keep], mask_BT[keep]
                 rows, alive_B = rows[keep], alive_B[keep]
-        return self._collect(len(contexts), tokens, scores, owners, stop_ids)
-
-    @staticmethod
-    def _collect(
-        num: int, tokens: list[Tensor], scores: list[Tensor], owners: list[Tensor], stop_ids: frozenset[int]
-    ) -> list[Completion]:
-        ids: list[list[int]] = [[] for _ in range(num)]
-        logprobs: list[list[float]] = [[] for _ in range(num)]
-        triples = zip(torch.cat(owners).tolist(), torch.cat(tokens).tolist(), torch.cat(scores).tolist(), strict=True)
-        for owner, token, score in triples:
-            ids[owner].append(token)
-            logprobs[owner].append(score)
-        return [
-            Completion(row, values, "stop" if row[-1] in stop_ids else "length")
-            for row, values in zip(ids, logprobs, strict=True)
-        ]
+        return out
 
 
 def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tuple[Tensor, Tensor]:

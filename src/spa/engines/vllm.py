@@ -66,7 +66,8 @@ class VLLMEngine:
                 stop_token_ids=sorted(stop_ids),
                 ignore_eos=True,  # stop_ids are all there is; else generation_config.json would add its own
                 logprobs=0,  # of the sampled token alone
-                detokenize=False,
+                # Without strings there is no need for text.
+                **(_until(sampling.stop) if sampling.stop else {"detokenize": False}),
             )
             for row in range(len(contexts))
         ]
@@ -86,10 +87,15 @@ class VLLMEngine:
         gc.collect()
 
 
+def _until(strings: Sequence[str]) -> dict[str, Any]:
+    return {"stop": list(strings), "include_stop_str_in_output": True}
+
+
 def _completion(output: Any, stop_ids: frozenset[int]) -> Completion:
     ids = [int(token) for token in output.token_ids]
     logprobs = [float(scores[token].logprob) for token, scores in zip(ids, output.logprobs, strict=True)]
-    return Completion(ids, logprobs, "stop" if ids and ids[-1] in stop_ids else "length")
+    stopped = (bool(ids) and ids[-1] in stop_ids) or isinstance(output.stop_reason, str)
+    return Completion(ids, logprobs, "stop" if stopped else "length")
 
 
 def _first_line(error: BaseException) -> str:

@@ -58,6 +58,7 @@ class SamplingConfig:
     top_p: float = 1.0
     top_k: int = 0  # 0 = off
     max_tokens: int = 400  # per turn
+    stop: list[str] = field(default_factory=list)  # a response ends once it contains one of these, e.g. </answer>
     batch_size: int = 256  # episodes decoded at once
 
 

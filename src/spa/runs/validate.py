@@ -204,6 +204,10 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
             raise ValueError(f"{key} must be two numbers from 0 to below 1, not {betas}")
     if 0 < cfg.ppo.dual_clip <= 1:
         raise ValueError(f"ppo.dual_clip must be 0 (off) or more than 1, not {cfg.ppo.dual_clip}")
+    if cfg.sampling.stop and cfg.engine.kind == "openai":
+        raise ValueError(
+            "sampling.stop cannot be used with engine=openai: a chat server leaves out the string it stops at"
+        )
     _validate_ppo(cfg)
     if not cfg.eval.ks or not all(1 <= k <= cfg.eval.samples for k in cfg.eval.ks):
         raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({cfg.eval.samples}), not {cfg.eval.ks}")
