@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
 
-from rollouts import measure
+from rollouts import THREADS, measure
 
 from spa.agent.player import Player
+from spa.engines.vllm import VLLMEngine
 from spa.runs.schema import Config, EngineConfig
+
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{THREADS - 1}"
 
 
 def make(cfg: Config) -> tuple[Any, Any]:
     player = Player.load(cfg, engine=EngineConfig(kind="vllm", max_model_len=4096))
-    return player.engine, player.chat
+    engine = player.engine
+    assert isinstance(engine, VLLMEngine)
+    # Seeds of requests end vLLM 0.32 on a CPU once a prompt is read in parts ("CPU Generator does not use offset").
+    params = engine._api.SamplingParams
+    engine._api = SimpleNamespace(SamplingParams=lambda **given: params(**{**given, "seed": None}))
+    return engine, player.chat
 
 
 if __name__ == "__main__":
