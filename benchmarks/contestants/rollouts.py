@@ -37,7 +37,7 @@ def sampled(episodes: list[Episode]) -> int:
     return sum(sum(sequence.mask) for episode in episodes for sequence in episode.sequences)
 
 
-def report(episodes: list[Episode], seconds: float, before: int) -> None:
+def report(episodes: list[Episode], seconds: float, before: int, more: dict[str, float] | None = None) -> None:
     turns = sum(len(episode.turns) for episode in episodes)
     tokens = sampled(episodes)
     print(
@@ -49,6 +49,7 @@ def report(episodes: list[Episode], seconds: float, before: int) -> None:
                 "seconds": seconds,
                 "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 "before_mib": before / 1024,
+                **(more or {}),
             }
         )
     )

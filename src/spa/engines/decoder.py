@@ -156,7 +156,7 @@ class Decoder:
         places_N = slots_N * self.capacity + positions_N
         longest = max(ends)
         mask = torch.arange(longest, device=device) <= positions_N[:n, None]
-        blocks = _blocks(longer, n, device)
+        blocks = _blocks(longer, device)
         cos, sin = self.cos[positions_N, None], self.sin[positions_N, None]
 
         hidden_ND = self.model.model.embed_tokens(ids_N)
@@ -194,42 +194,49 @@ class Decoder:
         """Attention of some rows' tokens that are not their last."""
         rows, width = block.places_RC.shape
         groups = self.heads // self.kv_heads
-        q = q_MHd[block.places_RC.clamp(min=0)].view(rows, width, self.kv_heads, groups, self.head_dim)
-        q = q.permute(0, 2, 3, 1, 4).reshape(rows, self.kv_heads, groups * width, self.head_dim)
-        length = block.mask_RCT.shape[-1]
-        k = keys[block.slots_R, :length].transpose(1, 2)
-        v = values[block.slots_R, :length].transpose(1, 2)
-        mask = block.mask_RCT[:, None].repeat(1, 1, groups, 1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        out = out.view(rows, self.kv_heads, groups, width, self.head_dim).permute(0, 3, 1, 2, 4)
+        q = q_MHd[block.places_RC.clamp(min=0)].transpose(1, 2)
+        k = keys[block.slots_R, : block.length].transpose(1, 2)
+        v = values[block.slots_R, : block.length].transpose(1, 2)
+        if block.mask_RCT is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
+        else:  # heads that share keys one behind the other, as in _attend_last
+            q = q.reshape(rows, self.kv_heads, groups * width, self.head_dim)
+            mask = block.mask_RCT[:, None].repeat(1, 1, groups, 1)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(rows, self.heads, width, self.head_dim)
         real = block.places_RC >= 0
-        out_MHd[block.places_RC[real]] = out.reshape(rows, width, self.heads, self.head_dim)[real]
+        out_MHd[block.places_RC[real]] = out.transpose(1, 2)[real]
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows whose tokens, all but the last, attend together. ``places_RC`` are the tokens' places (-1: none)."""
+    """Rows whose tokens, all but the last, attend together to the first ``length`` positions. ``places_RC`` are the tokens' places
+    (-1: none). Without a mask all of them begin at position 0."""
 
     slots_R: Tensor
     places_RC: Tensor
-    mask_RCT: Tensor
+    length: int
+    mask_RCT: Tensor | None
 
 
-def _blocks(chunks: Sequence[Chunk], first: int, device: torch.device) -> list[_Block]:
-    """Chunks of similar size in blocks of at most ``_SCORES`` attention weights."""
+def _blocks(chunks: Sequence[Chunk], device: torch.device) -> list[_Block]:
+    """Chunks of similar size in blocks of at most ``_SCORES`` attention weights; those that begin a row apart from the others."""
     starts, total = [], 0
     for chunk in chunks:
         starts.append(total)
         total += len(chunk.ids) - 1
-    order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].ids), chunks[i].past))
+    order = sorted(range(len(chunks)), key=lambda i: (chunks[i].past > 0, len(chunks[i].ids), chunks[i].past))
     groups: list[list[int]] = []
-    width = length = 0
+    length = 0
     for i in order:
-        width = len(chunks[i].ids) - 1  # ascending
+        width = len(chunks[i].ids) - 1
         length = max(length, chunks[i].past + width)
-        fits = groups and (len(groups[-1]) + 1) * width * length <= _SCORES
-        # A block is as wide as its longest chunk: one twice as long begins another.
-        if fits and width <= 2 * (len(chunks[groups[-1][0]].ids) - 1) + 8:
+        first = chunks[groups[-1][0]] if groups else None
+        if (
+            first is not None
+            and (first.past > 0) == (chunks[i].past > 0)
+            and (len(groups[-1]) + 1) * width * length <= _SCORES
+            and width <= 2 * (len(first.ids) - 1) + 8  # a block is as wide as its longest chunk
+        ):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -241,10 +248,13 @@ def _blocks(chunks: Sequence[Chunk], first: int, device: torch.device) -> list[_
         at = torch.tensor([starts[i] for i in group], device=device)[:, None]
         columns = torch.arange(int(sizes.max()), device=device)[None]
         places = torch.where(columns < sizes, at + columns, -1)
-        reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
-        keys = torch.arange(int((pasts + sizes).max()), device=device)
         slots = torch.tensor([chunks[i].slot for i in group], device=device)
-        blocks.append(_Block(slots, places, keys <= reach[..., None]))
+        length = max(chunks[i].past + len(chunks[i].ids) - 1 for i in group)
+        mask = None
+        if any(chunks[i].past for i in group):
+            reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
+            mask = torch.arange(length, device=device) <= reach[..., None]
+        blocks.append(_Block(slots, places, length, mask))
     return blocks
 
 
