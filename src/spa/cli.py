@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spa import __version__
+from spa.cli_bench import bench
 from spa.cli_data import data_app
 from spa.cli_export import export
 from spa.cli_perplexity import perplexity
@@ -194,6 +195,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
 
 app.command()(perplexity)
 app.command()(export)
+app.command()(bench)
 
 
 @app.command()

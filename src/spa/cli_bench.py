@@ -1,0 +1,89 @@
+"""``spa bench``: the repository's benchmarks in one run, and one table of ratios. Imports no torch at import time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+BENCHMARKS = ("rollout", "sft", "ppo", "step")
+_PACKAGES = ("torch", "transformers", "numpy")
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAMES", help=f"Of {', '.join(BENCHMARKS)}. Default: all.", show_default=False),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Runs of each contestant; medians are shown.")] = 5,
+    threads: Annotated[int, typer.Option("--threads", min=0, help="0 = all cores.")] = 0,
+    vllm: Annotated[bool, typer.Option("--vllm", help="vLLM too; its environment is made once (2.5 GB).")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="Also write the numbers to this file.", show_default=False)
+    ] = None,
+) -> None:
+    """Rollouts, SFT, the PPO update and a whole step against their peers, side by side on this machine."""
+    from spa.runs.files import atomic_write
+    from spa.runs.validate import choose
+
+    folder = benchmarks_folder()
+    chosen = [choose("benchmark", name, BENCHMARKS) for name in names or BENCHMARKS]
+    cores = threads or os.cpu_count() or 1
+    results: dict[str, Any] = {"versions": {name: metadata.version(name) for name in _PACKAGES}}
+    for name in dict.fromkeys(chosen):
+        more = ["--vllm"] if vllm and name == "rollout" else []
+        found = run(folder / f"{name}.py", ["--repeats", str(repeats), "--threads", str(cores), *more])
+        results["machine"] = found["machine"]
+        results[name] = {kind: {"peers": peers.get("peers", peers)} for kind, peers in found["results"].items()}
+    print()
+    print(table({name: results[name] for name in chosen}))
+    print(f"Median of {repeats}. {json.dumps(results['machine'])} {json.dumps(results['versions'])}")
+    if output is not None:
+        atomic_write(output, json.dumps(results, indent=1) + "\n")
+
+
+def benchmarks_folder() -> Path:
+    """Where the benchmarks are.
+
+    Raises:
+        ValueError: the package was installed without its repository.
+    """
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    if not (folder / "common.py").is_file():
+        raise ValueError("spa bench needs the repository: clone it and install it with `pip install -e .`")
+    return folder
+
+
+def run(script: Path, arguments: list[str]) -> dict[str, Any]:
+    """What a benchmark writes with ``--json``; its own output is passed on.
+
+    Raises:
+        ValueError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        done = subprocess.run([sys.executable, str(script), *arguments, "--json", str(path)])
+        if done.returncode or not path.is_file():
+            raise ValueError(f"the benchmark {script.stem} failed (exit code {done.returncode}); see above")
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """How many times as fast as each peer we are, by benchmark and data."""
+    lines = [f"{'benchmark':10}{'data':18}{'peer':16}{'tokens/s':>10}{'spread':>18}{'spa is':>9}"]
+    for name, kinds in results.items():
+        for kind, found in kinds.items():
+            ours = found["peers"]["spa"]["tokens_per_second"]
+            for peer, values in found["peers"].items():
+                spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
+                rate = values["tokens_per_second"]
+                lines.append(f"{name:10}{kind:18}{peer:16}{rate:>10.0f}{spread:>18}{ours / rate:>8.2f}x")
+    return "\n".join(lines)
