@@ -82,12 +82,15 @@ def main() -> None:
 
 
 def make_venv(folder: Path, package: str) -> None:
-    if not (folder / "bin" / "python").exists():
-        print(f"Installing {package} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, package, "gymnasium", "hydra-core", "typer"], check=True)
-    subprocess.run([*pip, "--no-deps", "-e", str(HERE.parent)], check=True)
+    if (folder / "bin" / "python").exists():
+        return
+    print(f"Installing {package} into {folder}", file=sys.stderr)
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    subprocess.run([*pip, "install", "--quiet", package, "gymnasium", "hydra-core", "typer"], check=True)
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "-e", str(HERE.parent)], check=True)
+    # Made for CUDA builds of torch: beside a CPU build transformers cannot be imported.
+    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"], check=True)
 
 
 if __name__ == "__main__":
