@@ -7,6 +7,8 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -21,6 +23,25 @@ def run(python: str, script: str, arguments: list[object], threads: int) -> dict
         raise SystemExit(f"{script} failed:\n{done.stderr[-3000:]}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def take_turns(
+    label: str, peers: Sequence[str], repeats: int, measure: Callable[..., dict[str, float]], *given: object
+) -> dict[str, list[dict[str, float]]]:
+    """What ``measure(peer, *given)`` gives, the peers one after the other in every repeat: a busy moment hits all of them."""
+    runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
+    for repeat in range(repeats):
+        for peer in peers:
+            runs[peer].append(measure(peer, *given))
+            print(f"{label} {repeat + 1}/{repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
+    return runs
+
+
+def finish(results: object, threads: int, path: Path | None) -> None:
+    """Prints the machine; writes it with the results to ``path`` if there is one."""
+    print(json.dumps(machine(threads)))
+    if path:
+        path.write_text(json.dumps({"machine": machine(threads), "results": results}, indent=1) + "\n")
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, float]:

@@ -11,7 +11,6 @@ tokens a second, ``read/s`` all tokens that are new to the cache, ``cache`` what
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import machine
+from common import finish
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from spa.engines.base import Completion
@@ -63,9 +62,7 @@ def main() -> None:
         rows.append(measure(engine, sizes[0], setting, options.repeats))
     for size in sizes[1:]:
         rows.append(measure(make(size, options), size, BASE, options.repeats))
-    print(json.dumps(machine(options.threads)))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(options.threads), "results": rows}, indent=1) + "\n")
+    finish(rows, options.threads, options.json)
 
 
 def make(size: str, options: argparse.Namespace) -> TransformersEngine:

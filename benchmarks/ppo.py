@@ -30,7 +30,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import lines, machine, run, summary
+from common import finish, lines, run, summary, take_turns
 
 CONTESTANTS = ("spa", "spa-recompute", "spa-small", "spa-head", "original", "original-ragged")
 SAME = ("policy_loss", "value_loss", "entropy")
@@ -67,20 +67,17 @@ def main() -> None:
             # In a process of its own: what it used would count as the contestants' memory.
             command = [sys.executable, __file__, "--prepare", name, str(Path(folder) / name.replace(" ", "-"))]
             data, model, about = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-            runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
-            for repeat in range(options.repeats):
-                for peer in peers:
-                    script = f"ppo_{peer.partition('-')[0]}.py"
-                    arguments = [peer, data, model, options.updates, options.threads]
-                    runs[peer].append(run(sys.executable, script, arguments, options.threads))
-                    print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
+            runs = take_turns(name, peers, options.repeats, measure, data, model, options)
             check_same({peer: found[0] for peer, found in runs.items() if peer != "spa-head"})
             results[name] = {"rows": about, "peers": {peer: summary(found) for peer, found in runs.items()}}
             print(f"\n{name}: {about['rows']} rows, longest {about['longest']} tokens, {about['tokens']} in all")
             print("\n".join(lines(results[name]["peers"], "spa")))
-    print(json.dumps(machine(options.threads)))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(options.threads), "results": results}, indent=1) + "\n")
+    finish(results, options.threads, options.json)
+
+
+def measure(peer: str, data: str, model: str, options: argparse.Namespace) -> dict[str, float]:
+    arguments = [peer, data, model, options.updates, options.threads]
+    return run(sys.executable, f"ppo_{peer.partition('-')[0]}.py", arguments, options.threads)
 
 
 def prepare(

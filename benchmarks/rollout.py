@@ -20,14 +20,13 @@ words, in which it writes nonsense up to the limit of tokens: five turns, contex
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
-from common import HERE, lines, machine, run, summary
+from common import HERE, finish, lines, run, summary, take_turns
 
 CONTESTANTS = ("spa", "bare", "generate", "continuous")
 SCRIPTS = {"spa": "rollout_spa.py", "bare": "rollout_spa.py"}
@@ -56,29 +55,26 @@ def main() -> None:
         make_venv(options.vllm_venv, options.vllm_package)
     results = {}
     for name in options.sets.split(","):
-        runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
-        for repeat in range(options.repeats):
-            for peer in peers:
-                python = str(options.vllm_venv / "bin" / "python") if peer == "vllm" else sys.executable
-                script = SCRIPTS.get(peer, f"rollout_{peer}.py")
-                own = [f"model.path={options.model}", f"model.device={options.device}", f"model.dtype={options.dtype}"]
-                arguments = [peer, options.threads, *SETS[name], *own]
-                runs[peer].append(run(python, script, arguments, options.threads))
-                print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
-        results[name] = {peer: summary(found) for peer, found in runs.items()}
+        runs = take_turns(name, peers, options.repeats, measure, SETS[name], options)
+        results[name] = {"peers": {peer: summary(found) for peer, found in runs.items()}}
         print(f"\n{name}")
-        print("\n".join(lines(results[name], "spa")))
+        print("\n".join(lines(results[name]["peers"], "spa")))
         print(
             "episodes/s  "
-            + ", ".join(f"{peer} {found['episodes_per_second']:.1f}" for peer, found in results[name].items())
+            + ", ".join(f"{peer} {found['episodes_per_second']:.1f}" for peer, found in results[name]["peers"].items())
         )
         print(
             "tokens/turn "
-            + ", ".join(f"{peer} {found['tokens_per_turn']:.1f}" for peer, found in results[name].items())
+            + ", ".join(f"{peer} {found['tokens_per_turn']:.1f}" for peer, found in results[name]["peers"].items())
         )
-    print(json.dumps(machine(options.threads)))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(options.threads), "results": results}, indent=1) + "\n")
+    finish(results, options.threads, options.json)
+
+
+def measure(peer: str, setting: list[str], options: argparse.Namespace) -> dict[str, float]:
+    python = str(options.vllm_venv / "bin" / "python") if peer == "vllm" else sys.executable
+    own = [f"model.path={options.model}", f"model.device={options.device}", f"model.dtype={options.dtype}"]
+    script = SCRIPTS.get(peer, f"rollout_{peer}.py")
+    return run(python, script, [peer, options.threads, *setting, *own], options.threads)
 
 
 def make_venv(folder: Path, package: str) -> None:

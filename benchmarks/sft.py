@@ -27,7 +27,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from common import lines, machine, run, summary
+from common import finish, lines, run, summary, take_turns
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -66,18 +66,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.sets.split(","):
             data = make_data(Path(folder) / name, SETS[name], options)
-            runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
-            for repeat in range(options.repeats):
-                for peer in peers:
-                    runs[peer].append(measure(peer, data, options))
-                    print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
+            runs = take_turns(name, peers, options.repeats, measure, data, options)
             results[name] = {"rows": describe(data), "peers": {peer: summary(runs[peer]) for peer in peers}}
             rows = results[name]["rows"]
             print(f"\n{name}: {rows['rows']} rows, median {rows['median']:.0f}, longest {rows['longest']} tokens")
             print("\n".join(lines(results[name]["peers"], "spa")))
-    print(json.dumps(machine(options.threads)))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(options.threads), "results": results}, indent=1) + "\n")
+    finish(results, options.threads, options.json)
 
 
 def make_venv(folder: Path) -> None:

@@ -12,12 +12,11 @@ Making worlds is not counted. Rates are per sampled token; each repeat is a proc
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
-from common import lines, machine, run, summary
+from common import finish, lines, run, summary, take_turns
 from rollout import SETS
 
 CONTESTANTS = ("spa", "spa-head", "original")
@@ -34,19 +33,17 @@ def main() -> None:
     peers = options.peers.split(",")
     results = {}
     for name in options.sets.split(","):
-        runs: dict[str, list[dict[str, float]]] = {peer: [] for peer in peers}
-        for repeat in range(options.repeats):
-            for peer in peers:
-                runs[peer].append(run(sys.executable, "step.py", [peer, options.threads, *SETS[name]], options.threads))
-                print(f"{name} {repeat + 1}/{options.repeats} {peer}: {runs[peer][-1]}", file=sys.stderr)
-        results[name] = {peer: summary(found) for peer, found in runs.items()}
+        runs = take_turns(name, peers, options.repeats, measure, SETS[name], options.threads)
+        results[name] = {"peers": {peer: summary(found) for peer, found in runs.items()}}
         print(f"\n{name}")
-        print("\n".join(lines(results[name], "spa")))
-        for peer, found in results[name].items():
+        print("\n".join(lines(results[name]["peers"], "spa")))
+        for peer, found in results[name]["peers"].items():
             print(f"{peer}: rollout {found['rollout_seconds']:.2f} s, update {found['update_seconds']:.2f} s")
-    print(json.dumps(machine(options.threads)))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(options.threads), "results": results}, indent=1) + "\n")
+    finish(results, options.threads, options.json)
+
+
+def measure(peer: str, setting: list[str], threads: int) -> dict[str, float]:
+    return run(sys.executable, "step.py", [peer, threads, *setting], threads)
 
 
 if __name__ == "__main__":

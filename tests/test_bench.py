@@ -15,7 +15,7 @@ FAKE = """
 import json, sys
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 peers = {peer: {"tokens_per_second": rate, "lowest": rate - 1, "highest": rate + 1} for peer, rate in (("spa", 30), ("peer", 10))}
-kinds = {"short": {"peers": peers}} if __file__.endswith("ppo.py") else {"short": peers}
+kinds = {"short": {"peers": peers}}
 open(arguments["--json"], "w").write(json.dumps({"machine": {"threads": int(arguments["--threads"])}, "results": kinds}))
 """
 

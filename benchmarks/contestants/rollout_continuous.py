@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from rollouts import THREADS, measure
-from transformers import GenerationConfig
+from rollouts import THREADS, generation, measure
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from spa.agent.chat import Chat
@@ -24,15 +23,6 @@ class Continuous:
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
-        generation = GenerationConfig(
-            do_sample=True,
-            temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            max_new_tokens=sampling.max_tokens,
-            eos_token_id=sorted(stop_ids),
-            pad_token_id=self.pad,
-        )
         # What was fastest of several; its own choice takes most of the memory and is thirty times slower on a CPU.
         size = max(map(len, contexts)) + sampling.max_tokens
         batching = ContinuousBatchingConfig(
@@ -44,7 +34,10 @@ class Continuous:
             seed=seed % 2**31,
         )
         out = self.model.generate_batch(
-            [list(c) for c in contexts], generation_config=generation, continuous_batching_config=batching, warmup=False
+            [list(c) for c in contexts],
+            generation_config=generation(sampling, stop_ids, self.pad),
+            continuous_batching_config=batching,
+            warmup=False,
         )
         completions = []
         for found in sorted(out.values(), key=lambda o: int(str(o.request_id).rpartition("_")[2])):

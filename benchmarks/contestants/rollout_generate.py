@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from rollouts import THREADS, measure
+from rollouts import THREADS, generation, measure
 
 from spa.agent.chat import Chat
 from spa.engines.base import Completion
@@ -29,13 +29,7 @@ class Generate:
         out = self.model.generate(
             ids,
             attention_mask=mask,
-            do_sample=True,
-            temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            max_new_tokens=sampling.max_tokens,
-            eos_token_id=sorted(stop_ids),
-            pad_token_id=self.pad,
+            generation_config=generation(sampling, stop_ids, self.pad),
         )
         completions = []
         for row in out[:, longest:].tolist():

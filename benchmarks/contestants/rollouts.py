@@ -15,7 +15,7 @@ from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
 from spa.runs.config import load_config
-from spa.runs.schema import Config
+from spa.runs.schema import Config, SamplingConfig
 
 PEER, THREADS, NAME, WORLDS, SAMPLES = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 
@@ -31,6 +31,21 @@ def play(engine: Any, chat: Chat, cfg: Config, worlds: int, seed: int) -> tuple[
     started = time.perf_counter()
     episodes = rollout(engine, chat, task, chosen, cfg.sampling, seed=seed, group_size=SAMPLES)
     return episodes, time.perf_counter() - started
+
+
+def generation(sampling: SamplingConfig, stop_ids: frozenset[int], pad: int) -> Any:
+    """The sampling that all do, for transformers."""
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=1.0,
+        top_k=0,
+        max_new_tokens=sampling.max_tokens,
+        eos_token_id=sorted(stop_ids),
+        pad_token_id=pad,
+    )
 
 
 def sampled(episodes: list[Episode]) -> int:

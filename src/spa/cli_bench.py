@@ -41,7 +41,7 @@ def bench(
         more = ["--vllm"] if vllm and name == "rollout" else []
         found = run(folder / f"{name}.py", ["--repeats", str(repeats), "--threads", str(cores), *more])
         results["machine"] = found["machine"]
-        results[name] = {kind: {"peers": peers.get("peers", peers)} for kind, peers in found["results"].items()}
+        results[name] = found["results"]
     print()
     print(table({name: results[name] for name in chosen}))
     print(f"Median of {repeats}. {json.dumps(results['machine'])} {json.dumps(results['versions'])}")

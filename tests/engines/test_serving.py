@@ -10,10 +10,11 @@ import torch
 
 from spa.agent.worlds import World
 from spa.engines import transformers as module
-from spa.engines.base import BrokenModel, Completion, serve, serve_in_rounds
+from spa.engines.base import BrokenModel, Completion, serve
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
-from spa.engines.transformers import TransformersEngine, common_length, sample
+from spa.engines.transformers import TransformersEngine, sample
+from spa.models.packing import common_length
 from spa.runs.schema import SamplingConfig
 from tests.models.networks import network
 from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_player
@@ -199,7 +200,7 @@ def test_rounds_give_every_session_its_turns() -> None:
 
     engine, contexts = Echo(), [[6], [7], [8]]
     listener = Talk(contexts)
-    serve_in_rounds(engine, contexts, SamplingConfig(), stop_ids=STOPS, seed=0, answer=listener)
+    serve(engine, contexts, SamplingConfig(), stop_ids=STOPS, seed=0, answer=listener)
     assert [len(turns) for turns in listener.heard] == [3, 2, 3]
     assert [len(asked) for asked in engine.asked] == [3, 3, 2]
 

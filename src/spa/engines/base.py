@@ -67,20 +67,8 @@ def serve(
     """
     if hasattr(engine, "serve"):
         engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
-    else:
-        serve_in_rounds(engine, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
-
-
-def serve_in_rounds(
-    engine: Engine,
-    contexts: Sequence[Sequence[int]],
-    sampling: SamplingConfig,
-    *,
-    stop_ids: frozenset[int],
-    seed: int,
-    answer: Answer,
-) -> None:
-    """``serve`` for engines that know only ``generate``: all live sessions one turn at a time."""
+        return
+    # It knows only ``generate``: all live sessions one turn at a time.
     live = list(enumerate(contexts))
     turn = 0
     while live:

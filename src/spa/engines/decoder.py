@@ -171,7 +171,7 @@ class Decoder:
             if index == last:  # of the last layer only the last tokens are needed
                 hidden_ND = hidden_ND[:n]
             elif blocks:
-                rest = torch.zeros_like(q[n:])
+                rest = torch.empty_like(q[n:])  # every token is in a block
                 for block in blocks:
                     self._attend_block(q[n:], keys, values, block, rest)
                 out = torch.cat([out, rest.flatten(1)])
@@ -194,7 +194,7 @@ class Decoder:
         """Attention of some rows' tokens that are not their last."""
         rows, width = block.places_RC.shape
         groups = self.heads // self.kv_heads
-        q = q_MHd[block.places_RC.clamp(min=0)].transpose(1, 2)
+        q = q_MHd[block.places_RC].transpose(1, 2)
         k = keys[block.slots_R, : block.length].transpose(1, 2)
         v = values[block.slots_R, : block.length].transpose(1, 2)
         if block.mask_RCT is None:
@@ -203,17 +203,21 @@ class Decoder:
             q = q.reshape(rows, self.kv_heads, groups * width, self.head_dim)
             mask = block.mask_RCT[:, None].repeat(1, 1, groups, 1)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(rows, self.heads, width, self.head_dim)
-        real = block.places_RC >= 0
-        out_MHd[block.places_RC[real]] = out.transpose(1, 2)[real]
+        out_MHd[block.own_K] = out.transpose(1, 2).flatten(0, 1)[block.real_K]
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows whose tokens, all but the last, attend together to the first ``length`` positions. ``places_RC`` are the tokens' places
-    (-1: none). Without a mask all of them begin at position 0."""
+    """Rows whose tokens, all but the last, attend together to the first ``length`` positions.
+
+    ``places_RC`` are the tokens' places (any, where a row has none); ``real_K`` says which of them, flattened, are real, and
+    ``own_K`` their places. Without a mask all rows begin at position 0.
+    """
 
     slots_R: Tensor
     places_RC: Tensor
+    real_K: Tensor
+    own_K: Tensor
     length: int
     mask_RCT: Tensor | None
 
@@ -247,14 +251,15 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device) -> list[_Block]:
         pasts = torch.tensor([chunks[i].past for i in group], device=device)[:, None]
         at = torch.tensor([starts[i] for i in group], device=device)[:, None]
         columns = torch.arange(int(sizes.max()), device=device)[None]
-        places = torch.where(columns < sizes, at + columns, -1)
+        places = at + columns.clamp(max=sizes - 1)
+        real = (columns < sizes).flatten().nonzero().squeeze(-1)
         slots = torch.tensor([chunks[i].slot for i in group], device=device)
         length = max(chunks[i].past + len(chunks[i].ids) - 1 for i in group)
         mask = None
         if any(chunks[i].past for i in group):
             reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
             mask = torch.arange(length, device=device) <= reach[..., None]
-        blocks.append(_Block(slots, places, length, mask))
+        blocks.append(_Block(slots, places, real, places.flatten()[real], length, mask))
     return blocks
 
 
@@ -316,11 +321,10 @@ def _joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None] | None:
         return None
     if sum(linear.weight.numel() for linear in linears) > _JOIN:
         return None
-    biases = [linear.bias for linear in linears]
-    return (
-        torch.cat([linear.weight for linear in linears]),
-        torch.cat(biases) if all(bias is not None for bias in biases) else None,
-    )
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    if 0 < len(biases) < len(linears):
+        return None
+    return torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None
 
 
 def _norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:

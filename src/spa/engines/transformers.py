@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve_in_rounds
+from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
 from spa.models.memory import free_memory
+from spa.models.packing import common_length
 from spa.runs.schema import SamplingConfig
 
 _SHARE = 0.6  # of the free memory that keys and values may take
@@ -75,7 +76,7 @@ class TransformersEngine:
         try:
             if self.decoder is None:
                 play = _Rounds(self.model, self.pad_id, stops)
-                serve_in_rounds(play, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
+                serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
             else:
                 self.decoder.refresh()
                 _Serving(self.decoder, sampling, stops, seed, answer).run(contexts)
@@ -219,10 +220,7 @@ class _Serving:
         """Appends the sampled tokens; ended responses are answered, ended sessions give up their slot."""
         ended: list[int] = []
         for slot, (row, token, logprob) in enumerate(zip(self.rows, tokens, logprobs, strict=True)):
-            if math.isnan(logprob):
-                raise BrokenModel(
-                    "the model's logits are not finite: its weights are damaged or have diverged in training"
-                )
+            _check_finite(logprob)
             row.ids.append(token)
             row.logprobs.append(logprob)
             stopped = self.stops.reached(row.ids)
@@ -262,20 +260,6 @@ class _Serving:
         return True
 
 
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:  # a[:low] == b[:low], a[:high] != b[:high]
-        middle = (low + high) // 2
-        if a[low : middle + 1] == b[low : middle + 1]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 class _Rounds:
     """transformers' own forward pass: all contexts of a round in batches, padded on the left."""
 
@@ -297,8 +281,6 @@ class _Rounds:
             draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
             batch = self._batch([contexts[i] for i in chosen], sampling, draws)
             out.update(zip(chosen, batch, strict=True))
-        if any(math.isnan(score) for completion in out.values() for score in completion.logprobs):
-            raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
         return [out[i] for i in range(len(contexts))]
 
     def _batch(
@@ -338,6 +320,7 @@ class _Rounds:
                 zip(rows.tolist(), token_B.tolist(), score_B.tolist(), strict=True)
             ):
                 if going[place]:
+                    _check_finite(score)
                     out[row].ids.append(token)
                     out[row].logprobs.append(score)
                     if self.stops.reached(out[row].ids):
@@ -355,6 +338,11 @@ class _Rounds:
                 ids_BT, positions_BT, mask_BT = ids_BT[keep], positions_BT[keep], mask_BT[keep]
                 rows, alive_B = rows[keep], alive_B[keep]
         return out
+
+
+def _check_finite(logprob: float) -> None:
+    if math.isnan(logprob):
+        raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
 
 
 def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 from spa.agent.task import unknown
 from spa.runs.checkpoints import list_checkpoints
 from spa.runs.files import atomic_folder
-from spa.runs.stage import read_done
+from spa.runs.stage import model_of, read_done
 
 _NOT_A_MODEL = ("trainer_state.pt", "adapter")
 
@@ -48,17 +48,15 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
             kept = ", ".join(map(str, checkpoints))
             raise ValueError(f"{stage} has no checkpoint of step {choice.step}; it has {kept}")
         return checkpoints[choice.step]
-    done = read_done(stage) or {}
     if choice.which == "best":
+        done = read_done(stage) or {}
         found = stage / str(done.get("best", ""))
         if "best" not in done or not found.is_dir():
             raise ValueError(
                 f"{stage} has not kept its best checkpoint: train with ppo.use=best, or choose --which last"
             )
         return found
-    if choice.which == "used" and "model" in done:
-        return stage / str(done["model"])
-    return list(checkpoints.values())[-1]
+    return Path(model_of(str(stage))) if choice.which == "used" else list(checkpoints.values())[-1]
 
 
 def _stage(run: Path, choice: Choice) -> Path:
@@ -134,16 +132,19 @@ def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
 def card(checkpoint: Path, *, adapter: bool = False) -> str:
     """A model card from what the run around a checkpoint recorded."""
     facts = _facts(checkpoint)
-    lines = ["---", "library_name: peft" if adapter else "library_name: transformers", "pipeline_tag: text-generation"]
-    lines += [
+    lines = [
+        "---",
+        f"library_name: {'peft' if adapter else 'transformers'}",
+        "pipeline_tag: text-generation",
         "tags: [spa, reinforcement-learning, world-model]",
         "---",
         "",
         f"# {facts.pop('name', checkpoint.name)}",
         "",
+        "Trained with SPA (self-play, world-model SFT, PPO; arXiv 2510.15047).",
+        "",
+        *(f"- {name}: {value}" for name, value in facts.items()),
     ]
-    lines += ["Trained with SPA (self-play, world-model SFT, PPO; arXiv 2510.15047).", ""]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
     return "\n".join(lines) + "\n"
 
 

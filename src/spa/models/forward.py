@@ -62,7 +62,7 @@ class _Scores(torch.autograd.Function):
         rows: int,
     ) -> tuple[Tensor, Tensor]:
         count = len(targets_N)
-        logits_RV, probs_RV = _buffers(min(rows, count), weight_VD, 2)
+        logits_RV, probs_RV = _buffers(min(rows, count), weight_VD)
         logprobs_N, normaliser_N, entropy_N = torch.zeros(3, count, device=hidden_ND.device)
         for start in range(0, count, rows):
             here = slice(start, start + rows)
@@ -92,7 +92,7 @@ class _Scores(torch.autograd.Function):
         grad_hidden_ND = torch.zeros_like(hidden_ND) if for_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if for_bias else None
-        scaled_RV, probs_RV = _buffers(min(ctx.rows, len(targets_N)), weight_VD, 2)
+        scaled_RV, probs_RV = _buffers(min(ctx.rows, len(targets_N)), weight_VD)
         for start in range(0, len(targets_N), ctx.rows):
             here = slice(start, start + ctx.rows)
             hidden, targets, factor = hidden_ND[here], targets_N[here, None], grad_logprobs_N[here, None]
@@ -125,8 +125,9 @@ class _Scores(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None, None
 
 
-def _buffers(rows: int, weight_VD: Tensor, count: int) -> list[Tensor]:
-    return [torch.empty(rows, len(weight_VD), dtype=torch.float32, device=weight_VD.device) for _ in range(count)]
+def _buffers(rows: int, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+    first = torch.empty(rows, len(weight_VD), dtype=torch.float32, device=weight_VD.device)
+    return first, torch.empty_like(first)
 
 
 def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, buffer: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spa.runs.schema import PPOConfig, SFTConfig
+
 _ADAPTER = "default"
 
 
@@ -54,6 +56,23 @@ def add_lora(
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.float()
+
+
+def add_configured_lora(model: Any, config: SFTConfig | PPOConfig, rank: int, seed: int, stage: str) -> None:
+    """``add_lora`` with the ``lora_*`` settings of a stage.
+
+    Raises:
+        ValueError: as ``add_lora``.
+    """
+    add_lora(
+        model,
+        rank=rank,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        targets=config.lora_targets,
+        seed=seed,
+        stage=stage,
+    )
 
 
 def _peft(stage: str = "sft") -> Any:

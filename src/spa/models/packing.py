@@ -93,25 +93,32 @@ def _runs(tokens: Places, places: Places) -> list[tuple[int, int, int]]:
     return [(int(tokens[a]), int(places[a]), b - a) for a, b in pairwise(bounds)]
 
 
-def _common(a: Places, b: Places) -> int:
-    """How many leading entries two rows have in common."""
-    size = min(len(a), len(b))
-    different = np.flatnonzero(a[:size] != b[:size])
-    return int(different[0]) if len(different) else size
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences of one type begin with in common."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:  # a[:low] == b[:low], a[:high] != b[:high]
+        middle = (low + high) // 2
+        if a[low : middle + 1] == b[low : middle + 1]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def pack(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[Places]]:
     """The ids of a packed sequence, common beginnings once, and for each row the places of its tokens in it."""
-    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    lists = [list(row) for row in rows]
     ids: list[int] = []
     places: list[Places] = [np.zeros(0, dtype=np.int64)] * len(rows)
     before: int | None = None
     # In this order the longest beginning that a row shares with any earlier one it shares with its neighbour.
-    for index in sorted(range(len(rows)), key=lambda i: list(rows[i])):
-        shared = _common(arrays[index], arrays[before]) if before is not None else 0
+    for index in sorted(range(len(rows)), key=lambda i: lists[i]):
+        shared = common_length(lists[index], lists[before]) if before is not None else 0
         kept = places[before][:shared] if before is not None else places[index]
         places[index] = np.concatenate([kept, np.arange(len(ids), len(ids) + len(rows[index]) - shared)])
-        ids += arrays[index][shared:].tolist()
+        ids += lists[index][shared:]
         before = index
     return ids, places
 
@@ -121,18 +128,18 @@ def pack_groups(rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int
 
     A pass has at most ``max_tokens`` tokens (a longer row stands alone), a shared one counted a quarter for every further row.
     """
-    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    lists = [list(row) for row in rows]
     groups: list[list[int]] = []
     cost, before = 0.0, -1
-    for index in sorted(range(len(rows)), key=lambda i: list(rows[i])):
-        shared = _common(arrays[index], arrays[before]) if groups else 0
-        more = len(arrays[index]) - (1 - _SHARED_COST) * shared
+    for index in sorted(range(len(rows)), key=lambda i: lists[i]):
+        shared = common_length(lists[index], lists[before]) if groups else 0
+        more = len(lists[index]) - (1 - _SHARED_COST) * shared
         if groups and cost + more <= max_tokens:
             groups[-1].append(index)
             cost += more
         else:
             groups.append([index])
-            cost = len(arrays[index])
+            cost = len(lists[index])
         before = index
     return groups
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from spa.models.load import ValueHead
-from spa.models.lora import adapter_state, add_lora, has_lora, load_adapter_state
+from spa.models.lora import adapter_state, add_configured_lora, has_lora, load_adapter_state
 from spa.models.rows import TokenRows
 from spa.rl.advantages import ESTIMATORS
 from spa.runs.schema import PPOConfig
@@ -78,13 +78,5 @@ def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | Non
         return None
     critic = Critic(config.critic, actor)
     if config.critic_lora_rank and critic.network is not None:
-        add_lora(
-            critic.network,
-            rank=config.critic_lora_rank,
-            alpha=config.lora_alpha,
-            dropout=config.lora_dropout,
-            targets=config.lora_targets,
-            seed=seed,
-            stage="ppo",
-        )
+        add_configured_lora(critic.network, config, config.critic_lora_rank, seed, "ppo")
     return critic

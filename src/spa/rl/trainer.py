@@ -21,7 +21,7 @@ from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
 from spa.evaluate.world_model import world_model_metrics
 from spa.models.load import load_model, load_state, load_weights, save_model
-from spa.models.lora import add_lora
+from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, training_tasks
@@ -80,9 +80,9 @@ class PPOTrainer:
             )
         self.learner = self._make_learner()
         shown = {"state_format": self.task.env.state_format}
-        tasks = training_tasks(self.config, **shown) if self.config.curriculum.mixture else None
-        if tasks is None:
-            tasks = [*training_tasks(self.config, **shown)[:-1], self.task]
+        tasks = training_tasks(self.config, **shown)
+        if not self.config.curriculum.mixture:
+            tasks[-1] = self.task
         self.curriculum = Curriculum(self.config, tasks)
         self.told = training_tasks(self.config, **shown, prompt="world_model") if config.world_model_coef else []
         self.health = Health(config)
@@ -100,15 +100,7 @@ class PPOTrainer:
         config, actor = self.config.ppo, self.player.model
         critic = make_critic(config, actor, seed=self.config.seeds.run + 1)
         if config.lora_rank:
-            add_lora(
-                actor,
-                rank=config.lora_rank,
-                alpha=config.lora_alpha,
-                dropout=config.lora_dropout,
-                targets=config.lora_targets,
-                seed=self.config.seeds.run,
-                stage="ppo",
-            )
+            add_configured_lora(actor, config, config.lora_rank, self.config.seeds.run, "ppo")
         reference = None
         if needs_reference(config):
             adapters_off = config.reference is None and config.lora_rank > 0

@@ -9,7 +9,7 @@ from typing import Any
 from spa.agent.chat import Chat
 from spa.agent.player import Player
 from spa.models.load import compute_dtype_bytes, load_config, load_tokenizer, pick_device, weight_bytes
-from spa.models.lora import add_lora
+from spa.models.lora import add_configured_lora
 from spa.models.memory import MemoryEstimate, estimate_training, free_memory, size
 from spa.runs.checkpoints import latest_checkpoint
 from spa.runs.progress import note, progress
@@ -75,14 +75,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     # With LoRA the checkpoint holds merged weights: training goes on from the base and the adapters.
     player = Player.load(cfg, str(found[1]) if found and not sft.lora_rank else None)
     if sft.lora_rank:
-        add_lora(
-            player.model,
-            rank=sft.lora_rank,
-            alpha=sft.lora_alpha,
-            dropout=sft.lora_dropout,
-            targets=sft.lora_targets,
-            seed=cfg.seeds.run,
-        )
+        add_configured_lora(player.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
     trainer = SFTTrainer(
         player.model,
         player.tokenizer,
