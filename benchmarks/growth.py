@@ -101,7 +101,7 @@ def measure(engine: TransformersEngine, size: str, setting: dict[str, int], repe
             return contexts[session] if turns[session] < setting["turns"] else None
 
         started = time.perf_counter()
-        engine.serve(contexts, sampling, stop_ids=frozenset(), seed=repeat, answer=answer)
+        engine.serve(dict(enumerate(contexts)), sampling, stop_ids=frozenset(), seed=repeat, answer=answer)
         seconds.append(time.perf_counter() - started)
     taken = statistics.median(seconds[1:])
     sampled = setting["episodes"] * setting["turns"] * RESPONSE

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rollouts import PEER, WORLDS, config, measure, play, report
 
+from spa.agent import rollout
 from spa.agent.chat import Chat
 from spa.agent.player import Player
 from spa.engines.decoder import Chunk, Decoder
+from spa.engines.processes import in_processes
 from spa.runs.schema import Config
 
 
@@ -20,35 +24,56 @@ def make(cfg: Config) -> tuple[Any, Chat]:
     return player.engine, player.chat
 
 
+@dataclass
+class Pass:
+    ids: list[int]
+    positions: list[int]
+    earlier: list[Chunk]
+    slots: int
+
+
 def bare() -> None:
     cfg = config()
     engine, chat = make(cfg)
-    shapes: list[list[tuple[int, int]]] = []
-    rooms: list[int] = []
-    forward, allocate = Decoder.forward, Decoder.allocate
+    shares: list[list[Pass]] = []
+    forward = Decoder.forward
 
-    def recorded(self: Decoder, chunks: list[Chunk]) -> torch.Tensor:
-        shapes.append([(chunk.past, len(chunk.ids)) for chunk in chunks])
-        rooms.append(self.slots)
-        return forward(self, chunks)
+    def recorded(
+        self: Decoder, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = ()
+    ) -> torch.Tensor:
+        shares[-1].append(Pass(list(ids), list(positions), list(earlier), self.slots))
+        return forward(self, ids, positions, earlier)
 
-    Decoder.forward = recorded  # type: ignore[method-assign, assignment]
+    def one_by_one(work: Any, count: int) -> list[Any]:
+        results = []
+        for number in range(count):
+            shares.append([])
+            results.append(work(number))
+        return results
+
+    Decoder.forward = recorded  # type: ignore[method-assign]
+    rollout.in_processes = one_by_one  # type: ignore[assignment]
     episodes, _ = play(engine, chat, cfg, WORLDS, 1)
     Decoder.forward = forward  # type: ignore[method-assign]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     decoder = engine.decoder
-    with torch.no_grad():
-        decoder.refresh()
-        allocate(decoder, max(rooms), max(past + new for shape in shapes for past, new in shape))
-        words = torch.randint(5, engine.model.config.vocab_size, (max(new for s in shapes for _, new in s),)).tolist()
-        batches = [[Chunk(slot, past, words[:new]) for slot, (past, new) in enumerate(shape)] for shape in shapes]
-        for chunks in batches[:5]:
-            decoder.forward(chunks)
-        started = time.perf_counter()
-        for chunks in batches:
-            decoder.forward(chunks)
-        if engine.model.device.type == "cuda":
-            torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def passes(number: int) -> None:
+        with engine.alone(len(shares)):
+            decoder.refresh()
+            for each in shares[number]:
+                decoder.forward(each.ids, each.positions, each.earlier)
+
+    everything = [each for share in shares for each in share]
+    decoder.allocate(
+        max(each.slots for each in everything), max(max(each.positions) for each in everything) + 1
+    )
+    in_processes(passes, len(shares))
+    started = time.perf_counter()
+    in_processes(passes, len(shares))
+    if engine.model.device.type == "cuda":
+        torch.cuda.synchronize()
     report(episodes, time.perf_counter() - started, before)
 
 

@@ -22,12 +22,12 @@ def opened(model, slots: int = 5, capacity: int = 16) -> Decoder:
 
 
 def read(decoder: Decoder, rows: list[list[int]], new: list[list[int]]) -> torch.Tensor:
-    chunks = [Chunk(slot, len(row), ids) for slot, (row, ids) in enumerate(zip(rows, new, strict=True))]
+    chunks = [Chunk(slot, len(row), ids[:-1]) for slot, (row, ids) in enumerate(zip(rows, new, strict=True)) if ids[1:]]
     for row, ids in zip(rows, new, strict=True):
         row += ids
     decoder.reserve(max(map(len, rows)))
     with torch.no_grad():
-        return decoder.forward(chunks)
+        return decoder.forward([row[-1] for row in rows], [len(row) - 1 for row in rows], chunks)
 
 
 def whole(model, row: list[int]) -> torch.Tensor:
@@ -121,7 +121,7 @@ def test_a_copied_slot_goes_on_like_its_source() -> None:
     decoder = opened(model)
     rows = [[], [], []]
     read(decoder, rows, [[1, 2, 3, 4, 5], [9], [8, 7]])
-    decoder.copy(0, [1, 2], 0, 5)
+    decoder.copy([(0, 1, 0, 5), (0, 2, 0, 5)])
     rows[1], rows[2] = list(rows[0]), list(rows[0])
     logits = read(decoder, rows, [[6], [6], [6]])
     torch.testing.assert_close(logits[1], logits[0])

@@ -54,7 +54,7 @@ def talk(model, *, window: bool = False, contexts: list[list[int]] | None = None
     listener = Talk(given, window)
     settings = SamplingConfig(**{"max_tokens": 12, "batch_size": 64, **sampling})
     engine = TransformersEngine(model, 0)
-    serve(engine, given, settings, stop_ids=STOPS, seed=5, answer=listener)
+    serve(engine, dict(enumerate(given)), settings, stop_ids=STOPS, seed=5, answer=listener)
     return listener.heard
 
 
@@ -114,9 +114,9 @@ def test_equal_contexts_are_read_once_and_of_a_next_turn_only_what_is_new(monkey
     model, sizes = network(), []
     forward = module.Decoder.forward
 
-    def counted(self, chunks):
-        sizes.append(sum(len(chunk.ids) for chunk in chunks))
-        return forward(self, chunks)
+    def counted(self, ids, positions, earlier=()):
+        sizes.append(len(ids) + sum(len(chunk.ids) for chunk in earlier))
+        return forward(self, ids, positions, earlier)
 
     monkeypatch.setattr(module.Decoder, "forward", counted)
     context = list(range(10, 60))
@@ -131,11 +131,11 @@ def test_short_of_memory_rows_wait_and_are_read_again(monkeypatch) -> None:
     expected = ids(talk(model))
     forward, most = module.Decoder.forward, []
 
-    def limited(self, chunks):
-        if len(chunks) > 3:
+    def limited(self, ids, positions, earlier=()):
+        if len(ids) > 3:
             raise torch.OutOfMemoryError("out of memory")
-        most.append(len(chunks))
-        return forward(self, chunks)
+        most.append(len(ids))
+        return forward(self, ids, positions, earlier)
 
     monkeypatch.setattr(module.Decoder, "forward", limited)
     assert ids(talk(model)) == expected
@@ -143,7 +143,7 @@ def test_short_of_memory_rows_wait_and_are_read_again(monkeypatch) -> None:
 
 
 def test_one_row_that_does_not_fit_is_an_error(monkeypatch) -> None:
-    def never(self, chunks):
+    def never(self, *given):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(module.Decoder, "forward", never)
@@ -184,7 +184,7 @@ def test_models_that_are_not_supported_play_in_rounds() -> None:
     contexts = first_contexts()
     listener = Talk(contexts)
     greedy = SamplingConfig(max_tokens=12, temperature=0)
-    serve(engine, contexts, greedy, stop_ids=STOPS, seed=5, answer=listener)
+    serve(engine, dict(enumerate(contexts)), greedy, stop_ids=STOPS, seed=5, answer=listener)
     plain = network("mistral")
     assert ids(listener.heard) == ids(talk(plain, temperature=0))
 
@@ -200,7 +200,7 @@ def test_rounds_give_every_session_its_turns() -> None:
 
     engine, contexts = Echo(), [[6], [7], [8]]
     listener = Talk(contexts)
-    serve(engine, contexts, SamplingConfig(), stop_ids=STOPS, seed=0, answer=listener)
+    serve(engine, dict(enumerate(contexts)), SamplingConfig(), stop_ids=STOPS, seed=0, answer=listener)
     assert [len(turns) for turns in listener.heard] == [3, 2, 3]
     assert [len(asked) for asked in engine.asked] == [3, 3, 2]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence
 from spa.agent.play import Play
+from spa.engines.processes import in_processes
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.engines.base import Completion, Engine, serve
+from spa.engines.base import Completion, Engine, SplittingEngine, serve
 from spa.runs.schema import SamplingConfig
 
 
@@ -37,27 +39,52 @@ def rollout(
     The members of a group share the world but not its noise. A world that raises ends its own episode with
     ``status="error"``; the others go on. The same arguments and weights give the same episodes.
 
+    On a CPU several processes may play, each some of the groups (``sampling.processes``): see ``SplittingEngine``.
+
     Args:
         seed: of the sampling; together with episode and turn it seeds every response.
     """
-    plays = [
-        _TokenPlay.start(task, world, group, member)
-        for group, world in enumerate(worlds)
+    count = engine.split(sampling, len(worlds), group_size) if isinstance(engine, SplittingEngine) else 1
+
+    def share(number: int) -> list[list[Episode]]:
+        groups = range(number, len(worlds), count)
+        chosen = [(group, worlds[group]) for group in groups]
+        with engine.alone(count) if isinstance(engine, SplittingEngine) else nullcontext():
+            return _play(engine, chat, task, chosen, sampling, seed, group_size)
+
+    shares = in_processes(share, count)
+    return [episode for group in range(len(worlds)) for episode in shares[group % count][group // count]]
+
+
+def _play(
+    engine: Engine,
+    chat: Chat,
+    task: Task,
+    worlds: Sequence[tuple[int, World]],
+    sampling: SamplingConfig,
+    seed: int,
+    group_size: int,
+) -> list[list[Episode]]:
+    """The episodes of some groups, which come with their numbers."""
+    plays = {
+        group * group_size + member: _TokenPlay.start(task, world, group, member)
+        for group, world in worlds
         for member in range(group_size)
-    ]
-    live = [play for play in plays if play.live]
+    }
 
     def answer(session: int, completion: Completion) -> list[int] | None:
-        play = live[session]
+        play = plays[session]
         index = len(play.responses)
         _answer(play, chat, index, completion)
         return _ask(play, chat, index + 1) if play.live else None
 
-    contexts = [_ask(play, chat, 0) for play in live]
+    contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
     serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, answer=answer)
-    for play in plays:
+    episodes = []
+    for play in plays.values():
         play.env.close()
-    return [play.episode for play in plays]
+        episodes.append(play.episode)
+    return [episodes[start : start + group_size] for start in range(0, len(episodes), group_size)]
 
 
 def _ask(play: _TokenPlay, chat: Chat, index: int) -> list[int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -51,9 +52,22 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class SplittingEngine(Protocol):
+    """An engine that may play in several processes at once, each with a copy of it."""
+
+    def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
+        """In how many processes a rollout of so many groups should be played."""
+        ...
+
+    def alone(self, processes: int) -> AbstractContextManager[None]:
+        """While this process plays one of so many shares."""
+        ...
+
+
 def serve(
     engine: Engine,
-    contexts: Sequence[Sequence[int]],
+    contexts: Mapping[int, Sequence[int]],
     sampling: SamplingConfig,
     *,
     stop_ids: frozenset[int],
@@ -62,6 +76,9 @@ def serve(
 ) -> None:
     """Continues sessions turn by turn: each from its first context until ``answer`` has no next one for it.
 
+    Args:
+        contexts: the first ones, by the numbers of their sessions.
+
     The order in which sessions are answered is the engine's, that of a session's turns is kept. The same arguments, answers and
     weights give the same completions.
     """
@@ -69,7 +86,7 @@ def serve(
         engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
         return
     # It knows only ``generate``: all live sessions one turn at a time.
-    live = list(enumerate(contexts))
+    live = list(contexts.items())
     turn = 0
     while live:
         state = np.random.SeedSequence([seed, turn]).generate_state(1, np.uint64)[0]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +39,7 @@ def supports(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class Chunk:
-    """New tokens of the row in ``slot``, which has ``past`` tokens already."""
+    """New tokens of the row in ``slot``, which has ``past`` tokens already. The row's last new token is not among them."""
 
     slot: int
     past: int
@@ -98,7 +99,8 @@ class Decoder:
         self.slots, self.capacity = slots, capacity
         positions = torch.arange(capacity, device=self.model.device)[None]
         cos, sin = self.model.model.rotary_emb(torch.zeros(1, **options), positions)
-        self.cos, self.sin = cos[0], sin[0]
+        self.cos, self.sin = cos[0], sin[0].clone()
+        self.sin[:, : self.head_dim // 2].neg_()
 
     def reserve(self, length: int) -> None:
         """Makes room for rows of ``length`` tokens."""
@@ -106,15 +108,18 @@ class Decoder:
             grown = max(length, self.capacity * 5 // 4)
             self.allocate(self.slots, -(-grown // _GROWTH) * _GROWTH)
 
-    def copy(self, source: int, targets: Sequence[int], start: int, end: int) -> None:
-        """Positions ``start`` to ``end`` (exclusive) of one slot into others."""
-        if not targets or start >= end:
+    def copy(self, pieces: Sequence[tuple[int, int, int, int]]) -> None:
+        """Copies keys and values: (source slot, target slot, first position, end), all as they are before the call."""
+        pieces = [piece for piece in pieces if piece[2] < piece[3]]
+        if not pieces:
             return
+        device = self.model.device
+        sources = np.concatenate([np.arange(a, b) + source * self.capacity for source, _, a, b in pieces])
+        targets = np.concatenate([np.arange(a, b) + target * self.capacity for _, target, a, b in pieces])
+        sources_P, targets_P = torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device)
         for cache in (*self.keys, *self.values):
-            if len(targets) == 1:
-                cache[targets[0], start:end] = cache[source, start:end]
-            else:
-                cache[list(targets), start:end] = cache[source, start:end]
+            flat = cache.view(-1, self.kv_heads * self.head_dim)
+            flat.index_copy_(0, targets_P, flat.index_select(0, sources_P))
 
     @property
     def held(self) -> int:
@@ -132,39 +137,40 @@ class Decoder:
         self.keys, self.values = [], []
         self.slots = self.capacity = 0
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Reads the new tokens of slots 0 to n-1 (one chunk each, in order, none empty).
+    def forward(self, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = ()) -> Tensor:
+        """Reads new tokens of slots 0 to n-1.
+
+        Args:
+            ids: (n,) the last new token of each slot.
+            positions: (n,) where they stand.
+            earlier: new tokens before the last one, at most one chunk a slot, none of them empty.
 
         Returns:
             (n, V) logits behind the last token of each.
         """
-        assert [chunk.slot for chunk in chunks] == list(range(len(chunks)))
         device = self.model.device
-        n = len(chunks)
-        ends = [chunk.past + len(chunk.ids) for chunk in chunks]
+        n = len(ids)
         # The last new token of every row, in the order of slots; then the others, row by row.
-        slots = list(range(n))
-        ids = [chunk.ids[-1] for chunk in chunks]
-        positions = [end - 1 for end in ends]
-        longer = [chunk for chunk in chunks if len(chunk.ids) > 1]
-        for chunk in longer:
-            count = len(chunk.ids) - 1
-            ids += chunk.ids[:-1]
-            positions += range(chunk.past, chunk.past + count)
+        all_ids, all_positions, slots = list(ids), list(positions), list(range(n))
+        for chunk in earlier:
+            count = len(chunk.ids)
+            assert chunk.past + count == positions[chunk.slot], "a chunk ends where the last token stands"
+            all_ids += chunk.ids
+            all_positions += range(chunk.past, chunk.past + count)
             slots += [chunk.slot] * count
-        ids_N, positions_N, slots_N = torch.tensor([ids, positions, slots], device=device)
+        ids_N, positions_N, slots_N = torch.tensor([all_ids, all_positions, slots], device=device)
         places_N = slots_N * self.capacity + positions_N
-        longest = max(ends)
-        mask = torch.arange(longest, device=device) <= positions_N[:n, None]
-        blocks = _blocks(longer, device)
+        longest = max(positions) + 1
+        mask = _mask(torch.arange(longest, device=device) <= positions_N[:n, None], self.model.dtype)
+        blocks = _blocks(earlier, device, self.model.dtype, self.heads // self.kv_heads)
         cos, sin = self.cos[positions_N, None], self.sin[positions_N, None]
 
         hidden_ND = self.model.model.embed_tokens(ids_N)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             keys, values = self.keys[index], self.values[index]
-            q, k, v = layer.project(_norm(hidden_ND, layer.norm_in, self.eps), self.heads, self.kv_heads, self.head_dim)
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            qk, v = layer.project(_norm(hidden_ND, layer.norm_in, self.eps), self.heads, self.kv_heads, self.head_dim)
+            q, k = _rotate(qk, cos, sin).split([self.heads, self.kv_heads], dim=1)
             keys.view(-1, *keys.shape[2:]).index_copy_(0, places_N, k)
             values.view(-1, *values.shape[2:]).index_copy_(0, places_N, v)
             out = self._attend_last(q[:n], keys[:n, :longest], values[:n, :longest], mask)
@@ -175,8 +181,8 @@ class Decoder:
                 for block in blocks:
                     self._attend_block(q[n:], keys, values, block, rest)
                 out = torch.cat([out, rest.flatten(1)])
-            hidden_ND = hidden_ND + layer.out(out)
-            hidden_ND = hidden_ND + layer.feed_forward(_norm(hidden_ND, layer.norm_post, self.eps))
+            hidden_ND = layer.out(out).add_(hidden_ND)
+            hidden_ND += layer.feed_forward(_norm(hidden_ND, layer.norm_post, self.eps))
         hidden_ND = _norm(hidden_ND, self.model.model.norm.weight, self.eps)
         logits: Tensor = self.model.lm_head(hidden_ND)
         return logits
@@ -197,12 +203,12 @@ class Decoder:
         q = q_MHd[block.places_RC].transpose(1, 2)
         k = keys[block.slots_R, : block.length].transpose(1, 2)
         v = values[block.slots_R, : block.length].transpose(1, 2)
-        if block.mask_RCT is None:
+        if block.mask_R1CT is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
         else:  # heads that share keys one behind the other, as in _attend_last
             q = q.reshape(rows, self.kv_heads, groups * width, self.head_dim)
-            mask = block.mask_RCT[:, None].repeat(1, 1, groups, 1)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).view(rows, self.heads, width, self.head_dim)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask_R1CT)
+            out = out.view(rows, self.heads, width, self.head_dim)
         out_MHd[block.own_K] = out.transpose(1, 2).flatten(0, 1)[block.real_K]
 
 
@@ -219,27 +225,32 @@ class _Block:
     real_K: Tensor
     own_K: Tensor
     length: int
-    mask_RCT: Tensor | None
+    mask_R1CT: Tensor | None  # C: as often as heads share keys
 
 
-def _blocks(chunks: Sequence[Chunk], device: torch.device) -> list[_Block]:
-    """Chunks of similar size in blocks of at most ``_SCORES`` attention weights; those that begin a row apart from the others."""
+def _mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: attention would make it of booleans again in every layer."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype, heads: int) -> list[_Block]:
+    """``heads`` share keys. Chunks of similar size in blocks of at most ``_SCORES`` attention weights; those that begin a row apart from the others."""
     starts, total = [], 0
     for chunk in chunks:
         starts.append(total)
-        total += len(chunk.ids) - 1
+        total += len(chunk.ids)
     order = sorted(range(len(chunks)), key=lambda i: (chunks[i].past > 0, len(chunks[i].ids), chunks[i].past))
     groups: list[list[int]] = []
     length = 0
     for i in order:
-        width = len(chunks[i].ids) - 1
+        width = len(chunks[i].ids)
         length = max(length, chunks[i].past + width)
         first = chunks[groups[-1][0]] if groups else None
         if (
             first is not None
             and (first.past > 0) == (chunks[i].past > 0)
             and (len(groups[-1]) + 1) * width * length <= _SCORES
-            and width <= 2 * (len(first.ids) - 1) + 8  # a block is as wide as its longest chunk
+            and width <= 2 * len(first.ids) + 8  # a block is as wide as its longest chunk
         ):
             groups[-1].append(i)
         else:
@@ -247,18 +258,19 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device) -> list[_Block]:
             length = chunks[i].past + width
     blocks = []
     for group in groups:
-        sizes = torch.tensor([len(chunks[i].ids) - 1 for i in group], device=device)[:, None]
+        sizes = torch.tensor([len(chunks[i].ids) for i in group], device=device)[:, None]
         pasts = torch.tensor([chunks[i].past for i in group], device=device)[:, None]
         at = torch.tensor([starts[i] for i in group], device=device)[:, None]
         columns = torch.arange(int(sizes.max()), device=device)[None]
         places = at + columns.clamp(max=sizes - 1)
         real = (columns < sizes).flatten().nonzero().squeeze(-1)
         slots = torch.tensor([chunks[i].slot for i in group], device=device)
-        length = max(chunks[i].past + len(chunks[i].ids) - 1 for i in group)
+        length = max(chunks[i].past + len(chunks[i].ids) for i in group)
         mask = None
         if any(chunks[i].past for i in group):
             reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
-            mask = torch.arange(length, device=device) <= reach[..., None]
+            seen = (torch.arange(length, device=device) <= reach[..., None])[:, None]
+            mask = _mask(seen, dtype).repeat(1, 1, heads, 1)
         blocks.append(_Block(slots, places, real, places.flatten()[real], length, mask))
     return blocks
 
@@ -286,18 +298,21 @@ class _Layer:
             _joined([mlp.gate_proj, mlp.up_proj]),
         )
 
-    def project(self, x_ND: Tensor, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (N, H, d), keys and values (N, K, d)."""
+    def project(self, x_ND: Tensor, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys (N, H + K, d), values (N, K, d)."""
         attention = self.attention
         if self.qkv is not None:
             joined = F.linear(x_ND, *self.qkv).view(len(x_ND), heads + 2 * kv_heads, head_dim)
-            q, k, v = joined.split([heads, kv_heads, kv_heads], dim=1)
+            qk, v = joined.split([heads + kv_heads, kv_heads], dim=1)
+            if not hasattr(attention, "q_norm"):
+                return qk, v
+            q, k = qk.split([heads, kv_heads], dim=1)
         else:
             projections = ((attention.q_proj, heads), (attention.k_proj, kv_heads), (attention.v_proj, kv_heads))
             q, k, v = (linear(x_ND).view(len(x_ND), count, head_dim) for linear, count in projections)
         if hasattr(attention, "q_norm"):
             q, k = attention.q_norm(q), attention.k_norm(k)
-        return q, k, v
+        return torch.cat([q, k], dim=1), v
 
     def out(self, x_NE: Tensor) -> Tensor:
         result: Tensor = self.attention.o_proj(x_NE)
@@ -309,7 +324,7 @@ class _Layer:
             gate, up = F.linear(x_ND, *self.gate_up).chunk(2, dim=-1)
         else:
             gate, up = mlp.gate_proj(x_ND), mlp.up_proj(x_ND)
-        result: Tensor = mlp.down_proj(mlp.act_fn(gate) * up)
+        result: Tensor = mlp.down_proj(mlp.act_fn(gate).mul_(up))
         return result
 
 
@@ -332,6 +347,6 @@ def _norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x_NHd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
-    """Rotary position embedding, halves paired as in Llama."""
+    """Rotary position embedding, halves paired as in Llama; the first half of the sines has the sign turned."""
     a, b = x_NHd.chunk(2, dim=-1)
-    return torch.addcmul(x_NHd * cos_N1d, torch.cat((-b, a), dim=-1), sin_N1d)
+    return torch.addcmul(x_NHd * cos_N1d, torch.cat((b, a), dim=-1), sin_N1d)

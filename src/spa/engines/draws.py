@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,13 +18,23 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniforms(count: int, *key: int) -> NDArray[np.float32]:
-    """``count`` numbers in [0, 1) of the stream ``key``: splitmix64 from a state that the key's words were mixed into."""
+def stream(*key: int) -> int:
+    """The state of the stream ``key``, into which the key's words are mixed."""
     state = 0
     for word in key:
         state = _mix((state + word * _WEYL + _WEYL) & _MASK)
+    return state
+
+
+def uniforms(count: int, *key: int) -> NDArray[np.float32]:
+    """The first ``count`` numbers in [0, 1) of the stream ``key``."""
+    return draws_at([stream(*key)] * count, range(count))
+
+
+def draws_at(streams: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
+    """Number ``places[i]`` (from 0) in [0, 1) of each stream: splitmix64 from its state."""
     with np.errstate(over="ignore"):
-        x = np.uint64(state) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_WEYL)
+        x = np.array(streams, dtype=np.uint64) + (np.array(places, dtype=np.uint64) + np.uint64(1)) * np.uint64(_WEYL)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)

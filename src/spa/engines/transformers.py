@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,15 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spa.engines.processes import can_fork
 from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve
 from spa.engines.decoder import Chunk, Decoder, supports
-from spa.engines.draws import uniforms
+from spa.engines.draws import draws_at, stream, uniforms
 from spa.engines.stops import Stops
 from spa.models.memory import free_memory
 from spa.models.packing import common_length
 from spa.runs.schema import SamplingConfig
 
 _SHARE = 0.6  # of the free memory that keys and values may take
+_SMALL = 2**26  # bytes of weights that every process reads for itself
+_ROWS = 16  # episodes that are worth a process
 _SLACK = 64  # positions beyond the longest context
 
 
@@ -41,6 +45,34 @@ class TransformersEngine:
         self.pad_id = pad_id
         self.tokenizer = tokenizer
         self.decoder = Decoder(model) if supports(model) else None
+        self.processes = 1  # that share the memory
+
+    def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
+        """In how many processes a rollout of so many groups is played fastest; see ``sampling.processes``.
+
+        A process for each thread of a CPU, where the weights are small enough for each core's cache and every process has
+        enough rows.
+        """
+        if sampling.processes == 1 or self.model.device.type != "cpu" or not can_fork():
+            return 1
+        if sampling.processes:
+            return max(1, min(sampling.processes, groups))
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        if self.decoder is None or weights > _SMALL:
+            return 1
+        return max(1, min(torch.get_num_threads(), groups, groups * group_size // _ROWS))
+
+    @contextmanager
+    def alone(self, processes: int) -> Iterator[None]:
+        """While one of several processes plays: one thread, and that share of the memory."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, threads // processes))
+        self.processes = processes
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            self.processes = 1
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
@@ -52,13 +84,13 @@ class TransformersEngine:
             BrokenModel: logits that are not finite.
         """
         out: dict[int, Completion] = {}
-        self.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, answer=out.__setitem__)
+        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, answer=out.__setitem__)
         return [out[i] for i in range(len(contexts))]
 
     @torch.no_grad()
     def serve(
         self,
-        contexts: Sequence[Sequence[int]],
+        contexts: Mapping[int, Sequence[int]],
         sampling: SamplingConfig,
         *,
         stop_ids: frozenset[int],
@@ -79,50 +111,63 @@ class TransformersEngine:
                 serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
             else:
                 self.decoder.refresh()
-                _Serving(self.decoder, sampling, stops, seed, answer).run(contexts)
+                _Serving(self.decoder, sampling, stops, seed, answer, _SHARE / self.processes).run(contexts)
         finally:
             if self.decoder is not None:
                 self.decoder.release()
             self.model.train(was_training)
 
 
+_READ = -1
+
+
 @dataclass
 class _Row:
-    """A session in a slot. ``cached`` are the tokens whose keys and values are there, ``context`` what was asked last."""
+    """A session in a slot: ``tokens`` are its context and, from ``start`` on, what was sampled behind it.
+
+    ``past`` says how many of them the cache has; ``_READ``, as while a response is sampled, all but the last.
+    """
 
     session: int
-    context: list[int]
-    draws: np.ndarray[Any, Any]
+    tokens: list[int] = field(default_factory=list)
+    start: int = 0
+    past: int = 0
     turn: int = 0
-    cached: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
+    stream: int = 0
     logprobs: list[float] = field(default_factory=list)
+    slot: int = 0
 
     @property
-    def wanted(self) -> list[int]:
-        """What is to be in the cache before the next token."""
-        return self.context + self.ids if self.ids else self.context
+    def read(self) -> int:
+        return len(self.tokens) - 1 if self.past == _READ else self.past
+
+    def inherit(self, before: _Row) -> None:
+        """Takes over the slot in which another session, or this one's last turn, was."""
+        self.past = min(common_length(before.tokens[: before.read], self.tokens), len(self.tokens) - 1)
+        self.slot = before.slot
 
 
 class _Serving:
     """One call of ``serve``: which session is in which slot, and what is read next."""
 
-    def __init__(self, decoder: Decoder, sampling: SamplingConfig, stops: Stops, seed: int, answer: Answer) -> None:
+    def __init__(
+        self, decoder: Decoder, sampling: SamplingConfig, stops: Stops, seed: int, answer: Answer, share: float
+    ) -> None:
         self.decoder, self.sampling, self.stops = decoder, sampling, stops
-        self.seed, self.answer = seed, answer
+        self.seed, self.answer, self.share = seed, answer, share
         self.device = decoder.model.device
         self.rows: list[_Row] = []
         self.waiting: deque[_Row] = deque()
         self.slots = 0
         self.prefix: list[int] = []  # its keys and values are in the slot behind the last
 
-    def run(self, contexts: Sequence[Sequence[int]]) -> None:
-        for session, context in enumerate(contexts):
-            self.waiting.append(self._asked(_Row(session, [], np.empty(0)), context))
+    def run(self, contexts: Mapping[int, Sequence[int]]) -> None:
+        for session, context in contexts.items():
+            self.waiting.append(self._asked(_Row(session), context))
         if not contexts:
             return
         self._open(min(self.sampling.batch_size, len(contexts)))
-        self._read_prefix(contexts)
+        self._read_prefix(contexts.values())
         while self.rows or self.waiting:
             self._fill()
             try:
@@ -135,16 +180,16 @@ class _Serving:
             self._take(tokens.tolist(), logprobs.tolist())
 
     def _asked(self, row: _Row, context: Sequence[int]) -> _Row:
-        """The row with a new context to continue."""
+        """The row with a new context to continue, of which nothing is read."""
         if not context:
             raise ValueError("an empty context cannot be continued")
-        row.context, row.ids, row.logprobs = list(context), [], []
-        row.draws = uniforms(self.sampling.max_tokens, self.seed, row.session, row.turn)
+        row.tokens, row.start, row.past, row.logprobs = list(context), len(context), 0, []
+        row.stream = stream(self.seed, row.session, row.turn)
         return row
 
     def _open(self, slots: int) -> None:
         """Room for as many rows as memory allows."""
-        capacity = max(len(row.context) for row in self.waiting) + _SLACK
+        capacity = max(len(row.tokens) for row in self.waiting) + _SLACK
         while slots > 1 and not self._room(slots, capacity):
             slots = (slots + 1) // 2
         self.slots = slots
@@ -153,94 +198,108 @@ class _Serving:
     def _room(self, slots: int, capacity: int) -> bool:
         free = free_memory(self.device)
         size = (slots + 1) * capacity * self.decoder.bytes_per_token
-        return free is None or size <= _SHARE * (free + self.decoder.held)
+        return free is None or size <= self.share * (free + self.decoder.held)
 
-    def _read_prefix(self, contexts: Sequence[Sequence[int]]) -> None:
+    def _read_prefix(self, contexts: Collection[Sequence[int]]) -> None:
         """Reads what all first contexts begin with."""
         first, last = min(map(list, contexts)), max(map(list, contexts))
         length = common_length(first, last)
         if first != last and 1 < length < len(first):
-            self.prefix = list(first[:length])
-            self.decoder.forward([Chunk(0, 0, self.prefix)])
-            self.decoder.copy(0, [self.slots], 0, length)
+            self.prefix = first[:length]
+            self.decoder.forward([first[length - 1]], [length - 1], [Chunk(0, 0, first[: length - 1])])
+            self.decoder.copy([(0, self.slots, 0, length)])
 
     def _fill(self) -> None:
         """Waiting sessions into free slots."""
+        length = len(self.prefix)
+        pieces = []
         while self.waiting and len(self.rows) < self.slots:
             row = self.waiting.popleft()
-            row.cached = []
-            if self.prefix and row.context[: len(self.prefix)] == self.prefix:
-                self.decoder.copy(self.slots, [len(self.rows)], 0, len(self.prefix))
-                row.cached = list(self.prefix)
+            row.past, row.slot = 0, len(self.rows)
+            if length and row.tokens[:length] == self.prefix:
+                pieces.append((self.slots, row.slot, 0, length))
+                row.past = length
             self.rows.append(row)
+        self.decoder.copy(pieces)
 
     def _forward(self) -> Tensor:
         """Reads what each row has not read yet; logits (n, V) of the next tokens. Equal contexts are read once."""
+        rows = self.rows
+        ids = [row.tokens[-1] for row in rows]
+        positions = [len(row.tokens) - 1 for row in rows]
+        fresh = [row for row in rows if row.past != _READ]
         chunks: list[Chunk] = []
         leaders: dict[tuple[int, ...], int] = {}
-        follows: dict[int, list[int]] = {}
-        source = list(range(len(self.rows)))
-        for slot, row in enumerate(self.rows):
-            past = len(row.cached)
-            if row.ids and past == len(row.context) + len(row.ids) - 1:  # goes on with what it sampled last
-                chunks.append(Chunk(slot, past, row.ids[-1:]))
+        follows: list[tuple[int, int, int, int]] = []
+        for row in fresh:
+            end = len(row.tokens) - 1
+            if row.past == end:
                 continue
-            wanted = row.wanted
-            past = min(common_length(row.cached, wanted), len(wanted) - 1)
-            leader = leaders.setdefault(tuple(wanted), slot)
-            if leader != slot:
-                follows.setdefault(leader, []).append(slot)
-                source[slot] = leader
-                row.cached = row.cached[:past]
-                chunks.append(Chunk(slot, len(wanted) - 1, wanted[-1:]))
+            leader = leaders.setdefault(tuple(row.tokens), row.slot)
+            if leader == row.slot:
+                chunks.append(Chunk(row.slot, row.past, row.tokens[row.past : end]))
             else:
-                chunks.append(Chunk(slot, past, wanted[past:]))
-        longest = max(chunk.past + len(chunk.ids) for chunk in chunks)
+                follows.append((leader, row.slot, row.past, end + 1))
+        longest = max(positions) + 1
         if longest > self.decoder.capacity:
-            if len(self.rows) > 1 and not self._room(self.slots, longest):
+            if len(rows) > 1 and not self._room(self.slots, longest):
                 raise torch.OutOfMemoryError("no room for longer rows")
             self.decoder.reserve(longest)
-        logits_nV = self.decoder.forward(chunks)
-        for leader, slots in follows.items():
-            start = min(len(self.rows[slot].cached) for slot in slots)
-            self.decoder.copy(leader, slots, start, len(self.rows[leader].wanted))
-        for row, chunk in zip(self.rows, chunks, strict=True):
-            if len(row.cached) == chunk.past and len(chunk.ids) == 1:
-                row.cached.append(chunk.ids[0])
-            else:
-                row.cached = list(row.wanted)
-        return logits_nV[source] if follows else logits_nV
+        logits_nV = self.decoder.forward(ids, positions, chunks)
+        self.decoder.copy(follows)
+        for row in fresh:
+            row.past = _READ
+        if not follows:
+            return logits_nV
+        source = list(range(len(rows)))
+        for leader, slot, _, _ in follows:
+            source[slot] = leader
+        return logits_nV[source]
 
     def _draws(self) -> Tensor:
         """(n,) numbers in [0, 1), one for the next token of each row."""
-        draws = [row.draws[len(row.ids)] for row in self.rows]
-        return torch.tensor(np.array(draws), device=self.device)
+        places = [len(row.tokens) - row.start for row in self.rows]
+        return torch.from_numpy(draws_at([row.stream for row in self.rows], places)).to(self.device)
 
     def _take(self, tokens: list[int], logprobs: list[float]) -> None:
         """Appends the sampled tokens; ended responses are answered, ended sessions give up their slot."""
-        ended: list[int] = []
-        for slot, (row, token, logprob) in enumerate(zip(self.rows, tokens, logprobs, strict=True)):
-            _check_finite(logprob)
-            row.ids.append(token)
+        _check_finite(sum(logprobs))
+        stop_ids, limit = self.stops.ids, self.sampling.max_tokens
+        strings = bool(self.stops.strings)
+        ended: list[tuple[_Row, bool]] = []
+        for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
+            row.tokens.append(token)
             row.logprobs.append(logprob)
-            stopped = self.stops.reached(row.ids)
-            if not stopped and len(row.ids) < self.sampling.max_tokens:
-                continue
-            context = self.answer(row.session, Completion(row.ids, row.logprobs, "stop" if stopped else "length"))
-            row.turn += 1
+            if token in stop_ids or (strings and self.stops.reached(row.tokens[row.start :])):
+                ended.append((row, True))
+            elif len(row.tokens) - row.start >= limit:
+                ended.append((row, False))
+        free: list[int] = []
+        for row, stopped in ended:
+            completion = Completion(row.tokens[row.start :], row.logprobs, "stop" if stopped else "length")
+            context = self.answer(row.session, completion)
             if context is not None:
-                self._asked(row, context)
-            elif self.waiting:  # its slot may hold what the newcomer begins with
-                newcomer = self.waiting.popleft()
-                newcomer.cached = row.cached
-                self.rows[slot] = newcomer
+                following = self._asked(_Row(row.session, turn=row.turn + 1), context)
+            elif self.waiting:  # the slot may hold what the newcomer begins with
+                following = self.waiting.popleft()
             else:
-                ended.append(slot)
-        for slot in reversed(ended):
+                free.append(row.slot)
+                continue
+            following.inherit(row)
+            self.rows[row.slot] = following
+        if free:
+            self._close(free)
+
+    def _close(self, slots: list[int]) -> None:
+        """Moves the last rows into freed slots."""
+        for slot in reversed(slots):
             last = self.rows.pop()
             if slot < len(self.rows):
-                self.decoder.copy(len(self.rows), [slot], 0, len(last.cached))
                 self.rows[slot] = last
+        moved = [(slot, row) for slot, row in enumerate(self.rows) if row.slot != slot]
+        self.decoder.copy([(row.slot, slot, 0, row.read) for slot, row in moved])
+        for slot, row in moved:
+            row.slot = slot
 
     def _shrink(self) -> bool:
         """Half as many rows at once; the others wait and are read again. False if there is one row only."""
@@ -250,12 +309,12 @@ class _Serving:
         self.waiting.extendleft(reversed(self.rows[self.slots :]))
         del self.rows[self.slots :]
         for row in self.rows:
-            row.cached = []
+            row.past = 0
         self.prefix = []
         self.decoder.free()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        longest = max(len(row.wanted) for row in (*self.rows, *self.waiting))
+        longest = max(len(row.tokens) for row in (*self.rows, *self.waiting))
         self.decoder.allocate(self.slots + 1, longest + _SLACK)
         return True
 

@@ -54,7 +54,7 @@ class GridEnv(SeededEnv):
 
     def render(self) -> str:
         """The true state: the grid and, in the other formats, a last line with zero-indexed positions, true or wrong."""
-        cells = "".join(self._symbol[meaning] for meaning in self._cells())
+        cells = "".join(map(self._symbol.__getitem__, self._cells()))
         width = self.width
         grid = "\n".join(cells[start : start + width] for start in range(0, len(cells), width))
         return grid if self.state_format == "grid" else f"{grid}\n{self._sentence()}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from spa.envs.grid import GridEnv, Vocabulary
@@ -171,17 +172,25 @@ class Sokoban(GridEnv):
 
 
 def _bits(mask: int) -> list[int]:
-    return [cell for cell in range(mask.bit_length()) if mask >> cell & 1]
+    cells = []
+    while mask:
+        lowest = mask & -mask
+        cells.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return cells
+
+
+@lru_cache(1024)
+def _fixed_cells(count: int, walls: int, targets: int) -> tuple[str, ...]:
+    """What each cell holds of what never moves: drawn once a room."""
+    return tuple("wall" if walls >> cell & 1 else "target" if targets >> cell & 1 else "empty" for cell in range(count))
 
 
 def _cells(room: Room) -> list[str]:
     """What each cell holds, in reading order; a negative ``player`` leaves the player out."""
-    cells = ["empty"] * (room.height * room.width)
-    for mask, meaning in ((room.walls, "wall"), (room.targets, "target"), (room.boxes, "box")):
-        for cell in _bits(mask):
-            cells[cell] = meaning
-    for cell in _bits(room.boxes & room.targets):
-        cells[cell] = "box on target"
+    cells = list(_fixed_cells(room.height * room.width, room.walls, room.targets))
+    for cell in _bits(room.boxes):
+        cells[cell] = "box on target" if room.targets >> cell & 1 else "box"
     if room.player >= 0:
         cells[room.player] = "player on target" if room.targets >> room.player & 1 else "player"
     return cells

@@ -57,7 +57,9 @@ class Room:
     def move(self, direction: int) -> Room:
         """The room after Up (0), Down (1), Left (2) or Right (3); the same object where nothing moves."""
         moved = push(self.walls, self.boxes, self.player, self.offsets()[direction])
-        return self if moved is None else replace(self, player=moved[0], boxes=moved[1])
+        if moved is None:
+            return self
+        return Room(self.height, self.width, self.walls, self.targets, moved[1], moved[0])
 
 
 @dataclass(frozen=True, slots=True)

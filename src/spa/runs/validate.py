@@ -70,6 +70,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "sampling.top_k": (0, _INFINITY),
     "sampling.max_tokens": (1, _INFINITY),
     "sampling.batch_size": (1, _INFINITY),
+    "sampling.processes": (0, _INFINITY),
     "engine.concurrency": (1, _INFINITY),
     "engine.timeout": (0, _INFINITY),
     "engine.retries": (0, _INFINITY),

@@ -1,0 +1,97 @@
+"""Work in several processes at once, forked where that is safe, so that nothing has to be sent to them.
+
+Python runs one thread at a time: a second core helps a rollout on a CPU little unless it has a process of its own. A
+fork has the model, the worlds and the tokenizer at once, and what it changes stays its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 60.0  # seconds beyond twenty times our own share until a process counts as stuck
+
+
+def can_fork() -> bool:
+    """Whether this process may be forked: on Linux, and not in a process that may have none of its own."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+def in_processes(work: Callable[[int], T], count: int) -> list[T]:
+    """``[work(0), ..., work(count - 1)]``: number 0 in this process, the others each in a fork of it.
+
+    What a fork computes comes back pickled. A share whose process died, hung or could not be sent is done again here.
+
+    Raises: what ``work`` raises, here or in a fork.
+    """
+    if count == 1:
+        return [work(0)]
+    context = multiprocessing.get_context("fork")
+    started: list[tuple[Any, Connection]] = []
+    try:
+        for number in range(1, count):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_run, args=(work, number, sender), daemon=True)
+            with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads: those of torch are idle
+                warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+                process.start()
+            sender.close()
+            started.append((process, receiver))
+        begun = time.perf_counter()
+        results = [work(0)]
+        patience = PATIENCE + 20 * (time.perf_counter() - begun)
+        for number, (process, receiver) in enumerate(started, 1):
+            answer = _receive(receiver, patience)
+            if answer is None:
+                process.kill()
+                warnings.warn(
+                    f"process {number} of {count} gave no result and its share is done again; "
+                    "sampling.processes=1 does without processes",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                results.append(work(number))
+                continue
+            result, error = answer
+            if error is not None:
+                raise error
+            results.append(result)
+        return results
+    finally:
+        for process, receiver in started:
+            receiver.close()
+            process.kill()
+            process.join()
+
+
+def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
+    answer: tuple[Any, Exception | None]
+    try:
+        answer = work(number), None
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        answer = None, error
+    try:
+        data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        if answer[1] is not None:
+            pickle.loads(data)  # some exceptions can be written but not read
+    except Exception:
+        return
+    sender.send_bytes(data)
+
+
+def _receive(receiver: Connection, patience: float) -> Any:
+    """What a process sent, or None if it sent nothing."""
+    try:
+        return pickle.loads(receiver.recv_bytes()) if receiver.poll(patience) else None
+    except (EOFError, OSError):
+        return None
