@@ -6,7 +6,9 @@
     spa-head   the same with a value head on the shared trunk
     original   model.generate turn by turn with the whole history read again; rows left-padded to the longest, one a forward pass
 
-Making worlds is not counted. Rates are per sampled token; each repeat is a process of its own, and the contestants take turns.
+Making worlds is not counted. What is outside the network is worlds, tokenizer, sampling, packing, advantages, losses, the optimizer
+and the start and end of processes. Rates are per sampled token; each repeat is a process of its own, and the contestants take
+turns.
 """
 
 from __future__ import annotations
@@ -38,7 +40,13 @@ def main() -> None:
         print(f"\n{name}")
         print("\n".join(lines(results[name]["peers"], "spa")))
         for peer, found in results[name]["peers"].items():
-            print(f"{peer}: rollout {found['rollout_seconds']:.2f} s, update {found['update_seconds']:.2f} s")
+            outside = (
+                f"; outside the network's forward and backward passes: {found['outside']:.0%} of the step, "
+                f"{found['outside_rollout']:.0%} of the rollout, {found['outside_update']:.0%} of the update"
+                if "outside" in found
+                else ""
+            )
+            print(f"{peer}: rollout {found['rollout_seconds']:.2f} s, update {found['update_seconds']:.2f} s{outside}")
     finish(results, options.threads, options.json)
 
 

@@ -66,9 +66,7 @@ def bare() -> None:
                 decoder.forward(each.ids, each.positions, each.earlier)
 
     everything = [each for share in shares for each in share]
-    decoder.allocate(
-        max(each.slots for each in everything), max(max(each.positions) for each in everything) + 1
-    )
+    decoder.allocate(max(each.slots for each in everything), max(max(each.positions) for each in everything) + 1)
     in_processes(passes, len(shares))
     started = time.perf_counter()
     in_processes(passes, len(shares))

@@ -55,6 +55,8 @@ def sampled(episodes: list[Episode]) -> int:
 def report(episodes: list[Episode], seconds: float, before: int, more: dict[str, float] | None = None) -> None:
     turns = sum(len(episode.turns) for episode in episodes)
     tokens = sampled(episodes)
+    # A fork has our memory too: what is more than we had is its own (with more than two threads, of the largest).
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(
         json.dumps(
             {
@@ -62,7 +64,7 @@ def report(episodes: list[Episode], seconds: float, before: int, more: dict[str,
                 "episodes_per_second": len(episodes) / seconds,
                 "tokens_per_turn": tokens / turns,
                 "seconds": seconds,
-                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "peak_mib": (own + max(0, children - before)) / 1024,
                 "before_mib": before / 1024,
                 **(more or {}),
             }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from ppo_original import Original
 from rollout_generate import Generate
 from rollouts import PEER, WORLDS, config, play, report
@@ -16,10 +17,41 @@ from rollouts import PEER, WORLDS, config, play, report
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode
 from spa.agent.player import Player
+from spa.engines.decoder import Decoder
 from spa.models.load import resolve_path
-from spa.rl.critic import make_critic
+from spa.models.rows import TokenRows
+from spa.rl import ppo
+from spa.rl.critic import Critic, make_critic
 from spa.rl.ppo import Learner, update
 from spa.runs.schema import PPOConfig
+
+
+class Watch:
+    """Seconds spent in functions, the innermost watched one counted once."""
+
+    def __init__(self) -> None:
+        self.seconds, self.depth = 0.0, 0
+
+    def over(self, owner: Any, *names: str) -> None:
+        for name in names:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.depth += 1
+            started = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.depth -= 1
+                if not self.depth:
+                    self.seconds += time.perf_counter() - started
+
+        return timed
+
+    def take(self) -> float:
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
 
 def ours(player: Player) -> tuple[Any, Callable[[list[Episode]], Any]]:
@@ -41,12 +73,25 @@ def main() -> None:
     chat: Chat = player.chat
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     engine, learn = original(player) if PEER == "original" else ours(player)
+    watch = Watch()
+    watch.over(Decoder, "forward")  # of the first process, which is as long at it as the others
+    watch.over(TokenRows, "hidden")
+    watch.over(Critic, "values")
+    watch.over(ppo, "token_logprobs")
+    watch.over(torch.Tensor, "backward")
     learn(play(engine, chat, cfg, max(1, WORLDS // 8), 0)[0])
+    watch.take()
     episodes, played = play(engine, chat, cfg, WORLDS, 1)
+    in_rollout = watch.take()
     started = time.perf_counter()
     learn(episodes)
     learnt = time.perf_counter() - started
-    report(episodes, played + learnt, before, {"rollout_seconds": played, "update_seconds": learnt})
+    more = {"rollout_seconds": played, "update_seconds": learnt}
+    if PEER != "original":
+        more["outside_rollout"] = 1 - in_rollout / played
+        more["outside_update"] = 1 - watch.seconds / learnt
+        more["outside"] = 1 - (in_rollout + watch.seconds) / (played + learnt)
+    report(episodes, played + learnt, before, more)
 
 
 if __name__ == "__main__":

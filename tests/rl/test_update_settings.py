@@ -107,6 +107,18 @@ def test_packing_a_model_that_cannot_be_packed_names_the_setting() -> None:
     Learner(model, Critic("head", model), config, 1.0)
 
 
+def test_actor_and_critic_are_compiled_if_asked() -> None:
+    def compiled(**settings: object) -> list[bool]:
+        actor, config = network(), tiny_config(**settings).ppo
+        one = Learner(actor, Critic("model", actor), config, 1.0)
+        assert one.critic is not None
+        blocks = [*one.actor.model.layers, *one.critic.network.model.layers]
+        return [block.mlp._compiled_call_impl is not None for block in blocks]
+
+    assert compiled() == [False] * 4
+    assert compiled(compile=True) == [True] * 4
+
+
 # Aggregation
 
 

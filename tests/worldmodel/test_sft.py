@@ -218,3 +218,10 @@ def test_data_files(tmp_path) -> None:
     for name in ("wm_train.parquet", "wm_val.parquet"):
         (published / name).touch()
     assert data_files(published) == (published / "wm_train.parquet", published / "wm_val.parquet")
+
+
+def test_blocks_are_compiled_if_asked(tmp_path: Path) -> None:
+    model = tiny()
+    settings = SFTConfig(compile=True)
+    SFTTrainer(model, TOKENIZER, examples(), [], settings, tmp_path, seed=0, log=lambda step, metrics: None)
+    assert all(layer.mlp._compiled_call_impl is not None for layer in model.model.layers)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence
 from spa.agent.play import Play
-from spa.engines.processes import in_processes
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.engines.base import Completion, Engine, SplittingEngine, serve
+from spa.engines.processes import in_processes
 from spa.runs.schema import SamplingConfig
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
-_SCORES = 2**24  # largest number of attention weights (rows x new tokens x keys) in one call
+_SCORES = 2**22  # largest number of attention weights (rows x new tokens x keys) in one call
 _KEPT = 2**28  # bytes of memory that are kept for the next time
 _GROWTH = 64  # positions by which the cache grows at least
 
@@ -161,8 +161,8 @@ class Decoder:
         ids_N, positions_N, slots_N = torch.tensor([all_ids, all_positions, slots], device=device)
         places_N = slots_N * self.capacity + positions_N
         longest = max(positions) + 1
-        mask = _mask(torch.arange(longest, device=device) <= positions_N[:n, None], self.model.dtype)
-        blocks = _blocks(earlier, device, self.model.dtype, self.heads // self.kv_heads)
+        mask = _mask(torch.arange(longest, device=device) > positions_N[:n, None], self.model.dtype)
+        blocks = _blocks(earlier, device, self.model.dtype)
         cos, sin = self.cos[positions_N, None], self.sin[positions_N, None]
 
         hidden_ND = self.model.model.embed_tokens(ids_N)
@@ -198,17 +198,13 @@ class Decoder:
 
     def _attend_block(self, q_MHd: Tensor, keys: Tensor, values: Tensor, block: _Block, out_MHd: Tensor) -> None:
         """Attention of some rows' tokens that are not their last."""
-        rows, width = block.places_RC.shape
-        groups = self.heads // self.kv_heads
         q = q_MHd[block.places_RC].transpose(1, 2)
         k = keys[block.slots_R, : block.length].transpose(1, 2)
         v = values[block.slots_R, : block.length].transpose(1, 2)
-        if block.mask_R1CT is None:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
-        else:  # heads that share keys one behind the other, as in _attend_last
-            q = q.reshape(rows, self.kv_heads, groups * width, self.head_dim)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=block.mask_R1CT)
-            out = out.view(rows, self.heads, width, self.head_dim)
+        mask = block.mask_R1CT
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads > self.kv_heads
+        )
         out_MHd[block.own_K] = out.transpose(1, 2).flatten(0, 1)[block.real_K]
 
 
@@ -225,16 +221,16 @@ class _Block:
     real_K: Tensor
     own_K: Tensor
     length: int
-    mask_R1CT: Tensor | None  # C: as often as heads share keys
+    mask_R1CT: Tensor | None
 
 
-def _mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to scores: attention would make it of booleans again in every layer."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
-def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype, heads: int) -> list[_Block]:
-    """``heads`` share keys. Chunks of similar size in blocks of at most ``_SCORES`` attention weights; those that begin a row apart from the others."""
+def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -> list[_Block]:
+    """Chunks of similar size in blocks of at most ``_SCORES`` attention weights; those that begin a row apart from the others."""
     starts, total = [], 0
     for chunk in chunks:
         starts.append(total)
@@ -269,8 +265,7 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype, h
         mask = None
         if any(chunks[i].past for i in group):
             reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
-            seen = (torch.arange(length, device=device) <= reach[..., None])[:, None]
-            mask = _mask(seen, dtype).repeat(1, 1, heads, 1)
+            mask = _mask(torch.arange(length, device=device) > reach[:, None, :, None], dtype)
         blocks.append(_Block(slots, places, real, places.flatten()[real], length, mask))
     return blocks
 

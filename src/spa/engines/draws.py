@@ -38,4 +38,5 @@ def draws_at(streams: Sequence[int], places: Sequence[int]) -> NDArray[np.float3
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
-    return (x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    draws: NDArray[np.float32] = (x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return draws

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spa.engines.processes import can_fork
 from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream, uniforms
+from spa.engines.processes import can_fork
 from spa.engines.stops import Stops
 from spa.models.memory import free_memory
 from spa.models.packing import common_length

@@ -9,7 +9,7 @@ Cells are numbered in reading order, ``row * width + column``; a set of cells is
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np

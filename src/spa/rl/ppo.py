@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode
+from spa.models.compiling import compile_blocks
 from spa.models.forward import token_logprobs
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, lr_factor, set_lr
@@ -41,7 +42,7 @@ class Learner:
     ``seq-mean-token-sum-norm`` divides by.
 
     Raises:
-        ValueError: ``config.packing`` with a model whose rows cannot be packed.
+        ValueError: ``config.packing`` or ``config.compile`` with a model for which that cannot be done.
     """
 
     actor: Any
@@ -58,6 +59,8 @@ class Learner:
         for network in networks:
             if config.packing and network is not None:
                 enable_packing(network, "ppo.packing")
+            if config.compile and network is not None:
+                compile_blocks(network, "ppo.compile")
         groups = [(self.actor.parameters(), config.actor_lr)]
         if self.critic is not None:
             groups.append((self.critic.trained(), config.critic_lr))

@@ -21,6 +21,7 @@ _FREE = (
     "report.",
     "model.device",
     "model.threads",
+    "sampling.processes",
     "engine.base_url",
     "engine.api_key_env",
     "engine.concurrency",

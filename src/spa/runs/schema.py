@@ -60,7 +60,9 @@ class SamplingConfig:
     max_tokens: int = 400  # per turn
     stop: list[str] = field(default_factory=list)  # a response ends once it contains one of these, e.g. </answer>
     batch_size: int = 256  # episodes decoded at once
-    processes: int = 0  # that play on a CPU, each with its share of the threads; 0 = as many as help (Linux only), 1 = none
+    processes: int = (
+        0  # that play on a CPU, each with its share of the threads; 0 = as many as help (Linux only), 1 = none
+    )
 
 
 @dataclass
@@ -113,6 +115,7 @@ class SFTConfig:
     merge_turns: bool = True  # train the turns of an episode as one sequence where a row is the beginning of another
     micro_batch_tokens: int = 8192  # tokens per forward pass; a step of more accumulates gradients
     packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
+    compile: bool = False  # torch.compile feed-forward parts and norms; slower for small models on a CPU
     max_length: int = 2048  # tokens; longer rows are skipped and counted
     precision: str = "float32"  # float32 | bfloat16: of the matrix products (autocast; weights stay in model.dtype)
     lr: float = 1e-4
@@ -215,6 +218,7 @@ class PPOConfig:
     lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])  # names of linear layers, or all-linear
     micro_batch_tokens: int = 8192  # tokens per forward pass
     packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
+    compile: bool = False  # torch.compile feed-forward parts and norms; slower for small models on a CPU
     precision: str = "float32"  # float32 | bfloat16: of the matrix products of the update (autocast)
 
     # Validation and checkpoints

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spa.models.compiling import compile_blocks
 from spa.models.forward import token_logprobs
 from spa.models.load import load_state, save_model
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
@@ -104,6 +105,8 @@ class SFTTrainer:
         self._factor(0)  # refuses an unknown schedule early
         if config.packing:
             enable_packing(model)
+        if config.compile:
+            compile_blocks(model, "sft.compile")
         self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
         self.step = 0
         self.best_loss, self.best_step, self.stale = float("inf"), 0, 0
