@@ -8,6 +8,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def run(python: str, script: str, arguments: list[object], threads: int) -> dict
         raise SystemExit(f"{script} failed:\n{done.stderr[-3000:]}")
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def make_venv(folder: Path, *installs: Sequence[object]) -> str:
+    """A virtual environment's Python; where there is none it is made, with what each ``pip install`` is given."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"Making {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        for arguments in installs:
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *map(str, arguments)], check=True)
+    return str(python)
 
 
 def take_turns(
@@ -46,7 +58,7 @@ def finish(results: object, threads: int, path: Path | None) -> None:
 
 def summary(runs: list[dict[str, float]]) -> dict[str, float]:
     """Medians of what was measured, and the range of the speeds."""
-    speeds = [run["tokens_per_second"] for run in runs]
+    speeds = [run["per_second"] for run in runs]
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return {**medians, "lowest": min(speeds), "highest": max(speeds)}
 
@@ -55,10 +67,10 @@ def lines(peers: dict[str, dict[str, float]], first: str) -> list[str]:
     """A table: speed, spread, how many times faster ``first`` is, memory."""
     out = [f"{'':18}{'tokens/s':>10}{'spread':>18}{f'{first} is':>10}{'peak MiB':>10}{'training MiB':>14}"]
     for peer, values in peers.items():
-        ratio = peers[first]["tokens_per_second"] / values["tokens_per_second"] if first in peers else float("nan")
+        ratio = peers[first]["per_second"] / values["per_second"] if first in peers else float("nan")
         spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
         out.append(
-            f"{peer:18}{values['tokens_per_second']:>10.0f}{spread:>18}{ratio:>9.2f}x{values['peak_mib']:>10.0f}"
+            f"{peer:18}{values['per_second']:>10.0f}{spread:>18}{ratio:>9.2f}x{values['peak_mib']:>10.0f}"
             f"{values['peak_mib'] - values['before_mib']:>14.0f}"
         )
     return out

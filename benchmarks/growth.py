@@ -23,6 +23,7 @@ from common import finish
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from spa.engines.base import Completion
+from spa.engines.processes import in_processes
 from spa.engines.transformers import TransformersEngine
 from spa.runs.schema import SamplingConfig
 
@@ -100,8 +101,17 @@ def measure(engine: TransformersEngine, size: str, setting: dict[str, int], repe
             contexts[session] += [*completion.ids, *message]
             return contexts[session] if turns[session] < setting["turns"] else None
 
+        count = engine.split(sampling, len(first), 1)
+
+        def share(
+            number: int, contexts: Any = contexts, answer: Any = answer, count: int = count, seed: int = repeat
+        ) -> None:
+            asked = {session: contexts[session] for session in range(number, len(first), count)}
+            with engine.alone(count):
+                engine.serve(asked, sampling, stop_ids=frozenset(), seed=seed, answer=answer)
+
         started = time.perf_counter()
-        engine.serve(dict(enumerate(contexts)), sampling, stop_ids=frozenset(), seed=repeat, answer=answer)
+        in_processes(share, count)
         seconds.append(time.perf_counter() - started)
     taken = statistics.median(seconds[1:])
     sampled = setting["episodes"] * setting["turns"] * RESPONSE

@@ -23,10 +23,9 @@ import argparse
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
-from common import HERE, finish, lines, run, summary, take_turns
+from common import HERE, finish, lines, make_venv, run, summary, take_turns
 
 CONTESTANTS = ("spa", "bare", "generate", "continuous")
 SCRIPTS = {"spa": "rollout_spa.py", "bare": "rollout_spa.py"}
@@ -52,7 +51,15 @@ def main() -> None:
     options = parser.parse_args()
     peers = [*options.peers.split(","), *(["vllm"] if options.vllm else [])]
     if options.vllm:
-        make_venv(options.vllm_venv, options.vllm_package)
+        new = not options.vllm_venv.exists()
+        python = make_venv(
+            options.vllm_venv,
+            [options.vllm_package, "gymnasium", "hydra-core", "typer"],
+            ["--no-deps", "-e", HERE.parent],
+        )
+        if new:  # made for CUDA builds of torch: beside a CPU build transformers cannot be imported
+            unwanted = ["torchvision", "torchaudio", "torchcodec"]
+            subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *unwanted], check=True)
     results = {}
     for name in options.sets.split(","):
         runs = take_turns(name, peers, options.repeats, measure, SETS[name], options)
@@ -75,18 +82,6 @@ def measure(peer: str, setting: list[str], options: argparse.Namespace) -> dict[
     own = [f"model.path={options.model}", f"model.device={options.device}", f"model.dtype={options.dtype}"]
     script = SCRIPTS.get(peer, f"rollout_{peer}.py")
     return run(python, script, [peer, options.threads, *setting, *own], options.threads)
-
-
-def make_venv(folder: Path, package: str) -> None:
-    if (folder / "bin" / "python").exists():
-        return
-    print(f"Installing {package} into {folder}", file=sys.stderr)
-    venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip"]
-    subprocess.run([*pip, "install", "--quiet", package, "gymnasium", "hydra-core", "typer"], check=True)
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "-e", str(HERE.parent)], check=True)
-    # Made for CUDA builds of torch: beside a CPU build transformers cannot be imported.
-    subprocess.run([*pip, "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"], check=True)
 
 
 if __name__ == "__main__":

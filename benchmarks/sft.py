@@ -24,10 +24,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
-from common import finish, lines, run, summary, take_turns
+from common import finish, lines, make_venv, run, summary, take_turns
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -61,7 +60,8 @@ def main() -> None:
     options = parser.parse_args()
     peers = options.peers.split(",")
     if any(peer.startswith("trl") for peer in peers):
-        make_venv(options.trl_venv)
+        constraints = ["-c", ROOT / "constraints.txt"]
+        make_venv(options.trl_venv, [*constraints, "torch"], [*constraints, "trl"])
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.sets.split(","):
@@ -72,15 +72,6 @@ def main() -> None:
             print(f"\n{name}: {rows['rows']} rows, median {rows['median']:.0f}, longest {rows['longest']} tokens")
             print("\n".join(lines(results[name]["peers"], "spa")))
     finish(results, options.threads, options.json)
-
-
-def make_venv(folder: Path) -> None:
-    if not (folder / "bin" / "python").exists():
-        print(f"Installing TRL into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
-        subprocess.run([*map(str, pip), "torch"], check=True)
-        subprocess.run([*map(str, pip), "trl"], check=True)
 
 
 def make_data(folder: Path, settings: list[str], options: argparse.Namespace) -> Path:

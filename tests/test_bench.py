@@ -14,7 +14,7 @@ from spa.cli_bench import BENCHMARKS, benchmarks_folder
 FAKE = """
 import json, sys
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-peers = {peer: {"tokens_per_second": rate, "lowest": rate - 1, "highest": rate + 1} for peer, rate in (("spa", 30), ("peer", 10))}
+peers = {peer: {"per_second": rate, "lowest": rate - 1, "highest": rate + 1} for peer, rate in (("spa", 30), ("peer", 10))}
 kinds = {"short": {"peers": peers}}
 open(arguments["--json"], "w").write(json.dumps({"machine": {"threads": int(arguments["--threads"])}, "results": kinds}))
 """
@@ -42,7 +42,7 @@ def test_one_table_of_ratios_and_the_numbers_as_json(folder, tmp_path, capsys) -
     written = json.loads(path.read_text())
     assert written["machine"] == {"threads": 3}
     assert "torch" in written["versions"]
-    assert written["ppo"]["short"]["peers"]["peer"]["tokens_per_second"] == 10
+    assert written["ppo"]["short"]["peers"]["peer"]["per_second"] == 10
 
 
 def test_mistakes_are_one_line(folder, capsys, monkeypatch) -> None:

@@ -127,7 +127,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "tokens_per_second": tokens * int(updates) / seconds,
+                "per_second": tokens * int(updates) / seconds,
                 "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 "before_mib": original.before / 1024,
                 **metrics,

@@ -43,7 +43,7 @@ tokens = sum(len(sequence) for episode in episodes for sequence in episode.seque
 print(
     json.dumps(
         {
-            "tokens_per_second": tokens * int(updates) / seconds,
+            "per_second": tokens * int(updates) / seconds,
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "before_mib": before / 1024,
             **{name: metrics[f"losses/{name}"] for name in ("policy_loss", "value_loss", "entropy")},

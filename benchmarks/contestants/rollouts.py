@@ -60,7 +60,7 @@ def report(episodes: list[Episode], seconds: float, before: int, more: dict[str,
     print(
         json.dumps(
             {
-                "tokens_per_second": tokens / seconds,
+                "per_second": tokens / seconds,
                 "episodes_per_second": len(episodes) / seconds,
                 "tokens_per_turn": tokens / turns,
                 "seconds": seconds,

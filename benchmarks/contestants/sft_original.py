@@ -44,8 +44,4 @@ for step in range(WARM + 1):  # one step of it is minutes of work already
     optimizer.step()
 seconds = time.perf_counter() - started
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(
-    json.dumps(
-        {"tokens_per_second": tokens / seconds, "peak_mib": peak / 1024, "before_mib": before / 1024, "loss": first}
-    )
-)
+print(json.dumps({"per_second": tokens / seconds, "peak_mib": peak / 1024, "before_mib": before / 1024, "loss": first}))

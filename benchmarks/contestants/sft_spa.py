@@ -74,7 +74,7 @@ seconds = marks[total] - marks[WARM]
 print(
     json.dumps(
         {
-            "tokens_per_second": worth * trainer.tokens / seconds,
+            "per_second": worth * trainer.tokens / seconds,
             "peak_mib": peak / 1024,
             "before_mib": before / 1024,
             "loss": losses[0],

@@ -92,7 +92,7 @@ seconds = Marks.times[total] - Marks.times[WARM]
 print(
     json.dumps(
         {
-            "tokens_per_second": trainer.tokens / seconds,
+            "per_second": trainer.tokens / seconds,
             "peak_mib": peak / 1024,
             "before_mib": before / 1024,
             "loss": result.training_loss,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-BENCHMARKS = ("rollout", "sft", "ppo", "step")
+BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds")
 _PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -29,7 +29,7 @@ def bench(
         Path | None, typer.Option("--json", help="Also write the numbers to this file.", show_default=False)
     ] = None,
 ) -> None:
-    """Rollouts, SFT, the PPO update and a whole step against their peers, side by side on this machine."""
+    """Rollouts, SFT, the PPO update, a whole step and worlds against their peers, side by side on this machine."""
     from spa.runs.files import atomic_write
     from spa.runs.validate import choose
 
@@ -78,12 +78,12 @@ def run(script: Path, arguments: list[str]) -> dict[str, Any]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """How many times as fast as each peer we are, by benchmark and data."""
-    lines = [f"{'benchmark':10}{'data':18}{'peer':16}{'tokens/s':>10}{'spread':>18}{'spa is':>9}"]
+    lines = [f"{'benchmark':10}{'data':22}{'peer':16}{'per second':>11}{'spread':>20}{'spa is':>9}"]
     for name, kinds in results.items():
         for kind, found in kinds.items():
-            ours = found["peers"]["spa"]["tokens_per_second"]
+            ours = found["peers"]["spa"]["per_second"]
             for peer, values in found["peers"].items():
                 spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
-                rate = values["tokens_per_second"]
-                lines.append(f"{name:10}{kind:18}{peer:16}{rate:>10.0f}{spread:>18}{ours / rate:>8.2f}x")
+                rate = values["per_second"]
+                lines.append(f"{name:10}{kind:22}{peer:16}{rate:>11.0f}{spread:>20}{ours / rate:>8.2f}x")
     return "\n".join(lines)

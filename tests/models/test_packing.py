@@ -105,7 +105,7 @@ def test_layout_of_rows_of_unequal_length() -> None:
     assert layout.batches == ((2, 5), (1, 1))  # the short row is not padded to five
     assert layout.tokens_R.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 9]
     assert layout.places_T.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10]
-    assert layout.copies == ()
+    assert layout.all_places.tolist() == layout.places_T.tolist()
 
 
 def test_a_common_beginning_stands_there_once() -> None:
@@ -115,7 +115,8 @@ def test_a_common_beginning_stands_there_once() -> None:
     assert [[ids[p] for p in row] for row in places] == rows
     layout = Layout.of(places)
     assert not layout.even
-    assert sorted(length for _, _, length in layout.copies) == [2, 4]
+    counts = layout.starts_T.diff(append=torch.tensor([len(layout.all_places)]))
+    assert counts.tolist() == [3, 3, 2, 2, 1, 1, 1]
 
 
 SMALL_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
@@ -129,12 +130,11 @@ def test_packing_is_a_prefix_tree(rows: list[list[int]]) -> None:
     layout = Layout.of(places)
     assert sum(a * b for a, b in layout.batches) == len(layout.tokens_R)
     assert layout.tokens_R[layout.places_T].tolist() == list(range(len(ids)))
-    owned = set(layout.places_T.tolist())
-    copied = [place + i for _, place, length in layout.copies for i in range(length)]
-    assert not owned & set(copied)
-    assert len(owned) + len(copied) == sum(map(len, rows))  # the rest are pads
-    for token, place, length in layout.copies:
-        assert layout.tokens_R[place : place + length].tolist() == list(range(token, token + length))
+    own = layout.all_places.tensor_split(layout.starts_T[1:])
+    for token, where in enumerate(own):
+        assert set(layout.tokens_R[where].tolist()) == {token}
+        assert layout.places_T[token] in where
+    assert len(set(layout.all_places.tolist())) == sum(map(len, rows))  # the rest are pads
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,15 +33,16 @@ class Layout:
 
     ``positions_1T[0, t]`` is the place of token t in its row. Attention works on ``batches`` of (rows, longest); flattened one
     behind the other they have R places, of which ``tokens_R`` names the token (of a pad: any), and ``places_T`` says for each
-    token at which of its places its output is read. ``copies`` are the further places of shared tokens: (token, place, how
-    many in a row). ``even`` says that nothing is padded, shared or moved.
+    token at which of its places its output is read. ``all_places`` are all of them, token by token, those of token t from
+    ``starts_T[t]`` on. ``even`` says that nothing is padded, shared or moved.
     """
 
     positions_1T: Tensor
     tokens_R: Tensor
     places_T: Tensor
     batches: tuple[tuple[int, int], ...]
-    copies: tuple[tuple[int, int, int], ...]
+    all_places: Tensor
+    starts_T: Tensor
     even: bool
 
     @classmethod
@@ -56,41 +57,31 @@ class Layout:
                 batches.append([index])
         total = 1 + max(int(row.max()) for row in rows)
         positions = np.zeros(total, dtype=np.int64)
-        places = np.full(total, -1, dtype=np.int64)
         tokens: list[Places] = []
-        copies: list[tuple[int, int, int]] = []
+        real: list[Places] = []
         start = 0
         for batch in batches:
             longest = len(rows[batch[0]])
             for index in batch:
                 row = rows[index]
                 positions[row] = np.arange(len(row))
-                known = places[row] >= 0
-                at = start + np.arange(len(row))
-                places[row[~known]] = at[~known]
-                copies += _runs(row[known], at[known])
                 tokens.append(np.concatenate([row, np.full(longest - len(row), row[-1])]))
+                real.append(np.arange(start, start + len(row)))
                 start += longest
-        flat = np.concatenate(tokens)
+        flat, all_places = np.concatenate(tokens), np.concatenate(real)
+        all_places = all_places[np.argsort(flat[all_places], kind="stable")]
+        starts = np.searchsorted(flat[all_places], np.arange(total))
         shapes = tuple((len(batch), len(rows[batch[0]])) for batch in batches)
         even = len(batches) == 1 and len(flat) == total and bool((flat == np.arange(total)).all())
         return cls(
             torch.from_numpy(positions)[None].to(device),
             torch.from_numpy(flat).to(device),
-            torch.from_numpy(places).to(device),
+            torch.from_numpy(all_places[starts]).to(device),
             shapes,
-            tuple(copies),
+            torch.from_numpy(all_places).to(device),
+            torch.from_numpy(starts).to(device),
             even,
         )
-
-
-def _runs(tokens: Places, places: Places) -> list[tuple[int, int, int]]:
-    """(token, place, length) of the stretches in which both go up one by one."""
-    if not len(tokens):
-        return []
-    cuts = np.flatnonzero((np.diff(tokens) != 1) | (np.diff(places) != 1)) + 1
-    bounds = [0, *cuts.tolist(), len(tokens)]
-    return [(int(tokens[a]), int(places[a]), b - a) for a, b in pairwise(bounds)]
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -145,8 +136,8 @@ def pack_groups(rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int
 
 
 class _Expand(torch.autograd.Function):
-    """Tokens (T, ...) to all their places (R, ...). Autograd's own gradient of an indexing adds up entry by entry, and is several
-    times as slow as copying what stands once and adding whole stretches of the rest."""
+    """Tokens (T, ...) to all their places (R, ...). Autograd's own gradient of an indexing adds up entry by entry, several times as
+    slow as one sum over the places of each token."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, layout: Layout) -> Tensor:
@@ -156,10 +147,11 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         (grad,) = grads
-        out = grad.index_select(0, ctx.layout.places_T)
-        for token, place, length in ctx.layout.copies:
-            out[token : token + length] += grad[place : place + length]
-        return out, None
+        layout = ctx.layout
+        if len(layout.all_places) == len(layout.starts_T):  # nothing is shared
+            return grad.index_select(0, layout.places_T), None
+        summed = F.embedding_bag(layout.all_places, grad.flatten(1), layout.starts_T, mode="sum")
+        return summed.view(-1, *grad.shape[1:]), None
 
 
 class _Collect(torch.autograd.Function):
