@@ -118,6 +118,7 @@ def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cel
 
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     scale = load_scale("minutes")
+    scale.worlds["frozen_lake <b>"] = scale.worlds.pop("frozen_lake")
     numbers = {"frozen_lake <b>": collect_cells(finished, ["vanilla", "spa"])["lake"]}
     text = table(scale, numbers)
     line = next(line for line in text.splitlines() if line.startswith("| spa"))
@@ -136,12 +137,13 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
 
 
 def test_the_papers_numbers() -> None:
-    assert paper_numbers("sokoban", "spa") == (59.8, 69.5)
-    assert paper_numbers("frozen_lake", "vanilla") == (22.1, 30.7)
+    model = "Qwen2.5-1.5B-Instruct"
+    assert paper_numbers("sokoban", "spa", model) == (59.8, 69.5)
+    assert paper_numbers("frozen_lake", "vanilla", model) == (22.1, 30.7)
     assert paper_numbers("sudoku", "spa", "Qwen2.5-0.5B-Instruct") == (18.2, 43.8)
-    assert paper_numbers("sokoban", "self_belief") == (39.2, 44.2)
-    assert paper_numbers("frozen_lake", "self_belief") is None
-    assert paper_numbers("lake", "spa") is None
+    assert paper_numbers("sokoban", "self_belief", model) == (39.2, 44.2)
+    assert paper_numbers("frozen_lake", "self_belief", model) is None
+    assert paper_numbers("sokoban", "self_belief", "Qwen2.5-3B") is None
 
 
 # Scales
@@ -166,6 +168,8 @@ def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
         ({"worlds": {"lake": {}}}, r"worlds\.lake must hold config"),
         ({"worlds": {"a/b": {"config": "sokoban"}}}, "used for a folder"),
         ({"threads": 0}, "threads must be at least 1"),
+        ({"worlds": {"a": {"config": "sokoban", "paper": ["sokoban"]}}}, r"paper must be \[world, model\]"),
+        ({"worlds": {"a": {"config": "sokoban", "paper": ["sokobn", "Qwen2.5-3B"]}}}, "Did you mean 'sokoban'"),
         ({"wolds": {}}, "wolds"),
     ],
 )

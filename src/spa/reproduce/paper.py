@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-Row = dict[str, tuple[float, float]]
-
-MODEL = "Qwen2.5-1.5B-Instruct"
 WORLDS = ("sokoban", "frozen_lake", "sudoku")
 
 _TABLE: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
@@ -42,7 +39,8 @@ _TABLE: dict[str, dict[str, tuple[tuple[float, float], ...]]] = {
     },
 }
 
-# Sokoban only, Qwen2.5-1.5B-Instruct: Tables 3 to 5.
+# Sokoban only: Tables 3 to 5.
+_ABLATED = "Qwen2.5-1.5B-Instruct"
 _ABLATIONS: dict[str, tuple[float, float]] = {
     "epochs_1": (29.2, 52.7),
     "epochs_5": (59.8, 69.5),
@@ -53,12 +51,12 @@ _ABLATIONS: dict[str, tuple[float, float]] = {
 }
 
 
-def paper_numbers(world: str, arm: str, model: str = MODEL) -> tuple[float, float] | None:
-    """Pass@1 and Pass@8 in percent; None where the paper has no such cell. ``world`` may have more behind its name."""
-    name = next((known for known in WORLDS if world.startswith(known)), None)
-    if name is None:
-        return None
-    if name == "sokoban" and model == MODEL and arm in _ABLATIONS:
+MODELS = tuple(_TABLE)
+
+
+def paper_numbers(world: str, arm: str, model: str) -> tuple[float, float] | None:
+    """Pass@1 and Pass@8 in percent; None where the paper has no such cell."""
+    if world == "sokoban" and model == _ABLATED and arm in _ABLATIONS:
         return _ABLATIONS[arm]
     row = _TABLE.get(model, {}).get(arm)
-    return row[WORLDS.index(name)] if row else None
+    return row[WORLDS.index(world)] if row and world in WORLDS else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spa.reproduce.paper import MODELS, WORLDS
 from spa.runs.arms import arms_of
 from spa.runs.config import conf_folder, load_config, names_of, read_yaml
 from spa.runs.overrides import from_mapping
@@ -27,6 +28,11 @@ class Scale:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     settings: list[str] = field(default_factory=list)  # of every run
     threads: int = 1  # of a run; as many runs at once as the cores allow
+
+    def paper(self, world: str) -> tuple[str, str] | None:
+        """The paper's world and model whose numbers stand beside this one's."""
+        given = self.worlds[world].get("paper")
+        return (str(given[0]), str(given[1])) if given else None
 
 
 def scale_names() -> list[str]:
@@ -62,10 +68,16 @@ def _check(scale: Scale) -> None:
     if scale.threads < 1:
         raise ValueError(f"threads must be at least 1, not {scale.threads}")
     for name, world in scale.worlds.items():
-        if not isinstance(world, dict) or set(world) - {"config", "settings"} or "config" not in world:
-            raise ValueError(f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...]")
+        if not isinstance(world, dict) or set(world) - {"config", "settings", "paper"} or "config" not in world:
+            raise ValueError(
+                f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...] and paper: [world, model]"
+            )
         if not isinstance(world.get("settings", []), list):
             raise ValueError(f"worlds.{name}.settings must be a list of key=value")
+        if not isinstance(paper := world.get("paper", []), list) or len(paper) not in (0, 2):
+            raise ValueError(f"worlds.{name}.paper must be [world, model], not {paper!r}")
+        for value, known in zip(paper, (WORLDS, MODELS), strict=False):
+            choose("world or model of the paper", value, known)
         if "/" in name or name.startswith("."):
             raise ValueError(f"worlds.{name}: the name is used for a folder")
 

@@ -102,8 +102,8 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
 
 
 def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
-    """Copies whose turns have the states before and after of other turns, each drawn by itself: as many states of the same kind, but
-    of no use for knowing this one. Prompts and what the model wrote stay."""
+    """Copies whose turns have the states before and after of other turns, each drawn by itself: as many states of the same kind,
+    but of no use for knowing this one. Prompts and what the model wrote stay."""
     turns = [turn for episode in episodes for turn in episode.turns]
     rng = np.random.default_rng(seed)
     before, after = rng.permutation(len(turns)), rng.permutation(len(turns))
