@@ -10,11 +10,15 @@ import pytest
 
 from spa.cli import main
 from spa.evaluate.summary import EvalResult, WorldResult
+from spa.models.load import load_model
+from spa.reproduce.bases import make_bases
 from spa.reproduce.page import figures, write_page
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, to_json, two_way
 from spa.reproduce.scale import Cell, cells, load_scale, scale_names
 from spa.reproduce.table import table
+from spa.runs.config import load_arm
+from spa.runs.schema import ModelConfig
 from tests.test_pipeline import SMALL
 
 WORLDS = 12
@@ -199,6 +203,25 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
     assert "4 runs" in printed
     assert "room: spa run sokoban" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_trained_longer_is_made_once_and_is_an_arm(tmp_path: Path) -> None:
+    settings = ["start=builtin:tiny", "steps=1", "batch_documents=2", "threads=1"]
+    scale = load_scale(scale_file(tmp_path, bases={"longer": settings}))
+    (path,) = make_bases(scale, tmp_path)
+    weights = tmp_path / "bases" / "longer" / "model.safetensors"
+    arm, before = load_arm(path), weights.stat().st_mtime_ns
+    assert (arm.name, arm.sft, arm.rl) == ("longer", False, True)
+    assert Path(arm.settings["ppo.start"]) == weights.parent.resolve()
+    assert make_bases(scale, tmp_path) == [path]
+    assert weights.stat().st_mtime_ns == before
+    changed = load_model(ModelConfig(path=str(weights.parent), device="cpu")).state_dict()
+    for name, tensor in load_model(ModelConfig(device="cpu")).state_dict().items():
+        assert changed[name].shape == tensor.shape
+        assert (changed[name] - tensor).abs().max() < 0.01, "it goes on from the built-in model"
+    scale.bases = {"broken": ["stepps=1"]}
+    with pytest.raises(ValueError, match=r"base broken: .*stepps"):
+        make_bases(scale, tmp_path)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
+    from spa.reproduce.bases import make_bases
     from spa.reproduce.page import write_page
     from spa.reproduce.results import collect_cells, to_json
     from spa.reproduce.scale import cells, load_scale
@@ -49,11 +50,16 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
     runs = cells(chosen, folder, settings or [])
     configs = [cell.load() for cell in runs]
+    if chosen.bases and not dry_run and not arms:
+        chosen.arms += make_bases(chosen, folder)
+        runs = cells(chosen, folder, settings or [])
     if dry_run:
         from spa.pipeline import plan
         from spa.runs.arms import arms_of
 
-        print(f"{len(runs)} runs in {folder}, {len(chosen.arms) + 1} arms each")
+        print(f"{len(runs)} runs in {folder}, {len(chosen.arms) + len(chosen.bases) + 1} arms each")
+        for name, wanted in chosen.bases.items():
+            print(f"arm {name}: from the model of spa pretrain {' '.join(wanted)}")
         for cell, cfg in zip(runs[: len(chosen.worlds)], configs, strict=False):
             print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
             print("\n".join(plan(cfg, ["run"], arms_of(cfg))))

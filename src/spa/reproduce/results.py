@@ -18,6 +18,7 @@ from spa.reproduce.scale import Cell
 from spa.runs.arms import needs_sft, selfplay_folder, sft_folder
 from spa.runs.config import load_arm, load_config
 from spa.runs.metrics import read_metrics
+from spa.runs.schema import ArmConfig
 from spa.runs.stage import read_done
 
 BASELINE = "vanilla"
@@ -76,11 +77,12 @@ def collect_cells(cells: Sequence[Cell], arms: Sequence[str], baseline: str = BA
     numbers: Numbers = {}
     for world in dict.fromkeys(cell.world for cell in cells):
         folders = {cell.seed: cell.folder for cell in cells if cell.world == world}
-        tables = {arm: _tables(folders, arm) for arm in dict.fromkeys(["base", *arms])}
+        found_arms = {load_arm(arm).name: arm for arm in dict.fromkeys(["base", *arms])}
+        tables = {name: _tables(folders, name) for name in found_arms}
         theirs = tables.get(baseline, {})
         numbers[world] = {
-            arm: _arm_numbers(folders, arm, found, theirs if arm != baseline else {})
-            for arm, found in tables.items()
+            name: _arm_numbers(folders, load_arm(found_arms[name]), found, theirs if name != baseline else {})
+            for name, found in tables.items()
             if found
         }
     return numbers
@@ -109,7 +111,7 @@ def _stack(tables: Sequence[Passes], k: int) -> NDArray[np.float64] | None:
     return np.stack(found)
 
 
-def _arm_numbers(folders: Mapping[int, Path], arm: str, tables: Tables, baseline: Tables) -> ArmNumbers:
+def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables, baseline: Tables) -> ArmNumbers:
     out = ArmNumbers(seeds=sorted(tables))
     for k in next(iter(tables.values())):
         values = _stack([tables[seed] for seed in out.seeds], k)
@@ -123,12 +125,12 @@ def _arm_numbers(folders: Mapping[int, Path], arm: str, tables: Tables, baseline
         stage: float(np.mean([t.get(stage, 0.0) for t in times]))
         for stage in dict.fromkeys(k for t in times for k in t)
     }
-    records = [read_metrics(folder / "arms" / arm / "ppo" / "metrics.jsonl") for folder in done]
+    records = [read_metrics(folder / "arms" / arm.name / "ppo" / "metrics.jsonl") for folder in done]
     for name in ("val/pass@1", "world_model/prediction_em", "world_model/observation_em", "calibration/top1"):
         curve = _mean_curve([_curve(rows, name) for rows in records])
         if curve:
             out.curves[name] = curve
-    models = [EvalResult.read(folder / "arms" / arm / "eval" / "result.json").world_model for folder in done]
+    models = [EvalResult.read(folder / "arms" / arm.name / "eval" / "result.json").world_model for folder in done]
     shared = set.intersection(*(set(each) for each in models)) if models else set()
     out.world_model = {name: float(np.mean([each[name] for each in models])) for name in sorted(shared)}
     return out
@@ -145,9 +147,9 @@ def _add_differences(out: ArmNumbers, tables: Tables, baseline: Tables) -> None:
     out.difference_by_seed = {s: float(tables[s][1].mean() - baseline[s][1].mean()) for s in seeds}
 
 
-def _seconds(folder: Path, arm_name: str) -> dict[str, float]:
+def _seconds(folder: Path, arm: ArmConfig) -> dict[str, float]:
     """What each stage of an arm took; stages that it shares with others count in full."""
-    cfg, arm = load_config(folder / "config.yaml"), load_arm(arm_name)
+    cfg = load_config(folder / "config.yaml")
     stages = {}
     if needs_sft(cfg, arm):
         stages = {"self-play": selfplay_folder(folder, arm), "SFT": sft_folder(folder, arm)}

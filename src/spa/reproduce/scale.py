@@ -27,6 +27,9 @@ class Scale:
     arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     settings: list[str] = field(default_factory=list)  # of every run
+    bases: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # arm -> settings of a `spa pretrain` whose model it starts from
     threads: int = 1  # of a run; as many runs at once as the cores allow
 
     def paper(self, world: str) -> tuple[str, str] | None:

@@ -15,9 +15,9 @@ PROMPT = 512  # tokens of a turn's user message, about
 
 @dataclass(frozen=True)
 class PPOMemory:
-    """Bytes. ``states`` (weights, both Adam states) are always there; an update needs the gradients, and activations and logits of one
-    network at a time, besides. ``rollout`` is what keys and values of all episodes at once would take in their place: where it is not
-    free, fewer play at once."""
+    """Bytes. ``states`` (weights, both Adam states) are always there; an update needs the gradients, and activations and logits of
+    one network at a time, besides. ``rollout`` is what keys and values of all episodes at once would take in their place: where it
+    is not free, fewer play at once."""
 
     states: int
     gradients: int
@@ -31,7 +31,8 @@ class PPOMemory:
     def __str__(self) -> str:
         return (
             f"{size(self.total)} (weights and Adam's states {size(self.states)}, gradients {size(self.gradients)}, activations "
-            f"{size(self.activations)}); a rollout's keys and values in place of the last two: {size(self.rollout)}, or fewer episodes at once"
+            f"{size(self.activations)}); a rollout's keys and values in place of the last two: {size(self.rollout)}, "
+            "or fewer episodes at once"
         )
 
 
