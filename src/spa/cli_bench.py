@@ -29,7 +29,7 @@ def bench(
         Path | None, typer.Option("--json", help="Also write the numbers to this file.", show_default=False)
     ] = None,
 ) -> None:
-    """Rollouts, SFT, the PPO update, a whole step and worlds against their peers, side by side on this machine; and how cost grows."""
+    """Rollouts, SFT, the PPO update, a step and worlds against their peers, side by side on this machine; how cost grows."""
     from spa.runs.files import atomic_write
     from spa.runs.validate import choose
 
