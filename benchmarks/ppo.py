@@ -16,6 +16,8 @@ take turns. A token counts once for every row it is in, padding never. Their los
                        every position
     original-ragged    the same without the padding, which it does not have: each row at its own length
 
+    spa-compile, spa-bf16   (if asked for) as spa with ppo.compile, and with ppo.precision=bfloat16: nearly the same losses
+
 ``large vocabulary`` is the same model with 50,000 words and random weights, where logits are most of the memory.
 """
 
@@ -33,6 +35,7 @@ from pathlib import Path
 from common import finish, lines, run, summary, take_turns
 
 CONTESTANTS = ("spa", "spa-recompute", "spa-small", "spa-head", "original", "original-ragged")
+OTHERS = ("spa-head", "spa-bf16")  # do not compute the same losses
 SAME = ("policy_loss", "value_loss", "entropy")
 SHORT = ["agent.style=terse", "agent.window=1"]
 LONG = ["agent.style=paper", "agent.window=0"]
@@ -68,7 +71,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--prepare", name, str(Path(folder) / name.replace(" ", "-"))]
             data, model, about = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
             runs = take_turns(name, peers, options.repeats, measure, data, model, options)
-            check_same({peer: found[0] for peer, found in runs.items() if peer != "spa-head"})
+            check_same({peer: found[0] for peer, found in runs.items() if peer not in OTHERS})
             results[name] = {"rows": about, "peers": {peer: summary(found) for peer, found in runs.items()}}
             print(f"\n{name}: {about['rows']} rows, longest {about['longest']} tokens, {about['tokens']} in all")
             print("\n".join(lines(results[name]["peers"], "spa")))

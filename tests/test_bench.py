@@ -45,6 +45,14 @@ def test_one_table_of_ratios_and_the_numbers_as_json(folder, tmp_path, capsys) -
     assert written["ppo"]["short"]["peers"]["peer"]["per_second"] == 10
 
 
+def test_a_benchmark_without_peers_is_kept_and_left_out_of_the_table(folder, tmp_path, capsys) -> None:
+    (folder / "growth.py").write_text(FAKE.replace('"results": kinds', '"results": [{"seconds": 1.5}]'))
+    path = tmp_path / "out.json"
+    assert main(["bench", "growth", "rollout", "--json", str(path)]) == 0
+    assert not any(line.startswith("growth") for line in capsys.readouterr().out.splitlines())
+    assert json.loads(path.read_text())["growth"] == [{"seconds": 1.5}]
+
+
 def test_mistakes_are_one_line(folder, capsys, monkeypatch) -> None:
     assert main(["bench", "rolout"]) == 2
     assert "Did you mean 'rollout'?" in capsys.readouterr().err

@@ -30,6 +30,8 @@ config = PPOConfig(
     critic="head" if peer == "spa-head" else "model",
     micro_batch_tokens=1024 if peer == "spa-small" else 8192,
     actor_lr=1e-5,
+    compile=peer == "spa-compile",
+    precision="bfloat16" if peer == "spa-bf16" else "float32",
 )
 learner = Learner(model, make_critic(config, model), config, 1.0)
 if peer == "spa-recompute":

@@ -19,6 +19,7 @@ from spa.cli_bench import bench
 from spa.cli_data import data_app
 from spa.cli_export import export
 from spa.cli_perplexity import perplexity
+from spa.cli_reproduce import reproduce
 
 if TYPE_CHECKING:
     from spa.runs.schema import ArmConfig, Config
@@ -196,6 +197,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
 app.command()(perplexity)
 app.command()(export)
 app.command()(bench)
+app.command()(reproduce)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds")
+BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds", "growth")
 _PACKAGES = ("torch", "transformers", "numpy")
 
 
@@ -29,7 +29,7 @@ def bench(
         Path | None, typer.Option("--json", help="Also write the numbers to this file.", show_default=False)
     ] = None,
 ) -> None:
-    """Rollouts, SFT, the PPO update, a whole step and worlds against their peers, side by side on this machine."""
+    """Rollouts, SFT, the PPO update, a step and worlds against their peers, side by side on this machine; how cost grows."""
     from spa.runs.files import atomic_write
     from spa.runs.validate import choose
 
@@ -43,7 +43,7 @@ def bench(
         results["machine"] = found["machine"]
         results[name] = found["results"]
     print()
-    print(table({name: results[name] for name in chosen}))
+    print(table({name: results[name] for name in chosen if isinstance(results[name], dict)}))
     print(f"Median of {repeats}. {json.dumps(results['machine'])} {json.dumps(results['versions'])}")
     if output is not None:
         atomic_write(output, json.dumps(results, indent=1) + "\n")

@@ -50,6 +50,8 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
             )
         if changes_nothing(cfg, arm):
             lines.append(f"note: the settings of arm {arm.name} are this run's already; it repeats an arm without them")
+    if "ppo" in wanted:
+        lines += _unique(_plan_ppo_memory(arm_config(cfg, arm)) for arm in arms if arm.rl)
     if "report" in wanted:
         lines.append("report: report.html")
     return lines
@@ -116,3 +118,13 @@ def _plan_memory(cfg: Config) -> list[str]:
     except ValueError:
         return ["sft memory: not known before the model's config has been downloaded"]
     return [f"sft memory: at most about {estimate}"]
+
+
+def _plan_ppo_memory(cfg: Config) -> str:
+    from spa.rl.memory import memory_estimate
+
+    try:
+        estimate = memory_estimate(cfg, local_only=True)
+    except ValueError:
+        return "ppo memory: not known before the model's config has been downloaded"
+    return f"ppo memory: at most about {estimate}"

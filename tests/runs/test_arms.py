@@ -23,6 +23,8 @@ OUT = Path("run")
 ABLATIONS = {
     "self_belief": ({"selfplay.states": "belief"}, True),
     "masked": ({"sft.loss": "masked"}, False),
+    "shuffled": ({"selfplay.states": "shuffled"}, True),
+    "imitation": ({"selfplay.prompt": "base", "selfplay.filter": False}, True),
     "no_coordinates": ({"selfplay.state_format": "grid"}, True),
     "random_coordinates": ({"selfplay.state_format": "random_coordinates"}, True),
     "random_policy": ({"selfplay.policy": "random"}, True),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
 from spa.worldmodel.dataset import read_rows, split_rows, write_rows
-from spa.worldmodel.groundtruth import Row, deduplicate, ground_truth, rejection, rows_of
+from spa.worldmodel.groundtruth import Row, deduplicate, ground_truth, rejection, rows_of, shuffle_states
 
 
 def turn(response: str, state: str = "S0", after: str = "S1", index: int = 0) -> Turn:
@@ -90,10 +90,26 @@ def test_belief_keeps_what_the_model_wrote() -> None:
     assert rows_of(episode(turn(FULL)), window=1, states="belief")[0].response == FULL
 
 
+def test_shuffled_states_are_those_of_other_turns_and_all_else_stays() -> None:
+    played = [episode(*(turn(FULL, f"S{i}{j}", f"N{i}{j}", j) for j in range(3)), group=i) for i in range(8)]
+    mixed = shuffle_states(played, seed=1)
+    turns, others = ([t for e in episodes for t in e.turns] for episodes in (played, mixed))
+    assert sorted(t.state for t in others) == sorted(t.state for t in turns)
+    assert sorted(t.next_state for t in others) == sorted(t.next_state for t in turns)
+    assert sum(a.state == b.state for a, b in zip(turns, others, strict=True)) < 8
+    assert sum(o.state[1:] == o.next_state[1:] for o in others) < 8, "the two are drawn apart"
+    assert [(t.user, t.response, t.index) for t in others] == [(t.user, t.response, t.index) for t in turns]
+    assert [e.group for e in mixed] == list(range(8))
+    assert played[0].turns[0].state == "S00", "the episodes themselves are not changed"
+    assert shuffle_states(played, seed=1) == mixed != shuffle_states(played, seed=2)
+    for row, other in zip([r for e in mixed for r in rows_of(e, window=1, states="shuffled")], others, strict=True):
+        assert f"<observation>{other.state}<" in row.response.replace(" ", "")
+
+
 def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"agent.window=0 or 1"):
         rows_of(episode(turn(FULL)), window=2)
-    with pytest.raises(ValueError, match="truth or belief"):
+    with pytest.raises(ValueError, match="one of truth, belief, shuffled"):
         rows_of(episode(turn(FULL)), window=1, states="truht")
 
 

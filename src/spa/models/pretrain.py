@@ -13,11 +13,15 @@ import numpy as np
 from spa.models.corpus import WORLDS, Corpus, Document, tokenizer_texts
 from spa.models.tiny import TinySize, build_model, build_tokenizer
 from spa.runs.progress import progress
+from spa.runs.schema import ModelConfig
 
 
 @dataclass
 class PretrainConfig:
-    """Settings of the tiny model's pretraining."""
+    """Settings of the tiny model's pretraining.
+
+    ``start`` is a model to go on from, ``builtin:tiny`` or a folder; its size and tokenizer stay, whatever is said here.
+    """
 
     worlds: dict[str, float] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
     steps: int = 2500
@@ -34,6 +38,7 @@ class PretrainConfig:
     intermediate_size: int = 256
     rope_theta: float = 100.0
     init_std: float = 0.06
+    start: str = ""
     seed: int = 0
     threads: int = 0
     log_every: int = 50
@@ -63,7 +68,7 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
     from spa.agent.chat import Chat
     from spa.agent.task import unknown
     from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
-    from spa.models.load import save_model
+    from spa.models.load import load_model, load_tokenizer, save_model
     from spa.models.optim import adamw, lr_factor, set_lr
 
     for name in config.worlds:
@@ -75,23 +80,13 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
         torch.set_num_threads(config.threads)
     streams = np.random.SeedSequence(config.seed).spawn(2)
     mixture = list(config.worlds.items())
-    tokenizer = build_tokenizer(
-        tokenizer_texts(Corpus(np.random.default_rng(streams[0]), mixture), 2000), config.vocab_size
-    )
-    size = TinySize(
-        config.hidden_size,
-        config.num_layers,
-        config.num_heads,
-        config.num_kv_heads,
-        config.intermediate_size,
-        config.rope_theta,
-        init_std=config.init_std,
-    )
-    model = build_model(
-        config.vocab_size, size, config.seed, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id
-    )
+    if config.start:
+        model, tokenizer = load_model(ModelConfig(path=config.start, device="cpu")), load_tokenizer(config.start)
+    else:
+        model, tokenizer = _new(config, Corpus(np.random.default_rng(streams[0]), mixture))
     chat = Chat(tokenizer)
     corpus = Corpus(np.random.default_rng(streams[1]), mixture)
+
     optimizer = adamw([(model.parameters(), config.lr)], betas=(0.9, 0.95), weight_decay=config.weight_decay)
     started, tokens = time.perf_counter(), 0
     bar = progress(range(config.steps), "pretraining")
@@ -122,6 +117,22 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
     save_model(model, tokenizer, out)
     write_measured_card(config, out, sum(p.numel() for p in model.parameters()))
     return out
+
+
+def _new(config: PretrainConfig, corpus: Corpus) -> tuple[Any, Any]:
+    """A model without any training, and a tokenizer for the corpus."""
+    tokenizer = build_tokenizer(tokenizer_texts(corpus, 2000), config.vocab_size)
+    size = TinySize(
+        config.hidden_size,
+        config.num_layers,
+        config.num_heads,
+        config.num_kv_heads,
+        config.intermediate_size,
+        config.rope_theta,
+        init_std=config.init_std,
+    )
+    ends = {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
+    return build_model(config.vocab_size, size, config.seed, **ends), tokenizer
 
 
 def write_measured_card(config: PretrainConfig, out: Path, parameters: int) -> None:

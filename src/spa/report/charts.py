@@ -39,12 +39,14 @@ class Chart:
 
 def arm_colors(arms: Mapping[str, ArmReport]) -> dict[str, str]:
     """A colour for every arm: its own if it is ``#rrggbb``, else the usual one of that name, else the next free one."""
-    spare = iter(_MORE_COLORS * (len(arms) // len(_MORE_COLORS) + 1))
-    colors = {}
-    for name, arm in arms.items():
-        own = arm.color if arm.color and re.fullmatch(r"#[0-9a-fA-F]{6}", arm.color) else None
-        colors[name] = own or _COLORS.get(name) or next(spare)
-    return colors
+    own = {name: arm.color for name, arm in arms.items() if arm.color and re.fullmatch(r"#[0-9a-fA-F]{6}", arm.color)}
+    return {name: own.get(name, color) for name, color in colors_of(list(arms)).items()}
+
+
+def colors_of(names: Sequence[str]) -> dict[str, str]:
+    """The usual colour of each arm, else the next free one."""
+    spare = iter(_MORE_COLORS * (len(names) // len(_MORE_COLORS) + 1))
+    return {name: _COLORS.get(name) or next(spare) for name in names}
 
 
 def number(value: object) -> float | None:
@@ -73,7 +75,7 @@ def _label(name: str) -> str:
     return html.escape(name)
 
 
-def _line(name: str, points: Series, color: str, **more: Any) -> dict[str, Any]:
+def line(name: str, points: Series, color: str, **more: Any) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= 60 else "lines",
@@ -92,7 +94,7 @@ def _band(rows: Sequence[MetricsRow], name: str, color: str) -> list[dict[str, A
         return []
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     outline = low + high[::-1]
-    band = _line("", outline, color, mode="lines", fill="toself", fillcolor=f"rgba({red},{green},{blue},0.14)")
+    band = line("", outline, color, mode="lines", fill="toself", fillcolor=f"rgba({red},{green},{blue},0.14)")
     return [band | {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}]
 
 
@@ -101,6 +103,11 @@ def _layout(x: str, y: str, share: bool) -> dict[str, Any]:
     if share:
         axis["tickformat"] = ".0%"
     return {"xaxis": {"title": {"text": x}}, "yaxis": axis}
+
+
+def share_layout(x: str, y: str) -> dict[str, Any]:
+    """Axes of a figure whose values are shares."""
+    return _layout(x, y, True)
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> Figure | None:
@@ -142,7 +149,7 @@ def _by_arm(
         points = series(report.metrics, *names)
         if points:
             data += _band(report.metrics, names[0], colors[arm])
-            data.append(_line(arm, points, colors[arm], legendgroup=_label(arm)))
+            data.append(line(arm, points, colors[arm], legendgroup=_label(arm)))
     return {"data": data, "layout": _layout("PPO step", y, share)} if data else None
 
 
@@ -164,7 +171,7 @@ def _world_model(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Fi
         for metric, label, dash in _WORLD_MODEL:
             names = [f"{prefix}world_model/{metric}" for prefix in ("", "val/", "train/")]
             if points := series(report.metrics, *names):
-                data.append(_line(f"{arm}: {label}", points, colors[arm], dash=dash))
+                data.append(line(f"{arm}: {label}", points, colors[arm], dash=dash))
     return {"data": data, "layout": _layout("PPO step", "accuracy", True)} if data else None
 
 
@@ -172,8 +179,8 @@ def _calibration(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Fi
     data = []
     for arm, report in arms.items():
         if points := series(report.metrics, "calibration/top1"):
-            data.append(_line(arm, points, colors[arm], legendgroup=_label(arm)))
-            chance = _line(arm, series(report.metrics, "calibration/chance"), colors[arm], dash="dot", mode="lines")
+            data.append(line(arm, points, colors[arm], legendgroup=_label(arm)))
+            chance = line(arm, series(report.metrics, "calibration/chance"), colors[arm], dash="dot", mode="lines")
             data.append(chance | {"showlegend": False, "legendgroup": _label(arm)})
     return {"data": data, "layout": _layout("PPO step", "share", True)} if data else None
 
@@ -193,7 +200,7 @@ def _sft(stages: Stages2) -> Figure | None:
             ("validation", _VAL, ("val/loss",)),
         ):
             if points := series(rows, *names):
-                data.append(_line(f"{arm}: {name}" if arm else name, points, color, dash=dash))
+                data.append(line(f"{arm}: {name}" if arm else name, points, color, dash=dash))
     return {"data": data, "layout": _layout("optimizer step", "loss (nats per token)", False)} if data else None
 
 
@@ -205,7 +212,7 @@ def _sft_world_model(stages: Stages2) -> Figure | None:
             points = series(rows, f"world_model/{metric}")
             if len(points) > 1:
                 title = f"{arm}: {label}" if arm else label
-                data.append(_line(title, points, color, dash=_DASHES[index % len(_DASHES)]))
+                data.append(line(title, points, color, dash=_DASHES[index % len(_DASHES)]))
     return {"data": data, "layout": _layout("optimizer step", "accuracy", True)} if data else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +148,7 @@ def update(
                 if not sums.stopped:
                     examples = [world_model[i] for i in more] if not critic_only else []
                     _step(learner, [rows[i] for i in part], examples, sums, critic_only)
+    learner.optimizer.zero_grad(set_to_none=True)  # the next rollout needs the memory
     return (
         metrics
         | sums.means()
@@ -270,10 +271,9 @@ def _step(learner: Learner, rows: Sequence[Row], examples: Sequence[Example], su
     tokens: dict[str, float] = defaultdict(float)
     totals: dict[str, float] = defaultdict(float)
     for _, batch in to_micro_batches(rows, config.micro_batch_tokens, learner.actor.device, packing=config.packing):
-        total = _micro_step(learner, batch, critic_only, tokens, totals)
-        if total is not None:
-            _check_finite("PPO loss", total)
-            total.backward()
+        for loss in _micro_losses(learner, batch, critic_only, tokens, totals):
+            _check_finite("PPO loss", loss)
+            loss.backward()
     if config.target_kl and tokens["approx_kl"] / sum(lengths) > config.target_kl:
         optimizer.zero_grad(set_to_none=True)
         sums.stopped = True
@@ -298,47 +298,66 @@ def _step(learner: Learner, rows: Sequence[Row], examples: Sequence[Example], su
     sums.num_steps += 1
 
 
-def _micro_step(
+def _micro_losses(
     learner: Learner, batch: MicroBatch, critic_only: bool, tokens: dict[str, float], totals: dict[str, float]
-) -> Tensor | None:
-    """The loss of one forward pass; adds what is reported to ``tokens`` (sums over tokens) and ``totals`` (weighted as losses)."""
+) -> Iterator[Tensor]:
+    """The loss of one forward pass; of a critic with a network of its own apart and later, so that only one network's activations
+    are held at a time. Adds what is reported to ``tokens`` (sums over tokens) and ``totals`` (weighted as losses)."""
     config, critic = learner.config, learner.critic
-    losses: dict[str, tuple[float, Tensor]] = {}  # name -> (coefficient, loss of each token)
-    reported: dict[str, Tensor] = {}
     hidden_ND = None
+    losses: Losses = {}
     with autocast(learner.actor, config.precision):
         if not critic_only or learner.shares_trunk:
             hidden_ND = batch.tokens.hidden(learner.actor)
-        if not critic_only:
-            assert hidden_ND is not None
-            logprobs_N, entropy_N = token_logprobs(
-                learner.actor, hidden_ND, batch.tokens.targets_N, temperature=learner.temperature, entropy=True
-            )
-        elif hidden_ND is not None:
+        if critic_only and hidden_ND is not None:
             hidden_ND = hidden_ND.detach()  # only the critic learns: its gradient must not reach the actor
-        values_N = critic.values(batch.tokens, hidden_ND) if critic is not None else None
     if not critic_only:
-        assert entropy_N is not None
-        pg_loss_N, parts = policy_loss(
-            logprobs_N,
-            batch.old_logprobs_N,
-            batch.advantages_N,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            dual_clip=config.dual_clip,
-        )
-        losses["policy_loss"] = (1.0, pg_loss_N)
-        losses["entropy"] = (-config.entropy_coef, entropy_N if config.entropy_coef else entropy_N.detach())
-        reported |= {"entropy": entropy_N, **parts}
-        if learner.reference is not None:
-            kl_N = kl_penalty(logprobs_N, batch.reference_N, config.kl_loss_estimator)
-            losses["kl_loss"] = (config.kl_loss_coef, kl_N)
-    if values_N is not None:
+        assert hidden_ND is not None
+        losses |= _policy_losses(learner, batch, hidden_ND, tokens)
+        if critic is not None and not learner.shares_trunk:
+            yield from _weighted(losses, batch, totals)
+            losses = {}
+    if critic is not None:
+        with autocast(learner.actor, config.precision):
+            values_N = critic.values(batch.tokens, hidden_ND)
         v_loss_N, clipped_N = value_loss(values_N, batch.values_N, batch.returns_N, config.value_clip)
         losses["value_loss"] = (config.value_coef, v_loss_N)
-        reported["value_clipfrac"] = clipped_N
-    for name, values in reported.items():
+        tokens["value_clipfrac"] += float(clipped_N.detach().sum())
+    yield from _weighted(losses, batch, totals)
+
+
+Losses = dict[str, tuple[float, Tensor]]  # name -> (coefficient, loss of each token)
+
+
+def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, tokens: dict[str, float]) -> Losses:
+    config = learner.config
+    with autocast(learner.actor, config.precision):
+        logprobs_N, entropy_N = token_logprobs(
+            learner.actor, hidden_ND, batch.tokens.targets_N, temperature=learner.temperature, entropy=True
+        )
+    assert entropy_N is not None
+    pg_loss_N, parts = policy_loss(
+        logprobs_N,
+        batch.old_logprobs_N,
+        batch.advantages_N,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+    )
+    losses: Losses = {
+        "policy_loss": (1.0, pg_loss_N),
+        "entropy": (-config.entropy_coef, entropy_N if config.entropy_coef else entropy_N.detach()),
+    }
+    if learner.reference is not None:
+        kl_N = kl_penalty(logprobs_N, batch.reference_N, config.kl_loss_estimator)
+        losses["kl_loss"] = (config.kl_loss_coef, kl_N)
+    for name, values in {"entropy": entropy_N, **parts}.items():
         tokens[name] += float(values.detach().sum())
+    return losses
+
+
+def _weighted(losses: Losses, batch: MicroBatch, totals: dict[str, float]) -> Iterator[Tensor]:
+    """The sum that is to be minimised, if any loss has a coefficient."""
     total = None
     for name, (coefficient, loss_N) in losses.items():
         value = (batch.weights_N * loss_N).sum()
@@ -346,7 +365,8 @@ def _micro_step(
             totals[f"losses/{name}"] += float(value.detach())
         if coefficient:
             total = coefficient * value if total is None else total + coefficient * value
-    return total
+    if total is not None:
+        yield total
 
 
 def _world_model_backward(learner: Learner, examples: Sequence[Example]) -> float:

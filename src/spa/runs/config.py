@@ -23,22 +23,22 @@ _SUFFIXES = (".yaml", ".yml")
 
 def config_names() -> list[str]:
     """Names that ``load_config`` takes, without the original code's aliases."""
-    return _names("env")
+    return names_of("env")
 
 
 def model_names() -> list[str]:
     """Names that ``model=NAME`` takes."""
-    return _names("model")
+    return names_of("model")
 
 
 def algorithm_names() -> list[str]:
     """Names that ``algorithm=NAME`` takes."""
-    return _names("algorithm")
+    return names_of("algorithm")
 
 
 def arm_names() -> list[str]:
     """Names that ``arms=[...]`` and ``load_arm`` take."""
-    return _names("arm")
+    return names_of("arm")
 
 
 def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -60,7 +60,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -
     if name is None or not _is_file_name(str(name)):
         if name is not None:
             choices = {"env": _choice("env", str(name)), **choices}
-        data = _compose("base", _conf_folder(), [f"{group}={choice}" for group, choice in choices.items()])
+        data = _compose("base", conf_folder(), [f"{group}={choice}" for group, choice in choices.items()])
         config = from_mapping(Config, data)
     else:
         config = _load_file(Path(name).expanduser(), choices)
@@ -77,13 +77,13 @@ def load_arm(name: str) -> ArmConfig:
     """
     if not _is_file_name(name):
         choose("arm", name, arm_names())
-        path = _conf_folder() / "arm" / f"{name}.yaml"
+        path = conf_folder() / "arm" / f"{name}.yaml"
     else:
         path = Path(name).expanduser()
         if not path.is_file():
             raise ValueError(f"no arm file {path}")
     try:
-        arm = from_mapping(ArmConfig, {"name": path.stem, **_read_yaml(path)})
+        arm = from_mapping(ArmConfig, {"name": path.stem, **read_yaml(path)})
         validate_arm(arm)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if _is_file_name(name) else str(error)) from error
@@ -96,7 +96,7 @@ def env_block(name: str) -> EnvConfig:
     Raises:
         ValueError: there is none of that name.
     """
-    return from_mapping(Config, _compose("base", _conf_folder(), [f"env={_choice('env', name)}"])).env
+    return from_mapping(Config, _compose("base", conf_folder(), [f"env={_choice('env', name)}"])).env
 
 
 def to_yaml(config: Any) -> str:
@@ -119,12 +119,12 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def _conf_folder() -> Path:
+def conf_folder() -> Path:
     return Path(str(resources.files("spa").joinpath("conf")))
 
 
-def _names(group: str) -> list[str]:
-    return sorted(path.stem for path in (_conf_folder() / group).glob("*.yaml"))
+def names_of(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
 def _is_file_name(name: str) -> bool:
@@ -138,7 +138,7 @@ def _choice(group: str, name: str) -> str:
         ValueError: there is none of that name.
     """
     name = ALIASES.get(name, name) if group == "env" else name
-    names = _names(group)
+    names = names_of(group)
     if name in names:
         return name
     near = nearest(name, [*names, *(ALIASES if group == "env" else ())])
@@ -171,26 +171,26 @@ def _load_file(path: Path, choices: Mapping[str, str]) -> Config:
     if not path.is_file():
         near = nearest(path.stem, config_names())
         raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
-    data = _read_yaml(path)
+    data = read_yaml(path)
     try:
         if "defaults" in data:
             if path.suffix != ".yaml":
                 raise ValueError("a config file with a defaults list must be named *.yaml")
             overrides = [f"{group}={choice}" for group, choice in choices.items()]
             return from_mapping(Config, _compose(path.stem, path.parent, overrides))
-        base = from_mapping(Config, _compose("base", _conf_folder(), []))
+        base = from_mapping(Config, _compose("base", conf_folder(), []))
         block = data.get("env")
         if isinstance(block, dict) and "id" in block:
             base.env = EnvConfig()
         config = from_mapping(Config, data, base)
         for group, choice in choices.items():
-            config = from_mapping(Config, _read_yaml(_conf_folder() / group / f"{choice}.yaml"), config)
+            config = from_mapping(Config, read_yaml(conf_folder() / group / f"{choice}.yaml"), config)
         return config
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
     from omegaconf import OmegaConf
 
@@ -211,8 +211,8 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if folder != _conf_folder():
-        packaged = str(_conf_folder()).replace("\\", "/").replace("'", "\\'")
+    if folder != conf_folder():
+        packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")
         overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

@@ -94,7 +94,10 @@ class SelfPlayConfig:
     group_size: int = 8  # episodes per world
     state_format: str = "coordinates"
     policy: str = "model"  # model | random (uniform random actions with a fixed thought; paper, Table 5)
-    states: str = "truth"  # truth | belief (keep what the model wrote; paper, Table 3)
+    states: str = (
+        "truth"  # truth | belief (keep what the model wrote; paper, Table 3) | shuffled (of other turns: a control)
+    )
+    prompt: str = "world_model"  # world_model | base: with base no states are written (a control; needs filter=false)
     filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
     success_only: bool = False  # keep rows of won episodes only
     deduplicate: bool = False  # drop rows with the same prompt and response

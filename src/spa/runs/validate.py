@@ -23,7 +23,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "engine.kind": ("transformers", "vllm", "openai"),
     "selfplay.state_format": ("grid", "coordinates", "random_coordinates"),
     "selfplay.policy": ("model", "random"),
-    "selfplay.states": ("truth", "belief"),
+    "selfplay.prompt": ("world_model", "base"),
+    "selfplay.states": ("truth", "belief", "shuffled"),
     "selfplay.balance": ("none", "actions", "turn", "success"),
     "sft.loss": ("think_answer", "state", "masked"),
     "sft.precision": ("float32", "bfloat16"),
@@ -205,6 +206,10 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
             raise ValueError(f"{key} must be two numbers from 0 to below 1, not {betas}")
     if 0 < cfg.ppo.dual_clip <= 1:
         raise ValueError(f"ppo.dual_clip must be 0 (off) or more than 1, not {cfg.ppo.dual_clip}")
+    if cfg.selfplay.prompt == "base" and (cfg.selfplay.filter or cfg.sft.loss != "think_answer"):
+        raise ValueError(
+            "selfplay.prompt=base writes no states: it needs selfplay.filter=false and sft.loss=think_answer"
+        )
     if cfg.sampling.stop and cfg.engine.kind == "openai":
         raise ValueError(
             "sampling.stop cannot be used with engine=openai: a chat server leaves out the string it stops at"

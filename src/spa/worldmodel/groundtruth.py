@@ -7,14 +7,17 @@ model put around a body stays, so the tiny model's bare layout and the paper's s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.parse import Span, replace_spans
 
 Message = dict[str, str]
+STATES = ("truth", "belief", "shuffled")
 
 _BODY = {
     "observation": re.compile(r"<observation>(.*?)</observation>", re.DOTALL | re.IGNORECASE),
@@ -73,15 +76,15 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
     """
     if window not in (0, 1):
         raise ValueError(f"stage 1 makes rows for agent.window=0 or 1, not {window}")
-    if states not in ("truth", "belief"):
-        raise ValueError(f"unknown selfplay.states {states!r}; choose truth or belief")
+    if states not in STATES:
+        raise ValueError(f"unknown selfplay.states {states!r}; choose one of {', '.join(STATES)}")
     head: list[Message] = [] if episode.system is None else [{"role": "system", "content": episode.system}]
     history: list[Message] = list(head)
     rows = []
     for turn in episode.turns:
         user: Message = {"role": "user", "content": turn.user}
         prompt = [*head, user] if window == 1 else [*history, user]
-        response = ground_truth(turn) if states == "truth" else turn.response
+        response = turn.response if states == "belief" else ground_truth(turn)
         extra = {
             "seed": episode.seed,
             "group": episode.group,
@@ -96,6 +99,19 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
         rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
         history += [user, {"role": "assistant", "content": response}]
     return rows
+
+
+def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
+    """Copies whose turns have the states before and after of other turns, each drawn by itself: as many states of the same kind,
+    but of no use for knowing this one. Prompts and what the model wrote stay."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    rng = np.random.default_rng(seed)
+    before, after = rng.permutation(len(turns)), rng.permutation(len(turns))
+    others = iter(
+        replace(turn, state=turns[b].state, next_state=turns[a].next_state)
+        for turn, b, a in zip(turns, before, after, strict=True)
+    )
+    return [replace(episode, turns=[next(others) for _ in episode.turns]) for episode in episodes]
 
 
 def rejection(response: str) -> str | None:

@@ -21,7 +21,7 @@ from spa.runs.progress import note
 from spa.runs.schema import Config
 from spa.runs.seeds import SELFPLAY
 from spa.worldmodel.dataset import split_rows, write_rows
-from spa.worldmodel.groundtruth import rows_of
+from spa.worldmodel.groundtruth import rows_of, shuffle_states
 from spa.worldmodel.select import select_rows
 
 POLICIES = ("model", "random")
@@ -77,7 +77,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     check_source(cfg)
     window = row_window(cfg)
     cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=window))
-    task = make_task(cfg, state_format=play.state_format, prompt="world_model")
+    task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
     kept = KeptEpisodes(out / "episodes.partial.jsonl")
     worlds, episodes = _play(cfg, task, kept)
     write_episodes(out / "episodes.jsonl", episodes)
@@ -85,7 +85,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     played = [episode for episode in episodes if episode.status != "error"]
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
-    rows = [row for episode in played for row in rows_of(episode, window=window, states=play.states)]
+    told = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
+    rows = [row for episode in told for row in rows_of(episode, window=window, states=play.states)]
     rows, reasons = select_rows(rows, play, cfg.seeds.run)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     if not rows:

@@ -1,0 +1,81 @@
+"""``spa reproduce``: the paper's comparison in our worlds, over seeds. Imports no torch at import time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def reproduce(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings over the scale's.", show_default=False)
+    ] = None,
+    scale: Annotated[str, typer.Option("--scale", help="minutes, hours, gpu, paper, or a YAML file.")] = "minutes",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Default: runs/reproduce-SCALE.", show_default=False)
+    ] = None,
+    worlds: Annotated[
+        str | None, typer.Option("--worlds", help="Some of the scale's worlds, a,b.", show_default=False)
+    ] = None,
+    arms: Annotated[str | None, typer.Option("--arms", help="Other arms, a,b.", show_default=False)] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Other seeds, 0,1,2.", show_default=False)] = None,
+    parallel: Annotated[int, typer.Option("--parallel", min=0, help="Runs at once. 0 = as cores allow.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their plans; write nothing.")] = False,
+    only_table: Annotated[
+        bool, typer.Option("--table", help="Write the table of what is finished; run nothing.")
+    ] = False,
+) -> None:
+    """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
+    from spa.reproduce.bases import make_bases
+    from spa.reproduce.page import write_page
+    from spa.reproduce.results import collect_cells, to_json
+    from spa.reproduce.scale import cells, load_scale
+    from spa.reproduce.table import table
+    from spa.reproduce.work import run_cells
+    from spa.runs.files import atomic_write
+    from spa.runs.validate import choose
+
+    chosen = load_scale(scale)
+    if worlds:
+        names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
+        chosen.worlds = {name: chosen.worlds[name] for name in names}
+    chosen.arms = arms.split(",") if arms else chosen.arms
+    if seeds:
+        if not all(seed.isdigit() for seed in seeds.split(",")):
+            raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
+        chosen.seeds = [int(seed) for seed in seeds.split(",")]
+    folder = out or Path("runs") / f"reproduce-{chosen.name}"
+    runs = cells(chosen, folder, settings or [])
+    configs = [cell.load() for cell in runs]
+    if chosen.bases and not dry_run and not arms:
+        chosen.arms += make_bases(chosen, folder)
+        runs = cells(chosen, folder, settings or [])
+    if dry_run:
+        from spa.pipeline import plan
+        from spa.runs.arms import arms_of
+
+        print(f"{len(runs)} runs in {folder}, {len(chosen.arms) + len(chosen.bases) + 1} arms each")
+        for name, wanted in chosen.bases.items():
+            print(f"arm {name}: from the model of spa pretrain {' '.join(wanted)}")
+        for cell, cfg in zip(runs[: len(chosen.worlds)], configs, strict=False):
+            print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
+            print("\n".join(plan(cfg, ["run"], arms_of(cfg))))
+        return
+    failures: list[str] = []
+    if not only_table:
+        failures = run_cells(runs, parallel or max(1, (os.cpu_count() or 1) // chosen.threads))
+    numbers = collect_cells(runs, chosen.arms)
+    if not any(numbers.values()):
+        raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
+    text = table(chosen, numbers)
+    print(text)
+    atomic_write(folder / "table.md", text)
+    atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
+    print(f"Report: {write_page(f'Reproduction, scale {chosen.name}', text, numbers, folder / 'report.html')}")
+    for failure in failures:
+        print(f"failed: {failure}")
+    if failures:
+        raise typer.Exit(1)

@@ -1,0 +1,131 @@
+"""How large a reproduction is: which worlds, arms and seeds, with which settings. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spa.reproduce.paper import MODELS, WORLDS
+from spa.runs.arms import arms_of
+from spa.runs.config import conf_folder, load_config, names_of, read_yaml
+from spa.runs.overrides import from_mapping
+from spa.runs.schema import Config
+from spa.runs.validate import choose
+
+
+@dataclass
+class Scale:
+    """``worlds`` are configs with further settings of their own, under the name that tables show."""
+
+    name: str = ""
+    about: str = ""
+    worlds: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # name -> {config: NAME, settings: [key=value, ...]}
+    arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    settings: list[str] = field(default_factory=list)  # of every run
+    bases: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # arm -> settings of a `spa pretrain` whose model it starts from
+    threads: int = 1  # of a run; as many runs at once as the cores allow
+
+    def paper(self, world: str) -> tuple[str, str] | None:
+        """The paper's world and model whose numbers stand beside this one's."""
+        given = self.worlds[world].get("paper")
+        return (str(given[0]), str(given[1])) if given else None
+
+
+def scale_names() -> list[str]:
+    """Names that ``load_scale`` takes."""
+    return names_of("scale")
+
+
+def load_scale(name: str) -> Scale:
+    """A packaged scale, or one's own by the path of its YAML file.
+
+    Raises:
+        ValueError: there is none, or it holds an unknown key.
+    """
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ValueError(f"no scale file {path}")
+    else:
+        path = conf_folder() / "scale" / f"{choose('scale', name, scale_names())}.yaml"
+    try:
+        scale = from_mapping(Scale, {"name": path.stem, **read_yaml(path)})
+        _check(scale)
+    except ValueError as error:
+        raise ValueError(f"scale {path.stem}: {error}") from error
+    return scale
+
+
+def _check(scale: Scale) -> None:
+    if not (scale.worlds and scale.arms and scale.seeds):
+        raise ValueError("worlds, arms and seeds must each name at least one")
+    if len(set(scale.seeds)) < len(scale.seeds) or min(scale.seeds) < 0:
+        raise ValueError(f"seeds must be different numbers from 0 on, not {scale.seeds}")
+    if scale.threads < 1:
+        raise ValueError(f"threads must be at least 1, not {scale.threads}")
+    for name, world in scale.worlds.items():
+        if not isinstance(world, dict) or set(world) - {"config", "settings", "paper"} or "config" not in world:
+            raise ValueError(
+                f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...] and paper: [world, model]"
+            )
+        if not isinstance(world.get("settings", []), list):
+            raise ValueError(f"worlds.{name}.settings must be a list of key=value")
+        if not isinstance(paper := world.get("paper", []), list) or len(paper) not in (0, 2):
+            raise ValueError(f"worlds.{name}.paper must be [world, model], not {paper!r}")
+        for value, known in zip(paper, (WORLDS, MODELS), strict=False):
+            choose("world or model of the paper", value, known)
+        if "/" in name or name.startswith("."):
+            raise ValueError(f"worlds.{name}: the name is used for a folder")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a world and a seed, all arms."""
+
+    world: str
+    seed: int
+    config: str
+    settings: tuple[str, ...]
+    folder: Path
+
+    def load(self) -> Config:
+        """Its config, checked with all its arms.
+
+        Raises:
+            ValueError: a setting or an arm that cannot be; the message names the world.
+        """
+        try:
+            cfg = load_config(self.config, self.settings)
+            arms_of(cfg)
+            return cfg
+        except ValueError as error:
+            raise ValueError(f"{self.world}: {error}") from error
+
+
+def cells(scale: Scale, out: Path, more: Sequence[str] = ()) -> list[Cell]:
+    """The runs of a scale, seed by seed, so that an early look shows all worlds.
+
+    Args:
+        out: each run has the folder ``out/WORLD/seed-N``.
+        more: settings over all others.
+    """
+    found = []
+    for seed in scale.seeds:
+        for name, world in scale.worlds.items():
+            settings = (
+                *scale.settings,
+                *map(str, world.get("settings", [])),
+                f"arms=[{','.join(scale.arms)}]",
+                f"model.threads={scale.threads}",
+                *more,
+                f"seeds.run={seed}",
+            )
+            found.append(Cell(name, seed, str(world["config"]), settings, out / name / f"seed-{seed}"))
+    return found

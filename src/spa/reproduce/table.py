@@ -1,0 +1,56 @@
+"""The table of a reproduction as Markdown: ours beside the paper's."""
+
+from __future__ import annotations
+
+from spa.evaluate.bootstrap import Interval
+from spa.evaluate.summary import percent
+from spa.reproduce.paper import paper_numbers
+from spa.reproduce.results import ArmNumbers, Numbers
+from spa.reproduce.scale import Scale
+from spa.runs.progress import duration
+
+
+def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
+    """One table a world: Pass@1, Pass@8 and the largest k, differences to the baseline, time, and the paper's numbers."""
+    lines = [f"# Reproduction, scale {scale.name}", "", scale.about, ""]
+    for world, arms in numbers.items():
+        ks = sorted({k for found in arms.values() for k in found.passes})
+        shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
+        header = ["arm", *(f"Pass@{k}" for k in shown)]
+        header += [f"Pass@{k} - {baseline}" for k in shown if k in (1, 8)]
+        paper = scale.paper(world)
+        header += ["by seed", "time", *([f"paper, {paper[1]}"] if paper else [])]
+        rows = [_row(arm, found, shown, paper) for arm, found in arms.items()]
+        lines += [f"## {world}", "", *_markdown(header, rows), ""]
+        if not arms:
+            lines += ["Nothing is finished yet.", ""]
+    lines.append(
+        "Percent; intervals are 95% bootstrap intervals over seeds and worlds, differences are on the same seeds and worlds. "
+        "Time is that of the arm's own stages, self-play and SFT included. The paper: Pass@1 / Pass@8 after 1,000 PPO steps "
+        "of 256 episodes."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _row(arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None) -> list[str]:
+    cells = [arm, *(_interval(found.passes.get(k)) for k in shown)]
+    cells += [_interval(found.differences.get(k), sign=True) for k in shown if k in (1, 8)]
+    cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
+    cells.append(duration(sum(found.seconds.values())) if found.seconds else "-")
+    if paper:
+        theirs = paper_numbers(paper[0], arm, paper[1])
+        cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
+    return cells
+
+
+def _interval(interval: Interval | None, sign: bool = False) -> str:
+    return percent(interval, sign=sign)
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]

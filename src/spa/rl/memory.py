@@ -1,0 +1,78 @@
+"""How much memory stage 3 will need at its peak, from the model's config alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
+from spa.models.memory import MemoryEstimate, count_parameters, estimate_training, size
+from spa.rl.advantages import ESTIMATORS
+from spa.rl.reference import needs_reference
+from spa.runs.schema import Config
+
+PROMPT = 512  # tokens of a turn's user message, about
+
+
+@dataclass(frozen=True)
+class PPOMemory:
+    """Bytes. ``states`` (weights, both Adam states) are always there; an update needs the gradients, and activations and logits of
+    one network at a time, besides. ``rollout`` is what keys and values of all episodes at once would take in their place: where it
+    is not free, fewer play at once."""
+
+    states: int
+    gradients: int
+    activations: int
+    rollout: int
+
+    @property
+    def total(self) -> int:
+        return self.states + self.gradients + self.activations
+
+    def __str__(self) -> str:
+        return (
+            f"{size(self.total)} (weights and Adam's states {size(self.states)}, gradients {size(self.gradients)}, activations "
+            f"{size(self.activations)}); a rollout's keys and values in place of the last two: {size(self.rollout)}, "
+            "or fewer episodes at once"
+        )
+
+
+def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
+    """Of actor, critic, reference and rollout. ``local_only``: no download.
+
+    Keys and values are counted for full responses.
+
+    Raises:
+        ValueError: the model's config cannot be read.
+    """
+    config, model = cfg.ppo, load_config(cfg.model.path, local_only=local_only)
+    weights = weight_bytes(cfg.model)
+    compute = min(weights, compute_dtype_bytes(config.precision))
+
+    def network(rank: int, scored: int) -> MemoryEstimate:
+        return estimate_training(
+            model,
+            tokens=config.micro_batch_tokens,
+            scored=scored,
+            weight_bytes=weights,
+            compute_bytes=compute,
+            checkpointing=cfg.model.gradient_checkpointing,
+            lora_rank=rank,
+        )
+
+    networks = [network(config.lora_rank, config.micro_batch_tokens)]
+    if config.critic == "model" and ESTIMATORS[config.estimator].values:
+        networks.append(network(config.critic_lora_rank, 0))
+    states = sum(each.weights + each.optimizer for each in networks)
+    if needs_reference(config) and not (config.lora_rank and config.reference is None):
+        states += count_parameters(model) * weights
+    turns = cfg.env.max_turns if cfg.agent.window == 0 else cfg.agent.window
+    rows = min(cfg.sampling.batch_size, config.groups * config.group_size)
+    heads = getattr(model, "num_key_value_heads", model.num_attention_heads)
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    a_token = 2 * model.num_hidden_layers * heads * width * weights
+    return PPOMemory(
+        states=states,
+        gradients=sum(each.gradients for each in networks),
+        activations=max(each.activations + each.logits for each in networks),
+        rollout=rows * turns * (PROMPT + cfg.sampling.max_tokens) * a_token,
+    )

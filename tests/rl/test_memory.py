@@ -1,0 +1,87 @@
+"""The estimate of stage 3's memory: its parts, and what the packaged models need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config
+
+from spa.models.memory import GIB, count_parameters, estimate_training
+from spa.plan import plan
+from spa.rl.memory import PROMPT, memory_estimate
+from spa.runs.config import load_arm, load_config
+from tests.models.networks import network
+
+BIG = Qwen2Config(
+    num_hidden_layers=28,
+    hidden_size=1536,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    intermediate_size=8960,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    network("qwen2").config.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def estimated(path: str, *settings: str):
+    return memory_estimate(load_config("sokoban", [f"model.path={path}", *settings]), local_only=True)
+
+
+def test_weights_and_adams_states_of_actor_critic_and_reference(small: str) -> None:
+    parameters = count_parameters(network("qwen2").config)
+    assert estimated(small, "ppo.critic=head").states == 3 * 4 * parameters
+    both = estimated(small, "ppo.critic=model")
+    assert both.states == 2 * 3 * 4 * parameters
+    assert both.gradients == 2 * 4 * parameters
+    judged = estimated(small, "ppo.critic=model", "ppo.kl_loss_coef=0.1")
+    assert judged.states == both.states + 4 * parameters
+    assert estimated(small, "algorithm=grpo", "ppo.critic=model", "ppo.kl_loss_coef=0").states == 3 * 4 * parameters
+    adapted = estimated(small, "ppo.critic=head", "ppo.lora_rank=2", "ppo.kl_loss_coef=0.1")
+    assert adapted.states < 1.6 * 4 * parameters, "the reference is the actor without its adapters"
+
+
+def test_one_networks_activations_at_a_time(small: str) -> None:
+    one, two = (estimated(small, f"ppo.critic={kind}", "ppo.micro_batch_tokens=1000") for kind in ("head", "model"))
+    alone = estimate_training(
+        network("qwen2").config,
+        tokens=1000,
+        scored=1000,
+        weight_bytes=4,
+        compute_bytes=4,
+        checkpointing=False,
+        lora_rank=0,
+    )
+    assert one.activations == two.activations == alone.activations + alone.logits
+    assert two.total == two.states + two.gradients + two.activations
+
+
+def test_keys_and_values_of_a_rollout(small: str) -> None:
+    a_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, bytes
+    settings = ["sampling.max_tokens=100", "ppo.groups=4", "ppo.group_size=8", "env.max_turns=5"]
+    assert estimated(small, *settings, "agent.window=0").rollout == 32 * 5 * (PROMPT + 100) * a_token
+    assert estimated(small, *settings, "agent.window=1").rollout == 32 * (PROMPT + 100) * a_token
+    assert (
+        estimated(small, *settings, "agent.window=1", "sampling.batch_size=8").rollout == 8 * (PROMPT + 100) * a_token
+    )
+
+
+def test_the_packaged_models_fit_where_they_say(tmp_path: Path) -> None:
+    BIG.save_pretrained(tmp_path)
+    full, adapted = (
+        load_config("sokoban", [f"model={name}", f"model.path={tmp_path}"])
+        for name in ("qwen2.5-1.5b", "qwen2.5-1.5b-lora")
+    )
+    assert 45 * GIB < memory_estimate(full, local_only=True).total < 60 * GIB
+    need = memory_estimate(adapted, local_only=True)
+    assert max(need.total, need.states + need.rollout) < 20 * GIB
+    lines = plan(adapted, ["run"], [load_arm("vanilla"), load_arm("spa")])
+    assert sum(line.startswith("ppo memory: at most about") for line in lines) == 1
+    sft = next(line for line in lines if line.startswith("sft memory"))
+    assert float(sft.split("about ")[1].split(" GiB")[0]) < 20

@@ -1,0 +1,245 @@
+"""``spa reproduce``: every world, arm and seed, and the table of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spa.cli import main
+from spa.evaluate.summary import EvalResult, WorldResult
+from spa.models.load import load_model
+from spa.reproduce.bases import make_bases
+from spa.reproduce.page import figures, write_page
+from spa.reproduce.paper import paper_numbers
+from spa.reproduce.results import collect_cells, to_json, two_way
+from spa.reproduce.scale import Cell, cells, load_scale, scale_names
+from spa.reproduce.table import table
+from spa.runs.config import load_arm
+from spa.runs.schema import ModelConfig
+from tests.test_pipeline import SMALL
+
+WORLDS = 12
+
+
+def scale_file(tmp_path: Path, **changes: object) -> str:
+    data = {
+        "about": "small",
+        "worlds": {"lake": {"config": "frozen_lake"}, "room": {"config": "sokoban", "settings": ["ppo.steps=1"]}},
+        "arms": ["vanilla", "spa"],
+        "seeds": [0, 1],
+        "settings": [*SMALL, "selfplay.groups=4"],
+        **changes,
+    }
+    path = tmp_path / "small.yaml"
+    path.write_text(json.dumps(data))  # JSON is YAML
+    return str(path)
+
+
+# The interval
+
+
+def test_two_way_equals_a_loop_and_counts_both_sources_of_spread() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.random((3, 40))
+    found = two_way(values, resamples=500, seed=7)
+    rng = np.random.default_rng(7)
+    draws = []
+    for _ in range(500):
+        seeds, worlds = rng.integers(0, 3, 3), rng.integers(0, 40, 40)
+        draws.append(np.mean([[values[s, w] for w in worlds] for s in seeds]))
+    assert found.mean == pytest.approx(values.mean())
+    assert [found.low, found.high] == pytest.approx(list(np.quantile(draws, [0.025, 0.975])))
+    apart = np.array([[0.0] * 40, [0.5] * 40, [1.0] * 40])  # seeds differ, worlds do not
+    assert two_way(apart).high - two_way(apart).low > 0.5
+    one = two_way(values[:1])
+    assert one.low < one.mean < one.high
+    for bad in (np.zeros(3), np.zeros((0, 3)), np.array([[np.nan]])):
+        with pytest.raises(ValueError, match="table"):
+            two_way(bad)
+
+
+# From folders to numbers
+
+
+def result(folder: Path, arm: str, successes: list[int]) -> None:
+    worlds = [WorldResult(i, i, str(i), s, 8) for i, s in enumerate(successes)]
+    found = EvalResult(arm, "Lake", worlds, {"pass@1": 0.0}, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
+    path = folder / "arms" / arm / "eval"
+    path.mkdir(parents=True)
+    found.write(path / "result.json")
+    stage = folder / "arms" / arm / "ppo"
+    stage.mkdir()
+    if arm != "base":
+        (stage / "done.json").write_text('{"seconds": 60.0}')
+        lines = [json.dumps({"step": step, "val/pass@1": 0.1 * step, "time": 0.0}) for step in (0, 1, 2)]
+        (stage / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> list[Cell]:
+    runs = []
+    for seed in (0, 1):
+        folder = tmp_path / "lake" / f"seed-{seed}"
+        for arm, wins in (("base", 1), ("vanilla", 2 + seed), ("spa", 4 + seed)):
+            result(folder, arm, [wins] * (WORLDS - 1) + [0])
+        (folder / "config.yaml").write_text("arms: [vanilla, spa]\n")
+        for stage, seconds in (("selfplay", 10), ("sft", 20)):
+            (folder / stage).mkdir()
+            (folder / stage / "done.json").write_text(json.dumps({"seconds": seconds}))
+        runs.append(Cell("lake", seed, "frozen_lake", (), folder))
+    return runs
+
+
+def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
+    arms = collect_cells(finished, ["vanilla", "spa", "se"])["lake"]
+    assert list(arms) == ["base", "vanilla", "spa"], "se is not finished"
+    spa = arms["spa"]
+    assert spa.seeds == [0, 1]
+    assert spa.passes[1].mean == pytest.approx((4 + 5) / 16 * 11 / 12)
+    assert spa.passes[8].mean == pytest.approx(11 / 12)
+    assert spa.differences[1].mean == pytest.approx(2 / 8 * 11 / 12)
+    assert spa.differences[1].low > 0
+    assert spa.difference_by_seed == pytest.approx({0: 2 / 8 * 11 / 12, 1: 2 / 8 * 11 / 12})
+    assert arms["vanilla"].differences == {}
+    assert arms["base"].differences[1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
+    assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
+    assert arms["vanilla"].seconds == {"PPO": 60}
+    assert spa.curves["val/pass@1"] == [(0, 0.0), (1, 0.1), (2, 0.2)]
+    assert spa.world_model == {"world_model/prediction_em": 0.25}
+    assert json.loads(to_json({"lake": arms}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
+
+
+def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cell]) -> None:
+    (finished[1].folder / "arms" / "vanilla" / "eval" / "result.json").unlink()
+    arms = collect_cells(finished, ["vanilla", "spa"])["lake"]
+    assert arms["spa"].seeds == [0, 1]
+    assert list(arms["spa"].difference_by_seed) == [0]
+    assert arms["spa"].differences[1].mean == pytest.approx(2 / 8 * 11 / 12)
+
+
+def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
+    scale = load_scale("minutes")
+    scale.worlds["frozen_lake <b>"] = scale.worlds.pop("frozen_lake")
+    numbers = {"frozen_lake <b>": collect_cells(finished, ["vanilla", "spa"])["lake"]}
+    text = table(scale, numbers)
+    line = next(line for line in text.splitlines() if line.startswith("| spa"))
+    cells_of_line = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells_of_line[-1] == "70.9 / 75.0"
+    assert cells_of_line[-2] == "1 min 30 s"
+    assert cells_of_line[-3] == "45.8, 57.3"
+    assert cells_of_line[3].startswith("+22.9 [")
+    charts = figures(numbers)
+    assert {key.rpartition("-")[0] for key in charts} == {"steps", "time", "passk"}
+    times = next(d["x"] for d in charts["time-0"][1]["data"] if d["name"] == "spa")
+    assert times == [30, 60, 90]
+    page = write_page("x", text, numbers, tmp_path / "page.html").read_text()
+    assert "frozen_lake &lt;b&gt;" in page
+    assert "<b>" not in page.split("<script")[0]
+
+
+def test_the_papers_numbers() -> None:
+    model = "Qwen2.5-1.5B-Instruct"
+    assert paper_numbers("sokoban", "spa", model) == (59.8, 69.5)
+    assert paper_numbers("frozen_lake", "vanilla", model) == (22.1, 30.7)
+    assert paper_numbers("sudoku", "spa", "Qwen2.5-0.5B-Instruct") == (18.2, 43.8)
+    assert paper_numbers("sokoban", "self_belief", model) == (39.2, 44.2)
+    assert paper_numbers("frozen_lake", "self_belief", model) is None
+    assert paper_numbers("sokoban", "self_belief", "Qwen2.5-3B") is None
+
+
+# Scales
+
+
+@pytest.mark.parametrize("name", scale_names())
+def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
+    scale = load_scale(name)
+    runs = cells(scale, tmp_path)
+    assert len({cell.folder for cell in runs}) == len(scale.worlds) * len(scale.seeds)
+    for cell in runs[: len(scale.worlds)]:
+        cfg = cell.load()
+        assert cfg.eval.worlds >= 256
+        assert cfg.seeds.run == scale.seeds[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [1, 1]}, "seeds must be different"),
+        ({"seeds": []}, "at least one"),
+        ({"worlds": {"lake": {}}}, r"worlds\.lake must hold config"),
+        ({"worlds": {"a/b": {"config": "sokoban"}}}, "used for a folder"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"worlds": {"a": {"config": "sokoban", "paper": ["sokoban"]}}}, r"paper must be \[world, model\]"),
+        ({"worlds": {"a": {"config": "sokoban", "paper": ["sokobn", "Qwen2.5-3B"]}}}, "Did you mean 'sokoban'"),
+        ({"wolds": {}}, "wolds"),
+    ],
+)
+def test_bad_scales_say_what_is_wrong(tmp_path: Path, capsys, changes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_scale(scale_file(tmp_path, **changes))
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
+    def fails(*argv: str) -> str:
+        assert main(["reproduce", "--out", str(tmp_path / "out"), *argv]) == 2
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().err
+
+    assert "Did you mean 'minutes'?" in fails("--scale", "minuts")
+    path = scale_file(tmp_path)
+    assert "Did you mean 'lake'?" in fails("--scale", path, "--worlds", "lke")
+    assert "Did you mean 'vanilla'?" in fails("--scale", path, "--arms", "vanila")
+    assert "--seeds must be whole numbers" in fails("--scale", path, "--seeds", "a")
+    assert "ppo.stepps" in fails("--scale", path, "ppo.stepps=3")
+    assert "nothing is finished" in fails("--scale", path, "--table")
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
+    assert main(["reproduce", "--scale", scale_file(tmp_path), "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "4 runs" in printed
+    assert "room: spa run sokoban" in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_trained_longer_is_made_once_and_is_an_arm(tmp_path: Path) -> None:
+    settings = ["start=builtin:tiny", "steps=1", "batch_documents=2", "threads=1"]
+    scale = load_scale(scale_file(tmp_path, bases={"longer": settings}))
+    (path,) = make_bases(scale, tmp_path)
+    weights = tmp_path / "bases" / "longer" / "model.safetensors"
+    arm, before = load_arm(path), weights.stat().st_mtime_ns
+    assert (arm.name, arm.sft, arm.rl) == ("longer", False, True)
+    assert Path(arm.settings["ppo.start"]) == weights.parent.resolve()
+    assert make_bases(scale, tmp_path) == [path]
+    assert weights.stat().st_mtime_ns == before
+    changed = load_model(ModelConfig(path=str(weights.parent), device="cpu")).state_dict()
+    for name, tensor in load_model(ModelConfig(device="cpu")).state_dict().items():
+        assert changed[name].shape == tensor.shape
+        assert (changed[name] - tensor).abs().max() < 0.01, "it goes on from the built-in model"
+    scale.bases = {"broken": ["stepps=1"]}
+    with pytest.raises(ValueError, match=r"base broken: .*stepps"):
+        make_bases(scale, tmp_path)
+
+
+@pytest.mark.slow
+def test_all_of_it_goes_on_where_it_stopped_and_reports_what_failed(tmp_path: Path, capsys) -> None:
+    out, path = tmp_path / "out", scale_file(tmp_path)
+    only = ["reproduce", "--scale", path, "--out", str(out), "--seeds", "0", "--parallel", "2"]
+    (out / "room").mkdir(parents=True)
+    (out / "room" / "seed-0").write_text("in the way")
+    assert main(only) == 1
+    printed = capsys.readouterr().out
+    assert "failed: room, seed 0" in printed
+    assert "## lake" in printed
+    before = (out / "lake" / "seed-0" / "arms" / "spa" / "eval" / "result.json").stat().st_mtime_ns
+    (out / "room" / "seed-0").unlink()
+    assert main(only) == 0
+    assert "failed" not in capsys.readouterr().out
+    assert (out / "lake" / "seed-0" / "arms" / "spa" / "eval" / "result.json").stat().st_mtime_ns == before
+    assert (out / "table.md").is_file() and (out / "report.html").is_file()
+    numbers = json.loads((out / "numbers.json").read_text())
+    assert set(numbers) == {"lake", "room"}
+    assert set(numbers["room"]) == {"base", "vanilla", "spa"}
