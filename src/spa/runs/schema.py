@@ -118,7 +118,7 @@ class SFTConfig:
     merge_turns: bool = True  # train the turns of an episode as one sequence where a row is the beginning of another
     micro_batch_tokens: int = 8192  # tokens per forward pass; a step of more accumulates gradients
     packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
-    compile: bool = False  # torch.compile feed-forward parts and norms; slower for small models on a CPU
+    compile: bool = False  # torch.compile of feed-forward parts and norms; gains little for small models on a CPU
     max_length: int = 2048  # tokens; longer rows are skipped and counted
     precision: str = "float32"  # float32 | bfloat16: of the matrix products (autocast; weights stay in model.dtype)
     lr: float = 1e-4
@@ -221,7 +221,7 @@ class PPOConfig:
     lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])  # names of linear layers, or all-linear
     micro_batch_tokens: int = 8192  # tokens per forward pass
     packing: bool = True  # rows of a forward pass one behind the other without padding, each seeing itself alone
-    compile: bool = False  # torch.compile feed-forward parts and norms; slower for small models on a CPU
+    compile: bool = False  # torch.compile of feed-forward parts and norms; gains little for small models on a CPU
     precision: str = "float32"  # float32 | bfloat16: of the matrix products of the update (autocast)
 
     # Validation and checkpoints
