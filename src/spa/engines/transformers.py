@@ -51,7 +51,7 @@ class TransformersEngine:
         """In how many processes a rollout of so many groups is played fastest; see ``sampling.processes``.
 
         A process for each thread of a CPU, where the weights are small enough for each core's cache and every process has
-        enough rows.
+        enough rows; one where that would leave most threads without work.
         """
         if sampling.processes == 1 or self.model.device.type != "cpu" or not can_fork():
             return 1
@@ -60,13 +60,16 @@ class TransformersEngine:
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         if self.decoder is None or weights > _SMALL:
             return 1
-        return max(1, min(torch.get_num_threads(), groups, groups * group_size // _ROWS))
+        threads = torch.get_num_threads()
+        count = min(threads, groups, groups * group_size // _ROWS)
+        return count if 2 * count > threads else 1
 
     @contextmanager
     def alone(self, processes: int) -> Iterator[None]:
-        """While one of several processes plays: one thread, and that share of the memory."""
+        """While one of several processes plays: its share of the memory and one thread (OpenMP may not use more in a fork)."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // processes))
+        if processes > 1:
+            torch.set_num_threads(1)
         self.processes = processes
         try:
             yield

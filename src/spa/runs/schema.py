@@ -60,9 +60,7 @@ class SamplingConfig:
     max_tokens: int = 400  # per turn
     stop: list[str] = field(default_factory=list)  # a response ends once it contains one of these, e.g. </answer>
     batch_size: int = 256  # episodes decoded at once
-    processes: int = (
-        0  # that play on a CPU, each with its share of the threads; 0 = as many as help (Linux only), 1 = none
-    )
+    processes: int = 0  # that play on a CPU, with one thread each; 0 = as many as help (Linux only), 1 = this one alone
 
 
 @dataclass
