@@ -146,7 +146,11 @@ def _play_once(
     left = len(jobs)
     try:
         while left:
-            job, result = results.get()
+            try:
+                # A Ctrl-C that comes between two instructions, just before the wait, is noticed at its end only.
+                job, result = results.get(timeout=0.5)
+            except queue.Empty:
+                continue
             left -= 1
             if isinstance(result, Episode):
                 keep(job, result)

@@ -22,7 +22,7 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
         waiting: set[Future[str]] = {pool.submit(_run, cell, stop) for cell in cells}
         try:
             while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 failures += [problem for problem in (future.result() for future in done) if problem]
         except KeyboardInterrupt:
             stop.set()
