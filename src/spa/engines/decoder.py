@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spa.models.memory import cache_bytes
+
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
 _SCORES = 2**22  # largest number of attention weights (rows x new tokens x keys) in one call
@@ -68,8 +70,7 @@ class Decoder:
     @property
     def bytes_per_token(self) -> int:
         """Of keys and values of one position of one slot."""
-        config = self.model.config
-        return int(2 * config.num_hidden_layers * self.kv_heads * self.head_dim * self.model.dtype.itemsize)
+        return cache_bytes(self.model.config, self.model.dtype.itemsize)
 
     def refresh(self) -> None:
         """Takes over the weights as they are now."""

@@ -78,6 +78,13 @@ def estimate_training(
     )
 
 
+def cache_bytes(config: Any, itemsize: int) -> int:
+    """Bytes of the keys and values of one token, in numbers of ``itemsize`` bytes."""
+    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * itemsize)
+
+
 def count_parameters(config: Any) -> int:
     """Parameters of the causal model of a config; nothing is allocated."""
     from transformers import AutoModelForCausalLM

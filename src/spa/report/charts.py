@@ -40,7 +40,8 @@ class Chart:
 def arm_colors(arms: Mapping[str, ArmReport]) -> dict[str, str]:
     """A colour for every arm: its own if it is ``#rrggbb``, else the usual one of that name, else the next free one."""
     own = {name: arm.color for name, arm in arms.items() if arm.color and re.fullmatch(r"#[0-9a-fA-F]{6}", arm.color)}
-    return {name: own.get(name, color) for name, color in colors_of(list(arms)).items()}
+    others = colors_of([name for name in arms if name not in own])
+    return {name: own.get(name) or others[name] for name in arms}
 
 
 def colors_of(names: Sequence[str]) -> dict[str, str]:
@@ -98,16 +99,11 @@ def _band(rows: Sequence[MetricsRow], name: str, color: str) -> list[dict[str, A
     return [band | {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}]
 
 
-def _layout(x: str, y: str, share: bool) -> dict[str, Any]:
+def axes(x: str, y: str, share: bool) -> dict[str, Any]:
     axis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if share else "normal"}
     if share:
         axis["tickformat"] = ".0%"
     return {"xaxis": {"title": {"text": x}}, "yaxis": axis}
-
-
-def share_layout(x: str, y: str) -> dict[str, Any]:
-    """Axes of a figure whose values are shares."""
-    return _layout(x, y, True)
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> Figure | None:
@@ -150,7 +146,7 @@ def _by_arm(
         if points:
             data += _band(report.metrics, names[0], colors[arm])
             data.append(line(arm, points, colors[arm], legendgroup=_label(arm)))
-    return {"data": data, "layout": _layout("PPO step", y, share)} if data else None
+    return {"data": data, "layout": axes("PPO step", y, share)} if data else None
 
 
 def _largest_k(arms: Mapping[str, ArmReport]) -> int:
@@ -172,7 +168,7 @@ def _world_model(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Fi
             names = [f"{prefix}world_model/{metric}" for prefix in ("", "val/", "train/")]
             if points := series(report.metrics, *names):
                 data.append(line(f"{arm}: {label}", points, colors[arm], dash=dash))
-    return {"data": data, "layout": _layout("PPO step", "accuracy", True)} if data else None
+    return {"data": data, "layout": axes("PPO step", "accuracy", True)} if data else None
 
 
 def _calibration(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Figure | None:
@@ -182,7 +178,7 @@ def _calibration(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Fi
             data.append(line(arm, points, colors[arm], legendgroup=_label(arm)))
             chance = line(arm, series(report.metrics, "calibration/chance"), colors[arm], dash="dot", mode="lines")
             data.append(chance | {"showlegend": False, "legendgroup": _label(arm)})
-    return {"data": data, "layout": _layout("PPO step", "share", True)} if data else None
+    return {"data": data, "layout": axes("PPO step", "share", True)} if data else None
 
 
 Stages2 = Mapping[str, Sequence[MetricsRow]]
@@ -201,7 +197,7 @@ def _sft(stages: Stages2) -> Figure | None:
         ):
             if points := series(rows, *names):
                 data.append(line(f"{arm}: {name}" if arm else name, points, color, dash=dash))
-    return {"data": data, "layout": _layout("optimizer step", "loss (nats per token)", False)} if data else None
+    return {"data": data, "layout": axes("optimizer step", "loss (nats per token)", False)} if data else None
 
 
 def _sft_world_model(stages: Stages2) -> Figure | None:
@@ -213,7 +209,7 @@ def _sft_world_model(stages: Stages2) -> Figure | None:
             if len(points) > 1:
                 title = f"{arm}: {label}" if arm else label
                 data.append(line(title, points, color, dash=_DASHES[index % len(_DASHES)]))
-    return {"data": data, "layout": _layout("optimizer step", "accuracy", True)} if data else None
+    return {"data": data, "layout": axes("optimizer step", "accuracy", True)} if data else None
 
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")

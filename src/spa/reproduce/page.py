@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from spa.report.charts import Figure, colors_of, line, share_layout
+from spa.report.charts import Figure, axes, colors_of, line
 from spa.report.html import embed_json
 from spa.reproduce.results import ArmNumbers, Curve, Numbers
 from spa.runs.files import atomic_write
@@ -27,7 +27,7 @@ def figures(numbers: Numbers) -> dict[str, tuple[str, Figure]]:
         colors = colors_of(list(arms))
         for key, (title, x, y, curves) in _curves(arms).items():
             data = [line(arm, list(points), colors[arm]) for arm, points in curves.items() if points]
-            layout = share_layout(x, y)
+            layout = axes(x, y, True)
             if x == "k":
                 layout["xaxis"]["type"] = "log"
             if data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spa.evaluate.bootstrap import Interval
 from spa.evaluate.summary import percent
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import ArmNumbers, Numbers
@@ -33,18 +32,14 @@ def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
 
 
 def _row(arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None) -> list[str]:
-    cells = [arm, *(_interval(found.passes.get(k)) for k in shown)]
-    cells += [_interval(found.differences.get(k), sign=True) for k in shown if k in (1, 8)]
+    cells = [arm, *(percent(found.passes.get(k)) for k in shown)]
+    cells += [percent(found.differences.get(k), sign=True) for k in shown if k in (1, 8)]
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
     cells.append(duration(sum(found.seconds.values())) if found.seconds else "-")
     if paper:
         theirs = paper_numbers(paper[0], arm, paper[1])
         cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
     return cells
-
-
-def _interval(interval: Interval | None, sign: bool = False) -> str:
-    return percent(interval, sign=sign)
 
 
 def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:

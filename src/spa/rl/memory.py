@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
-from spa.models.memory import MemoryEstimate, count_parameters, estimate_training, size
+from spa.models.memory import MemoryEstimate, cache_bytes, count_parameters, estimate_training, size
 from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
 from spa.runs.schema import Config
@@ -67,12 +67,9 @@ def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
         states += count_parameters(model) * weights
     turns = cfg.env.max_turns if cfg.agent.window == 0 else cfg.agent.window
     rows = min(cfg.sampling.batch_size, config.groups * config.group_size)
-    heads = getattr(model, "num_key_value_heads", model.num_attention_heads)
-    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    a_token = 2 * model.num_hidden_layers * heads * width * weights
     return PPOMemory(
         states=states,
         gradients=sum(each.gradients for each in networks),
         activations=max(each.activations + each.logits for each in networks),
-        rollout=rows * turns * (PROMPT + cfg.sampling.max_tokens) * a_token,
+        rollout=rows * turns * (PROMPT + cfg.sampling.max_tokens) * cache_bytes(model, weights),
     )
