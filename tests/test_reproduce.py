@@ -11,7 +11,7 @@ import pytest
 from spa.cli import main
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.models.load import load_model
-from spa.reproduce.bases import make_bases
+from spa.reproduce.bases import make_bases, write_arms
 from spa.reproduce.page import figures, write_page
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, to_json, two_way
@@ -222,6 +222,20 @@ def test_a_base_trained_longer_is_made_once_and_is_an_arm(tmp_path: Path) -> Non
     scale.bases = {"broken": ["stepps=1"]}
     with pytest.raises(ValueError, match=r"base broken: .*stepps"):
         make_bases(scale, tmp_path)
+
+
+def test_arms_of_the_scale_alone(tmp_path: Path, capsys) -> None:
+    own = {"far": {"continues": "vanilla", "settings": {"ppo.steps": 9}}}
+    path = scale_file(tmp_path, own_arms=own)
+    (file,) = write_arms(load_scale(path), tmp_path)
+    arm = load_arm(file)
+    assert (arm.name, arm.continues, arm.settings) == ("far", "vanilla", {"ppo.steps": 9})
+    assert main(["reproduce", "--scale", path, "--dry-run"]) == 0
+    assert "arm far: continues=vanilla" in capsys.readouterr().out
+    assert main(["reproduce", "--scale", path, "--dry-run", "--arms", "spa"]) == 0
+    assert "arm far" not in capsys.readouterr().out
+    assert main(["reproduce", "--scale", path, "--arms", "far", "--out", str(tmp_path / "out")]) == 2
+    assert "names it before" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
-    from spa.reproduce.bases import make_bases
+    from spa.reproduce.bases import make_bases, write_arms
     from spa.reproduce.page import write_page
     from spa.reproduce.results import collect_cells, to_json
     from spa.reproduce.scale import cells, load_scale
@@ -42,24 +42,35 @@ def reproduce(
     if worlds:
         names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
         chosen.worlds = {name: chosen.worlds[name] for name in names}
-    chosen.arms = arms.split(",") if arms else chosen.arms
+    if arms:
+        names = arms.split(",")
+        chosen.own_arms = {name: arm for name, arm in chosen.own_arms.items() if name in names}
+        chosen.bases = {name: base for name, base in chosen.bases.items() if name in names}
+        chosen.arms = [name for name in names if name not in chosen.own_arms and name not in chosen.bases]
     if seeds:
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.seeds = [int(seed) for seed in seeds.split(",")]
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
+    chosen.arms = chosen.arms or ["base"]
     runs = cells(chosen, folder, settings or [])
-    configs = [cell.load() for cell in runs]
-    if chosen.bases and not dry_run and not arms:
-        chosen.arms += make_bases(chosen, folder)
+    configs = [cell.load() for cell in runs]  # before anything is written or trained
+    if not dry_run and (chosen.own_arms or chosen.bases):
+        chosen.arms += [*write_arms(chosen, folder), *make_bases(chosen, folder)]
         runs = cells(chosen, folder, settings or [])
+        for cell in runs[: len(chosen.worlds)]:
+            cell.load()
     if dry_run:
         from spa.pipeline import plan
         from spa.runs.arms import arms_of
 
-        print(f"{len(runs)} runs in {folder}, {len(chosen.arms) + len(chosen.bases) + 1} arms each")
+        print(
+            f"{len(runs)} runs in {folder}, {len(chosen.arms) + len(chosen.own_arms) + len(chosen.bases) + 1} arms each"
+        )
         for name, wanted in chosen.bases.items():
             print(f"arm {name}: from the model of spa pretrain {' '.join(wanted)}")
+        for name, arm in chosen.own_arms.items():
+            print(f"arm {name}: {', '.join(f'{key}={value}' for key, value in arm.items())}")
         for cell, cfg in zip(runs[: len(chosen.worlds)], configs, strict=False):
             print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
             print("\n".join(plan(cfg, ["run"], arms_of(cfg))))

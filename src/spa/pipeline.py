@@ -13,6 +13,7 @@ A finished stage leaves ``done.json`` in its folder; with ``resume`` it is not r
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from spa.checks import begin
@@ -28,8 +29,10 @@ from spa.runs.arms import (
     sft_folder,
     source_config,
 )
+from spa.runs.checkpoints import latest_checkpoint
+from spa.runs.files import atomic_write
 from spa.runs.schema import ArmConfig, Config
-from spa.runs.stage import Stage, model_of
+from spa.runs.stage import Stage, model_of, read_done
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "report", "run", "sft"]
 
@@ -124,6 +127,8 @@ def _sft(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None
 
 
 def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
+    if arm.continues:
+        resume = _copy_continued(arm, out, resume=resume)
     stage = Stage(out / "arms" / arm.name / "ppo", f"PPO, arm {arm.name}", resume)
     if stage.finished:
         return
@@ -133,6 +138,30 @@ def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     with stage.metrics(own) as log:
         result = train_ppo(own, arm, start_model(cfg, arm, out), stage.folder, resume=stage.resume, log=log)
     stage.finish(result)
+
+
+def _copy_continued(arm: ArmConfig, out: Path, *, resume: bool) -> bool:
+    """Puts the finished stage 3 of the arm that this one continues where its own is to be; returns whether to resume.
+
+    Raises:
+        ValueError: that arm was not trained in ``out``.
+    """
+    source, folder = out / "arms" / arm.continues / "ppo", out / "arms" / arm.name / "ppo"
+    done = read_done(source)
+    if done is None:
+        raise ValueError(
+            f"arm {arm.name} continues {arm.continues}, which was not trained in {out}: put it before, or run "
+            f"`spa ppo --arm {arm.continues}` first"
+        )
+    if resume and (read_done(folder) or latest_checkpoint(folder)):
+        return True
+    half = folder.with_name("ppo.partial")
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(source, half, ignore=shutil.ignore_patterns("done.json"))
+    atomic_write(half / "seconds.json", str(done["seconds"]))
+    shutil.rmtree(folder, ignore_errors=True)
+    half.rename(folder)
+    return True
 
 
 def _evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool, served: bool = False) -> None:
@@ -177,8 +206,6 @@ def trained_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
 
 def _product(folder: Path, otherwise: str) -> str:
     """The model that a finished stage names in its ``done.json``."""
-    from spa.runs.stage import read_done
-
     done = read_done(folder)
     if done is None:
         raise ValueError(f"{otherwise} (no finished stage in {folder})")

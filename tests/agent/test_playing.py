@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes, write_episodes
+from spa.agent.player import sampling_for
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, overlaps, split_of
@@ -207,3 +208,13 @@ def test_evaluation_worlds_are_distinct_and_running_out_is_said() -> None:
         WorldSource(small, "test", 0, unique=True).take(100)
     worlds = WorldSource(Task(LAKE, AgentConfig()), "test", 0, unique=True).take(60)
     assert len({w.content for w in worlds}) == 60
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "seen"), [("base", 12, 12), ("base", 0, 200), ("base", 900, 200), ("world_model", 12, 200)]
+)
+def test_plain_answers_have_a_limit_of_their_own(prompt: str, limit: int, seen: int) -> None:
+    task = Task(LAKE, AgentConfig(style="terse", prompt=prompt))
+    found = sampling_for(task, SamplingConfig(max_tokens=200, max_tokens_base=limit, temperature=0.7))
+    assert (found.max_tokens, found.temperature) == (seen, 0.7)
+    assert sampling_for(task, SamplingConfig(), 0.0).temperature == 0.0

@@ -28,6 +28,16 @@ def make_task(config: Config, *, state_format: str | None = None, prompt: str | 
     return Task(env, agent, config.sampling.max_tokens)
 
 
+def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None = None) -> SamplingConfig:
+    """How a task is sampled: with the limit of its prompt mode, and another temperature if given."""
+    limit = sampling.max_tokens
+    if task.agent.prompt == "base" and sampling.max_tokens_base:
+        limit = min(limit, sampling.max_tokens_base)
+    return dataclasses.replace(
+        sampling, max_tokens=limit, temperature=sampling.temperature if temperature is None else temperature
+    )
+
+
 @dataclass
 class Player:
     """``model`` is the torch module that training updates; ``engine`` plays with its current weights (vLLM: there is no module)."""
@@ -90,9 +100,7 @@ class Player:
         temperature: float | None = None,
     ) -> list[Episode]:
         """Plays every world ``samples`` times; see ``rollout``."""
-        sampling = self.sampling
-        if temperature is not None:
-            sampling = dataclasses.replace(sampling, temperature=temperature)
+        sampling = sampling_for(task, self.sampling, temperature)
         return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples)
 
 
@@ -118,7 +126,5 @@ class ServedPlayer(Player):
     ) -> list[Episode]:
         """Plays every world ``samples`` times."""
         jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
-        sampling = self.sampling
-        if temperature is not None:
-            sampling = dataclasses.replace(sampling, temperature=temperature)
+        sampling = sampling_for(task, self.sampling, temperature)
         return play_jobs(self.server, task, jobs, sampling, seed=seed)

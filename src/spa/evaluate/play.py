@@ -9,7 +9,7 @@ from typing import Any
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.kept import KeptEpisodes
-from spa.agent.player import Player, ServedPlayer, make_task
+from spa.agent.player import Player, ServedPlayer, make_task, sampling_for
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.evaluate.probe import measure_episodes
@@ -110,7 +110,7 @@ def _play_served(
             bar.advance(1, success=kept.success)
 
         left = [job for job in jobs if (job.group, job.member) not in kept]
-        played = play_jobs(player.server, task, left, player.sampling, seed=seed, on_done=finished)
+        played = play_jobs(player.server, task, left, sampling_for(task, player.sampling), seed=seed, on_done=finished)
         kept.add(played, write=False)  # what failed is tried again by a resumed run
         bar.advance(len(jobs) - bar.done)
     return kept.in_order()

@@ -27,6 +27,7 @@ class Scale:
     arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     settings: list[str] = field(default_factory=list)  # of every run
+    own_arms: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> what its arm file would hold
     bases: dict[str, list[str]] = field(
         default_factory=dict
     )  # arm -> settings of a `spa pretrain` whose model it starts from

@@ -26,19 +26,27 @@ def arms_of(cfg: Config) -> list[ArmConfig]:
     """
     arms = [load_arm(name) for name in dict.fromkeys(["base", *cfg.arms])]
     check_arms(cfg, arms)
+    before: set[str] = set()
+    for arm in arms:
+        if arm.continues and arm.continues not in before:
+            raise ValueError(f"arm {arm.name} continues {arm.continues}: it needs that arms=[...] names it before")
+        before.add(arm.name)
     return arms
 
 
 def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
     """Raises ValueError as ``arms_of``."""
     names: set[str] = set()
+    earlier: dict[str, ArmConfig] = {}
     sources: dict[str, tuple[str, Config]] = {}
     for arm in arms:
         if arm.name in names:
             raise ValueError(f"two arms are named {arm.name!r}")
         names.add(arm.name)
         stage_3, source = arm_config(cfg, arm), source_config(cfg, arm)
-        del stage_3  # made to be checked
+        if arm.continues in earlier:
+            _check_continues(cfg, arm, stage_3, earlier[arm.continues])
+        earlier[arm.name] = arm
         if not arm.sft:
             continue
         key = selfplay_name(arm)
@@ -49,6 +57,22 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
                 f"arms {other} and {arm.name} share the self-play data {key or 'of the run'!r} but not its settings "
                 f"({', '.join(changed)}); give one of them another `selfplay` name"
             )
+
+
+def _check_continues(cfg: Config, arm: ArmConfig, own: Config, other: ArmConfig) -> None:
+    before = arm_config(cfg, other)
+    changed = [name for name in differences(before, own) if name != "ppo.steps"]
+    changed += [
+        name
+        for name in ("state_format", "sft", "rl", "source", "selfplay")
+        if getattr(arm, name) != getattr(other, name)
+    ]
+    if changed:
+        raise ValueError(
+            f"arm {arm.name} continues {other.name} and can differ from it in ppo.steps alone, not in {', '.join(changed)}"
+        )
+    if own.ppo.steps <= before.ppo.steps:
+        raise ValueError(f"arm {arm.name} continues {other.name} and needs more than its {before.ppo.steps} ppo.steps")
 
 
 def arm_config(cfg: Config, arm: ArmConfig) -> Config:

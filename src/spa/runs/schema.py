@@ -58,6 +58,7 @@ class SamplingConfig:
     top_p: float = 1.0
     top_k: int = 0  # 0 = off
     max_tokens: int = 400  # per turn
+    max_tokens_base: int = 0  # the same for agent.prompt=base, whose answers hold no states; 0 = max_tokens
     stop: list[str] = field(default_factory=list)  # a response ends once it contains one of these, e.g. </answer>
     batch_size: int = 256  # episodes decoded at once
     processes: int = 0  # that play on a CPU, with one thread each; 0 = as many as help (Linux only), 1 = this one alone
@@ -288,6 +289,7 @@ class ArmConfig:
     settings: dict[str, Any] = field(default_factory=dict)  # of all stages of this arm, over the run's
     source: dict[str, Any] = field(default_factory=dict)  # of its stages 1 and 2 alone; `env: NAME` plays another world
     selfplay: str = ""  # name of a stage 1 of its own: folder selfplay-NAME; arms with one name share it
+    continues: str = ""  # an arm like this one but for fewer ppo.steps: its stage 3 is gone on with, not done again
 
 
 @dataclass

@@ -70,6 +70,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "sampling.top_p": (0, 1),
     "sampling.top_k": (0, _INFINITY),
     "sampling.max_tokens": (1, _INFINITY),
+    "sampling.max_tokens_base": (0, _INFINITY),
     "sampling.batch_size": (1, _INFINITY),
     "sampling.processes": (0, _INFINITY),
     "engine.concurrency": (1, _INFINITY),
@@ -259,7 +260,7 @@ def _validate_ppo(cfg: Config) -> None:
 def validate_arm(arm: ArmConfig) -> None:
     """Checks one arm's settings; ValueError as in ``validate``."""
     choose(f"state_format of arm {arm.name}", arm.state_format, CHOICES["env.state_format"])
-    for label, name in (("name", arm.name), ("selfplay", arm.selfplay)):
+    for label, name in (("name", arm.name), ("selfplay", arm.selfplay), ("continues", arm.continues)):
         if not re.fullmatch(r"[\w.-]*", name) or name.startswith(".") or (label == "name" and not name):
             raise ValueError(f"{label} of an arm names a folder: letters, digits, _, - and . only, not {name!r}")
 

@@ -1,0 +1,69 @@
+"""An arm that goes on where another stopped is the longer training, without doing its beginning again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spa.cli import main
+from tests.test_pipeline import SMALL, snapshot
+
+
+def spa(*argv: str) -> int:
+    return main([*argv, "--quiet"])
+
+
+def arm_file(folder: Path, name: str, text: str) -> str:
+    path = folder / f"{name}.yaml"
+    path.write_text(f"name: {name}\nsft: false\nrl: true\n{text}\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("arms")
+    settings = "settings: {ppo.steps: 4, ppo.save_every: 1}"
+    short = arm_file(folder, "short", "settings: {ppo.steps: 2, ppo.save_every: 1}")
+    arm_file(folder, "whole", settings)
+    return short, arm_file(folder, "longer", f"continues: short\n{settings}")
+
+
+def test_it_is_the_same_as_training_so_long_at_once(files: tuple[str, str], tmp_path: Path) -> None:
+    short, longer = files
+    out = tmp_path / "out"
+    whole = str(Path(longer).with_name("whole.yaml"))
+    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, f"arms=[{short},{longer},{whole}]") == 0
+    arms = out / "arms"
+    models = [
+        (arms / n / "ppo" / "checkpoints" / "global_step_4" / "model.safetensors").read_bytes()
+        for n in ("longer", "whole")
+    ]
+    assert models[0] == models[1]
+    assert snapshot(arms / "longer")["ppo/metrics.jsonl"] == snapshot(arms / "whole")["ppo/metrics.jsonl"]
+    lines = {n: (arms / n / "ppo" / "metrics.jsonl").read_text().splitlines() for n in ("short", "longer")}
+    assert lines["longer"][: len(lines["short"])] == lines["short"], "with their times: it was not done again"
+    seconds = {n: json.loads((arms / n / "ppo" / "done.json").read_text())["seconds"] for n in ("short", "longer")}
+    assert seconds["longer"] > seconds["short"], "its time is that of the whole training"
+    assert not (arms / "short" / "ppo" / "checkpoints" / "global_step_4").exists()
+
+
+def test_mistakes_are_named(files: tuple[str, str], tmp_path: Path, capsys) -> None:
+    short, longer = files
+
+    def fails(*argv: str) -> str:
+        assert main([*argv]) == 2
+        return capsys.readouterr().err
+
+    out = ["--out", str(tmp_path / "out")]
+    other = arm_file(
+        tmp_path, "other", "continues: short\nstate_format: coordinates\nsettings: {ppo.steps: 4, ppo.lam: 0.5}"
+    )
+    assert "state_format" in (printed := fails("run", "frozen_lake", f"arms=[{short},{other}]", *out))
+    assert "ppo.lam" in printed
+    same = arm_file(tmp_path, "same", "continues: short\nsettings: {ppo.steps: 2, ppo.save_every: 1}")
+    assert "more than its 2 ppo.steps" in fails("run", "frozen_lake", f"arms=[{short},{same}]", *out)
+    assert "arms=[...] names it before" in fails("run", "frozen_lake", f"arms=[{longer},{short}]", *out)
+    assert "spa ppo --arm short" in fails("ppo", "frozen_lake", "--arm", longer, *out)
+    assert not (tmp_path / "out" / "arms").exists()
