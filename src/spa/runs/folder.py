@@ -18,6 +18,7 @@ from spa.runs.schema import Config
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
 # A run may be resumed with other values of these: they do not change what is computed.
 _FREE = (
+    "arms",  # more of them may be compared; each is what it is by itself
     "report.",
     "model.device",
     "model.threads",
