@@ -18,13 +18,14 @@ from spa.runs.arms import (
 from spa.runs.config import arm_names, differences, load_arm, load_config
 from spa.runs.schema import ArmConfig
 
+TRANSFERS = ("easy_to_hard", "cross_complexity", "cross_world")
 OUT = Path("run")
 # arm -> the settings it changes for stages 1 and 2 of a sokoban run, and whether its self-play is its own
 ABLATIONS = {
     "self_belief": ({"selfplay.states": "belief"}, True),
     "masked": ({"sft.loss": "masked"}, False),
     "shuffled": ({"selfplay.states": "shuffled"}, True),
-    "imitation": ({"selfplay.prompt": "base", "selfplay.filter": False}, True),
+    "imitation": ({"selfplay.prompt": "base", "selfplay.filter": False, "agent.prompt_after_sft": "base"}, True),
     "no_coordinates": ({"selfplay.state_format": "grid"}, True),
     "random_coordinates": ({"selfplay.state_format": "random_coordinates"}, True),
     "random_policy": ({"selfplay.policy": "random"}, True),
@@ -92,6 +93,18 @@ def test_arms_share_the_runs_stages_unless_they_change_them() -> None:
     later = ArmConfig("fast", sft=True, settings={"ppo.actor_lr": 1e-3})
     assert (sft_folder(OUT, later), selfplay_folder(OUT, later)) == (OUT / "sft", OUT / "selfplay")
     assert arm_config(load_config("sokoban"), later).ppo.actor_lr == 1e-3
+
+
+def test_the_prompt_after_sft_is_that_of_arms_with_a_world_model() -> None:
+    cfg = load_config("sokoban", ["agent.prompt_after_sft=world_model"])
+    prompts = {name: arm_config(cfg, load_arm(name)).agent.prompt for name in arm_names() if name not in TRANSFERS}
+    told = {name for name, prompt in prompts.items() if prompt == "world_model"}
+    assert {"spa", "sft", "masked", "self_belief", "shuffled", "vagen"} <= told
+    assert not told & {"base", "vanilla", "se", "imitation"}
+    assert arm_config(load_config("sokoban"), load_arm("spa")).agent.prompt == "base"
+    assert sft_folder(OUT, load_arm("spa")) == OUT / "sft"
+    with pytest.raises(ValueError, match=r"agent\.prompt_after_sft must be one of same, base, world_model"):
+        load_config("sokoban", ["agent.prompt_after_sft=plain"])
 
 
 def test_an_arm_that_repeats_the_run_is_noticed() -> None:

@@ -98,7 +98,7 @@ class Corpus:
 
 def _told(state: str, actions: str, following: str) -> str:
     return (
-        f"<think><observation>{state}</observation>{actions}<prediction>{following}</prediction></think>"
+        f"<think><observation>{state}</observation><prediction>{following}</prediction></think>"
         f"<answer>{actions}</answer>"
     )
 

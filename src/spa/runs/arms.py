@@ -81,7 +81,10 @@ def arm_config(cfg: Config, arm: ArmConfig) -> Config:
     Raises:
         ValueError: a setting that does not exist or cannot have this value (the message names the arm).
     """
-    return _apply(cfg, arm, arm.settings)
+    own = _apply(cfg, arm, arm.settings)
+    if arm.sft and own.agent.prompt_after_sft != "same":
+        own.agent.prompt = own.agent.prompt_after_sft
+    return own
 
 
 def source_config(cfg: Config, arm: ArmConfig | None) -> Config:

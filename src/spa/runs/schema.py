@@ -35,6 +35,9 @@ class AgentConfig:
 
     style: str = "paper"  # paper (the original's wording) | terse (state, format tags, actions left)
     prompt: str = "base"  # base | world_model: whether stage 3 and evaluation ask for observation and prediction
+    prompt_after_sft: str = (
+        "same"  # the same for arms that start from stage 2: base | world_model | same (as agent.prompt)
+    )
     think: bool = True  # force `<think>` at the start of a response; False forces `<answer>`
     action_sep: str = "||"
     window: int = 0  # turns of history the model sees; 0 = all (one token sequence an episode)

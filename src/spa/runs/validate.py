@@ -19,6 +19,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "env.disjoint": ("content", "seed"),
     "agent.style": ("paper", "terse"),
     "agent.prompt": ("base", "world_model"),
+    "agent.prompt_after_sft": ("same", "base", "world_model"),
     "model.dtype": ("float32", "bfloat16"),
     "engine.kind": ("transformers", "vllm", "openai"),
     "selfplay.state_format": ("grid", "coordinates", "random_coordinates"),
