@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ COLUMNS = {
 }
 
 
-def measure(path: str, worlds: Sequence[str], num_worlds: int = 64) -> list[dict[str, Any]]:
+def measure(path: str, worlds: Mapping[str, float], num_worlds: int = 64) -> list[dict[str, Any]]:
     """Plays ``num_worlds`` test worlds 8 times each, per world, prompt mode and state format.
 
     Returns one record per combination with ``world``, ``prompt``, ``states`` and the keys of ``COLUMNS`` as shares in
@@ -81,10 +81,9 @@ A Llama architecture with {parameters:,} parameters and a byte-level tokenizer i
 name and a tag are single tokens. It exists so that the whole recipe runs on a laptop CPU; it knows no English.
 
 **Made by** `spa pretrain` with {changed or "the default settings"}, from a synthetic corpus of single exchanges: the
-answer format of both prompt modes, copying a state, reading coordinates, random valid actions. Of the worlds below it holds **no
-dynamics and no solutions**: their boards are random placements, actions are blind to the board, and the "prediction" is
-another random board. What follows from an action is told of made-up sister worlds alone, which have other symbols and other
-rules: someone walks on a grid with walls, somebody writes digits on a board (`spa/models/sisters.py`).
+answer format of both prompt modes, copying a state, reading coordinates, random valid actions. The corpus holds **no dynamics
+and no solutions**: its boards are random placements, its actions are blind to the board, and the "prediction" of a
+document is another random board.
 
 **Measured** {measured} (percent; EM = exact match of what was
 written with the true state; `spa pretrain` prints this table again):

@@ -1,9 +1,8 @@
-"""The synthetic corpus of the built-in model: format, copying, coordinate reading, random valid actions, sister worlds.
+"""The synthetic corpus of the built-in model: format, copying, coordinate reading and random valid actions.
 
-It holds **no dynamics of any world of the package and no solutions**. Their boards are random placements (no generator of
-a world, no step of one is ever called), actions are drawn uniformly and independently of the board (in Sudoku: for a random
-empty cell, with a random digit), and the "prediction" of such a document is another random board that has nothing to do with
-the first. What follows from what is told of made-up worlds alone (``spa.models.sisters``).
+It holds **no dynamics and no solutions**. Boards are random placements (no generator of a world, no step of one is ever
+called), actions are drawn uniformly and independently of the board (in Sudoku: for a random empty cell, with a
+random digit), and the "prediction" of a document is another random board that has nothing to do with the first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from spa.agent.task import Task
 from spa.envs import TextEnv
 from spa.envs.sudoku import Sudoku
-from spa.models.sisters import Sisters
 from spa.runs.schema import AgentConfig, EnvConfig
 
 WORLDS: dict[str, EnvConfig] = {
@@ -25,8 +23,6 @@ WORLDS: dict[str, EnvConfig] = {
     "frozen_lake": EnvConfig(id="frozen_lake", tag="FrozenLake", settings={"size": 4}),
     "sudoku": EnvConfig(id="sudoku", tag="Sudoku", settings={"board_size": 4}, max_actions=50),
 }
-SISTERS = "sisters"  # in a mixture beside the names of WORLDS
-LAKES = {4: 0.4, 5: 0.3, 6: 0.3}  # sizes with their shares
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Corpus:
     """An endless, seeded stream of documents.
 
     Args:
-        worlds: names out of ``WORLDS``, and ``SISTERS``, with their weights.
+        worlds: names out of ``WORLDS`` with their weights.
     """
 
     def __init__(self, rng: np.random.Generator, worlds: Sequence[tuple[str, float]]) -> None:
@@ -50,15 +46,13 @@ class Corpus:
         self.names = [name for name, _ in worlds]
         weights = np.array([weight for _, weight in worlds], dtype=float)
         self.weights = weights / weights.sum()
-        self.sisters = Sisters()
-        self._tasks: dict[tuple[str, str, str, int], tuple[Task, TextEnv]] = {}
+        self._tasks: dict[tuple[str, str, str], tuple[Task, TextEnv]] = {}
 
-    def _task(self, name: str, mode: str, state_format: str, size: int = 0) -> tuple[Task, TextEnv]:
-        key = (name, mode, state_format, size)
+    def _task(self, name: str, mode: str, state_format: str) -> tuple[Task, TextEnv]:
+        key = (name, mode, state_format)
         if key not in self._tasks:
             base = WORLDS[name]
-            settings = {**base.settings, "size": size} if size else base.settings
-            env = EnvConfig(**{**vars(base), "state_format": state_format, "settings": settings})
+            env = EnvConfig(**{**vars(base), "state_format": state_format})
             task = Task(env, AgentConfig(style="terse", prompt=mode, window=1))
             self._tasks[key] = task, task.make_env()
         return self._tasks[key]
@@ -67,40 +61,22 @@ class Corpus:
         """The next document."""
         rng = self.rng
         name = str(rng.choice(self.names, p=self.weights))
-        if name == SISTERS:
-            return self._sister()
         mode = str(rng.choice(["base", "world_model"]))
         state_format = str(rng.choice(["grid", "coordinates"]))
-        size = int(rng.choice(list(LAKES), p=list(LAKES.values()))) if name == "frozen_lake" else 0
-        task, env = self._task(name, mode, state_format, size)
-        board = random_board(name, rng, size or 4)
+        task, env = self._task(name, mode, state_format)
+        board = random_board(name, rng)
         state = render(env, board)
         left = int(rng.integers(1, task.env.max_actions + 1))
         actions = " || ".join(random_actions(name, board, env, rng))
         user = task.turn_text(1, state, left)
         if mode == "base":
             return Document(user, f"<think></think><answer>{actions}</answer>")
-        other = render(env, random_board(name, rng, size or 4))
-        return Document(user, _told(state, actions, other), other)
-
-    def _sister(self) -> Document:
-        rng = self.rng
-        world = self.sisters.pick(rng)
-        mode = "base" if rng.random() < 0.15 else "world_model"
-        exchange = world.exchange(rng, bool(rng.random() < world.told))
-        actions = " || ".join(exchange.actions)
-        task, _ = self._task("sokoban", mode, "grid")
-        user = task.turn_text(1, exchange.state, int(rng.integers(1, world.most_left + 1)))
-        if mode == "base":
-            return Document(user, f"<think></think><answer>{actions}</answer>")
-        return Document(user, _told(exchange.state, actions, exchange.following))
-
-
-def _told(state: str, actions: str, following: str) -> str:
-    return (
-        f"<think><observation>{state}</observation><prediction>{following}</prediction></think>"
-        f"<answer>{actions}</answer>"
-    )
+        other = render(env, random_board(name, rng))
+        response = (
+            f"<think><observation>{state}</observation>{actions}<prediction>{other}</prediction></think>"
+            f"<answer>{actions}</answer>"
+        )
+        return Document(user, response, other)
 
 
 def render(env: TextEnv, board: str) -> str:
@@ -112,12 +88,12 @@ def render(env: TextEnv, board: str) -> str:
     return state
 
 
-def random_board(name: str, rng: np.random.Generator, size: int = 4) -> str:
-    """A random placement of a world's symbols; neither solvable nor reachable in general. ``size`` is that of a lake."""
+def random_board(name: str, rng: np.random.Generator) -> str:
+    """A random placement of a world's symbols; neither solvable nor reachable in general."""
     if name == "sokoban":
         return _sokoban_board(rng)
     if name == "frozen_lake":
-        return _lake_board(rng, size)
+        return _lake_board(rng)
     digits = rng.integers(1, 5, size=16)
     blank = rng.permutation(16) < rng.integers(1, 12)
     cells = ["." if b else str(d) for b, d in zip(blank, digits, strict=True)]
@@ -175,5 +151,4 @@ def tokenizer_texts(corpus: Corpus, documents: int) -> list[str]:
         document = corpus.document()
         texts.append(f"<|im_start|>user\n{document.user}<|im_end|>\n<|im_start|>assistant\n{document.response}")
     pairs = [f"({r},{c})" for r in range(10) for c in range(10)]
-    pairs += [f"{r},{c},{digit}" for r in range(1, 5) for c in range(1, 5) for digit in range(1, 5)]
     return [*texts, *(pairs * 20), *(["system\nuser\nassistant\n"] * 20), *(["Reward:\nTurn State"] * 20)]

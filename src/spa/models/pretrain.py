@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spa.models.corpus import SISTERS, WORLDS, Corpus, Document, tokenizer_texts
+from spa.models.corpus import WORLDS, Corpus, Document, tokenizer_texts
 from spa.models.tiny import TinySize, build_model, build_tokenizer
 from spa.runs.progress import progress
 from spa.runs.schema import ModelConfig
@@ -23,16 +23,14 @@ class PretrainConfig:
     ``start`` is a model to go on from, ``builtin:tiny`` or a folder; its size and tokenizer stay, whatever is said here.
     """
 
-    worlds: dict[str, float] = field(
-        default_factory=lambda: {"sokoban": 0.25, "frozen_lake": 0.2, "sudoku": 0.25, "sisters": 0.3}
-    )
-    steps: int = 3000
+    worlds: dict[str, float] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
+    steps: int = 2500
     batch_documents: int = 64
     lr: float = 2e-3
     warmup_steps: int = 100
     weight_decay: float = 0.01
     unrelated_weight: float = 0.1  # loss weight of the predictions' bodies, which are random
-    vocab_size: int = 640
+    vocab_size: int = 512
     hidden_size: int = 128
     num_layers: int = 2
     num_heads: int = 4
@@ -74,8 +72,8 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
     from spa.models.optim import adamw, lr_factor, set_lr
 
     for name in config.worlds:
-        if name not in (*WORLDS, SISTERS):
-            raise ValueError(unknown("world of the corpus", name, [*WORLDS, SISTERS]))
+        if name not in WORLDS:
+            raise ValueError(unknown("world of the corpus", name, list(WORLDS)))
     if not any(weight > 0 for weight in config.worlds.values()):
         raise ValueError("pretraining needs at least one world with a positive weight, as in worlds.sokoban=1")
     if config.threads:
@@ -143,8 +141,7 @@ def write_measured_card(config: PretrainConfig, out: Path, parameters: int) -> N
 
     from spa.models.abilities import measure, table, write_card
 
-    worlds = [name for name, weight in config.worlds.items() if weight > 0 and name in WORLDS]
-    records = measure(str(out), worlds) if config.measure else []
+    records = measure(str(out), {name: w for name, w in config.worlds.items() if w > 0}) if config.measure else []
     changed = {key: value for key, value in asdict(config).items() if value != getattr(PretrainConfig(), key)}
     changed = {key: value for key, value in changed.items() if key not in ("measure", "threads", "log_every")}
     write_card(out, changed, parameters, records)

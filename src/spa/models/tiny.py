@@ -20,11 +20,10 @@ CHAT_TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = tuple(f"<{slash}{tag}>" for tag in ("think", "observation", "prediction", "answer") for slash in ("", "/"))
 
-# What may become one token, in order of preference: a coordinate pair; a cell and its digit; an action separator; a phrase of words
-# (with symbols in parentheses) up to its opening parenthesis; a single cell, digit or mark with the space after it.
+# What may become one token, in order of preference: a coordinate pair; an action separator; a phrase of words (with
+# symbols in parentheses) up to its opening parenthesis; a single cell, digit or mark with the space after it.
 PIECES = (
     r"\(\d,\d\)"
-    r"|\d,\d,\d"
     r"| \|\| "
     r"|[;,.]? ?[A-Z]?[a-z]+(?: [a-z]+| \(\S\))*(?: (?=\())?"
     r"|\d,"
@@ -48,7 +47,7 @@ class TinySize:
     init_std: float = 0.06  # the usual .02 does not learn to copy in a short training
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 640) -> Any:
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:
     """A byte-level BPE tokenizer, with a ChatML template, trained on ``texts``; deterministic."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
