@@ -15,7 +15,7 @@ from spa.reproduce.bases import make_bases, write_arms
 from spa.reproduce.page import figures, write_page
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, to_json, two_way
-from spa.reproduce.scale import Cell, cells, load_scale, scale_names
+from spa.reproduce.scale import Cell, arm_file, cells, load_scale, scale_names
 from spa.reproduce.table import table
 from spa.runs.config import load_arm
 from spa.runs.schema import ModelConfig
@@ -89,12 +89,12 @@ def finished(tmp_path: Path) -> list[Cell]:
         for stage, seconds in (("selfplay", 10), ("sft", 20)):
             (folder / stage).mkdir()
             (folder / stage / "done.json").write_text(json.dumps({"seconds": seconds}))
-        runs.append(Cell("lake", seed, "frozen_lake", (), folder))
+        runs.append(Cell("lake", seed, "frozen_lake", (), folder, ("vanilla", "spa", "se")))
     return runs
 
 
 def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
-    arms = collect_cells(finished, ["vanilla", "spa", "se"])["lake"]
+    arms = collect_cells(finished)["lake"]
     assert list(arms) == ["base", "vanilla", "spa"], "se is not finished"
     spa = arms["spa"]
     assert spa.seeds == [0, 1]
@@ -114,7 +114,7 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
 
 def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cell]) -> None:
     (finished[1].folder / "arms" / "vanilla" / "eval" / "result.json").unlink()
-    arms = collect_cells(finished, ["vanilla", "spa"])["lake"]
+    arms = collect_cells(finished)["lake"]
     assert arms["spa"].seeds == [0, 1]
     assert list(arms["spa"].difference_by_seed) == [0]
     assert arms["spa"].differences[1].mean == pytest.approx(2 / 8 * 11 / 12)
@@ -123,7 +123,7 @@ def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cel
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     scale = load_scale("minutes")
     scale.worlds["frozen_lake <b>"] = scale.worlds.pop("frozen_lake")
-    numbers = {"frozen_lake <b>": collect_cells(finished, ["vanilla", "spa"])["lake"]}
+    numbers = {"frozen_lake <b>": collect_cells(finished)["lake"]}
     text = table(scale, numbers)
     line = next(line for line in text.splitlines() if line.startswith("| spa"))
     cells_of_line = [cell.strip() for cell in line.strip("|").split("|")]
@@ -207,35 +207,67 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
 
 def test_a_base_trained_longer_is_made_once_and_is_an_arm(tmp_path: Path) -> None:
     settings = ["start=builtin:tiny", "steps=1", "batch_documents=2", "threads=1"]
-    scale = load_scale(scale_file(tmp_path, bases={"longer": settings}))
-    (path,) = make_bases(scale, tmp_path)
+    scale = load_scale(scale_file(tmp_path, bases={"longer": settings}, arms=["vanilla", "longer"]))
+    make_bases(scale, tmp_path)
+    path = str(arm_file(scale, "lake", "longer", tmp_path))
+    assert path in cells(scale, tmp_path)[0].arms
     weights = tmp_path / "bases" / "longer" / "model.safetensors"
     arm, before = load_arm(path), weights.stat().st_mtime_ns
     assert (arm.name, arm.sft, arm.rl) == ("longer", False, True)
     assert Path(arm.settings["ppo.start"]) == weights.parent.resolve()
-    assert make_bases(scale, tmp_path) == [path]
+    make_bases(scale, tmp_path)
     assert weights.stat().st_mtime_ns == before
     changed = load_model(ModelConfig(path=str(weights.parent), device="cpu")).state_dict()
     for name, tensor in load_model(ModelConfig(device="cpu")).state_dict().items():
         assert changed[name].shape == tensor.shape
         assert (changed[name] - tensor).abs().max() < 0.01, "it goes on from the built-in model"
-    scale.bases = {"broken": ["stepps=1"]}
+    scale.bases, scale.arms = {"broken": ["stepps=1"]}, ["broken"]
     with pytest.raises(ValueError, match=r"base broken: .*stepps"):
         make_bases(scale, tmp_path)
 
 
 def test_arms_of_the_scale_alone(tmp_path: Path, capsys) -> None:
-    own = {"far": {"continues": "vanilla", "settings": {"ppo.steps": 9}}}
-    path = scale_file(tmp_path, own_arms=own)
-    (file,) = write_arms(load_scale(path), tmp_path)
-    arm = load_arm(file)
-    assert (arm.name, arm.continues, arm.settings) == ("far", "vanilla", {"ppo.steps": 9})
+    far = {"continues": "vanilla", "settings": {"ppo.steps": 9}}
+    room = {
+        "config": "sokoban",
+        "arms": ["vanilla", "far"],
+        "own_arms": {"far": {**far, "settings": {"ppo.steps": 12}}},
+    }
+    path = scale_file(tmp_path, own_arms={"far": far}, worlds={"lake": {"config": "frozen_lake"}, "room": room})
+    scale = load_scale(path)
+    write_arms(scale, tmp_path)
+    found = {name: load_arm(str(arm_file(scale, name, "far", tmp_path))) for name in ("lake", "room")}
+    assert [(a.name, a.continues, a.settings["ppo.steps"]) for a in found.values()] == [
+        ("far", "vanilla", 9),
+        ("far", "vanilla", 12),
+    ]
+    by_world = {cell.world: cell.arms for cell in cells(scale, tmp_path)}
+    assert by_world["lake"] == ("vanilla", "spa"), "only where it is among the arms"
+    assert by_world["room"] == ("vanilla", str(arm_file(scale, "room", "far", tmp_path)))
     assert main(["reproduce", "--scale", path, "--dry-run"]) == 0
-    assert "arm far: continues=vanilla" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "room, arm far: continues=vanilla" in printed
+    assert "lake, arm far" not in printed
     assert main(["reproduce", "--scale", path, "--dry-run", "--arms", "spa"]) == 0
     assert "arm far" not in capsys.readouterr().out
     assert main(["reproduce", "--scale", path, "--arms", "far", "--out", str(tmp_path / "out")]) == 2
     assert "names it before" in capsys.readouterr().err
+
+
+def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> None:
+    arms = collect_cells(finished, versus=["spa", "nobody"])["lake"]
+    assert set(arms["vanilla"].versus) == {"spa"}
+    assert arms["vanilla"].versus["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
+    assert arms["spa"].versus == {}
+    scale = load_scale(scale_file(tmp_path, versus=["spa"]))
+    text = table(scale, {"lake": arms})
+    header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|"))
+    column = [cell.strip() for cell in header].index("Pass@1 - spa")
+    assert {row[0].strip(): row[column].strip().split(" [")[0] for row in rows} == {
+        "base": "-40.1",
+        "vanilla": "-22.9",
+        "spa": "-",
+    }
 
 
 @pytest.mark.slow

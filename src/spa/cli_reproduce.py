@@ -43,34 +43,34 @@ def reproduce(
         names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
         chosen.worlds = {name: chosen.worlds[name] for name in names}
     if arms:
-        names = arms.split(",")
-        chosen.own_arms = {name: arm for name, arm in chosen.own_arms.items() if name in names}
-        chosen.bases = {name: base for name, base in chosen.bases.items() if name in names}
-        chosen.arms = [name for name in names if name not in chosen.own_arms and name not in chosen.bases]
+        chosen.arms = arms.split(",")
+        chosen.worlds = {name: {k: v for k, v in w.items() if k != "arms"} for name, w in chosen.worlds.items()}
     if seeds:
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.seeds = [int(seed) for seed in seeds.split(",")]
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
-    chosen.arms = chosen.arms or ["base"]
-    runs = cells(chosen, folder, settings or [])
-    configs = [cell.load() for cell in runs]  # before anything is written or trained
-    if not dry_run and (chosen.own_arms or chosen.bases):
-        chosen.arms += [*write_arms(chosen, folder), *make_bases(chosen, folder)]
-        runs = cells(chosen, folder, settings or [])
+    configs = [
+        cell.load() for cell in cells(chosen, folder, settings or [], packaged=True)
+    ]  # before anything is written
+    if not dry_run:
+        write_arms(chosen, folder)
+        make_bases(chosen, folder)
+    runs = cells(chosen, folder, settings or [], packaged=dry_run)
+    if not dry_run:
         for cell in runs[: len(chosen.worlds)]:
             cell.load()
     if dry_run:
         from spa.pipeline import plan
         from spa.runs.arms import arms_of
 
-        print(
-            f"{len(runs)} runs in {folder}, {len(chosen.arms) + len(chosen.own_arms) + len(chosen.bases) + 1} arms each"
-        )
-        for name, wanted in chosen.bases.items():
-            print(f"arm {name}: from the model of spa pretrain {' '.join(wanted)}")
-        for name, arm in chosen.own_arms.items():
-            print(f"arm {name}: {', '.join(f'{key}={value}' for key, value in arm.items())}")
+        print(f"{len(runs)} runs in {folder}")
+        for name in chosen.worlds:
+            for arm in chosen.arms_of(name):
+                if arm in (own := chosen.own_arms_of(name)):
+                    print(f"{name}, arm {arm}: {', '.join(f'{key}={value}' for key, value in own[arm].items())}")
+                elif arm in chosen.bases:
+                    print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
         for cell, cfg in zip(runs[: len(chosen.worlds)], configs, strict=False):
             print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
             print("\n".join(plan(cfg, ["run"], arms_of(cfg))))
@@ -78,7 +78,7 @@ def reproduce(
     failures: list[str] = []
     if not only_table:
         failures = run_cells(runs, parallel or max(1, (os.cpu_count() or 1) // chosen.threads))
-    numbers = collect_cells(runs, chosen.arms)
+    numbers = collect_cells(runs, versus=chosen.versus)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
     text = table(chosen, numbers)

@@ -9,36 +9,36 @@ from pathlib import Path
 
 import yaml
 
-from spa.reproduce.scale import Scale
+from spa.reproduce.scale import Scale, arm_file
 from spa.runs.config import load_arm
 from spa.runs.files import atomic_write
 from spa.runs.progress import note
 
 
-def write_arms(scale: Scale, out: Path) -> list[str]:
-    """Writes the arms that only this scale has to ``out/arms``; returns their files.
+def write_arms(scale: Scale, out: Path) -> None:
+    """Writes the arms that only this scale has to ``out/arms/WORLD``.
 
     Raises:
         ValueError: an arm with an unknown key, or one that cannot be.
     """
-    files = []
-    for name, arm in scale.own_arms.items():
-        path = (out / "arms" / f"{name}.yaml").resolve()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, yaml.safe_dump({"name": name, **arm}))
-        load_arm(str(path))
-        files.append(str(path))
-    return files
+    for world in scale.worlds:
+        for name, arm in scale.own_arms_of(world).items():
+            path = arm_file(scale, world, name, out)
+            assert path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, yaml.safe_dump({"name": name, **arm}))
+            load_arm(str(path))
 
 
-def make_bases(scale: Scale, out: Path) -> list[str]:
-    """Pretrains what is not there yet in ``out/bases``; returns the files of the arms that start from it.
+def make_bases(scale: Scale, out: Path) -> None:
+    """Pretrains what is not there yet in ``out/bases``, and writes the files of the arms that start from it.
 
     Raises:
         ValueError: a pretraining failed; the message is its last line.
     """
-    arms = []
     for name, settings in scale.bases.items():
+        if not any(name in scale.arms_of(world) for world in scale.worlds):
+            continue
         folder = (out / "bases" / name).resolve()
         if not (folder / "config.json").is_file():
             note(f"pretraining {name} ({folder})")
@@ -67,5 +67,3 @@ def make_bases(scale: Scale, out: Path) -> list[str]:
             "settings": {"ppo.start": str(folder)},
         }
         atomic_write(folder.with_suffix(".yaml"), yaml.safe_dump(arm))
-        arms.append(str(folder.with_suffix(".yaml")))
-    return arms

@@ -31,7 +31,8 @@ Tables = Mapping[int, Passes]  # seed -> that
 class ArmNumbers:
     """One arm in one world: shares in [0, 1], means over the seeds that are finished.
 
-    ``passes`` is Pass@k by k; ``differences`` to the baseline on the same worlds and seeds; ``by_seed`` the Pass@1 of each seed.
+    ``passes`` is Pass@k by k; ``differences`` to the baseline on the same worlds and seeds, ``versus`` the same to further arms;
+    ``by_seed`` the Pass@1 of each seed.
     ``seconds`` is what the arm's stages took, mean over seeds. Curves are means over seeds, where all have the point: of
     validation Pass@1 by PPO step, and of world-model accuracy by PPO step.
     """
@@ -41,6 +42,7 @@ class ArmNumbers:
     differences: dict[int, Interval] = field(default_factory=dict)
     by_seed: dict[int, float] = field(default_factory=dict)
     difference_by_seed: dict[int, float] = field(default_factory=dict)
+    versus: dict[str, dict[int, Interval]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     world_model: dict[str, float] = field(default_factory=dict)
@@ -72,11 +74,17 @@ def two_way(values_SW: NDArray[np.float64], *, resamples: int = 4000, seed: int 
     return Interval(float(values.mean()), float(low), float(high))
 
 
-def collect_cells(cells: Sequence[Cell], arms: Sequence[str], baseline: str = BASELINE) -> Numbers:
-    """The numbers of all finished arms; the worlds and arms in the order of the scale, the base first."""
+def collect_cells(cells: Sequence[Cell], baseline: str = BASELINE, versus: Sequence[str] = ()) -> Numbers:
+    """The numbers of all finished arms; the worlds and arms in the order of the scale, the base first.
+
+    Args:
+        baseline: the arm that differences are taken to.
+        versus: names of further ones.
+    """
     numbers: Numbers = {}
     for world in dict.fromkeys(cell.world for cell in cells):
         folders = {cell.seed: cell.folder for cell in cells if cell.world == world}
+        arms = next(cell.arms for cell in cells if cell.world == world)
         found_arms = {load_arm(arm).name: arm for arm in dict.fromkeys(["base", *arms])}
         tables = {name: _tables(folders, name) for name in found_arms}
         theirs = tables.get(baseline, {})
@@ -85,6 +93,10 @@ def collect_cells(cells: Sequence[Cell], arms: Sequence[str], baseline: str = BA
             for name, found in tables.items()
             if found
         }
+        for name, found in numbers[world].items():
+            for other in versus:
+                if other != name and (paired := _paired(tables[name], tables.get(other, {}))):
+                    found.versus[other] = paired
     return numbers
 
 
@@ -137,14 +149,21 @@ def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables, ba
 
 
 def _add_differences(out: ArmNumbers, tables: Tables, baseline: Tables) -> None:
-    seeds = [seed for seed in sorted(tables) if seed in baseline]
-    if not seeds:
-        return
-    for k in tables[seeds[0]]:
-        ours, theirs = _stack([tables[s] for s in seeds], k), _stack([baseline[s] for s in seeds], k)
-        if ours is not None and theirs is not None and ours.shape == theirs.shape:
-            out.differences[k] = two_way(ours - theirs)
-    out.difference_by_seed = {s: float(tables[s][1].mean() - baseline[s][1].mean()) for s in seeds}
+    out.differences = _paired(tables, baseline)
+    out.difference_by_seed = {
+        s: float(tables[s][1].mean() - baseline[s][1].mean()) for s in sorted(tables) if s in baseline
+    }
+
+
+def _paired(ours: Tables, theirs: Tables) -> dict[int, Interval]:
+    """k -> the mean difference on the seeds that both have."""
+    seeds = [seed for seed in sorted(ours) if seed in theirs]
+    out: dict[int, Interval] = {}
+    for k in ours[seeds[0]] if seeds else ():
+        mine, others = _stack([ours[s] for s in seeds], k), _stack([theirs[s] for s in seeds], k)
+        if mine is not None and others is not None and mine.shape == others.shape:
+            out[k] = two_way(mine - others)
+    return out
 
 
 def _seconds(folder: Path, arm: ArmConfig) -> dict[str, float]:

@@ -17,7 +17,10 @@ from spa.runs.validate import choose
 
 @dataclass
 class Scale:
-    """``worlds`` are configs with further settings of their own, under the name that tables show."""
+    """``worlds`` are configs with further settings of their own, under the name that tables show.
+
+    ``arms`` are names of packaged arms, of ``own_arms`` and of ``bases``. A world may have ``arms`` and ``own_arms`` of its own.
+    """
 
     name: str = ""
     about: str = ""
@@ -25,6 +28,7 @@ class Scale:
         default_factory=dict
     )  # name -> {config: NAME, settings: [key=value, ...]}
     arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
+    versus: list[str] = field(default_factory=list)  # arms, besides vanilla, that the table gives differences to
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     settings: list[str] = field(default_factory=list)  # of every run
     own_arms: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> what its arm file would hold
@@ -32,6 +36,14 @@ class Scale:
         default_factory=dict
     )  # arm -> settings of a `spa pretrain` whose model it starts from
     threads: int = 1  # of a run; as many runs at once as the cores allow
+
+    def arms_of(self, world: str) -> list[str]:
+        """Names of the world's arms."""
+        return [str(name) for name in self.worlds[world].get("arms", self.arms)]
+
+    def own_arms_of(self, world: str) -> dict[str, dict[str, Any]]:
+        """The arms that the world has of the scale's own and its own."""
+        return {**self.own_arms, **self.worlds[world].get("own_arms", {})}
 
     def paper(self, world: str) -> tuple[str, str] | None:
         """The paper's world and model whose numbers stand beside this one's."""
@@ -72,10 +84,19 @@ def _check(scale: Scale) -> None:
     if scale.threads < 1:
         raise ValueError(f"threads must be at least 1, not {scale.threads}")
     for name, world in scale.worlds.items():
-        if not isinstance(world, dict) or set(world) - {"config", "settings", "paper"} or "config" not in world:
+        if (
+            not isinstance(world, dict)
+            or set(world) - {"config", "settings", "paper", "arms", "own_arms"}
+            or "config" not in world
+        ):
             raise ValueError(
-                f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...] and paper: [world, model]"
+                f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...], arms: [...], "
+                "own_arms: {...} and paper: [world, model]"
             )
+        if not isinstance(world.get("own_arms", {}), dict):
+            raise ValueError(f"worlds.{name}.own_arms must be name: what its arm file would hold")
+        if not isinstance(arms := world.get("arms", scale.arms), list) or not arms:
+            raise ValueError(f"worlds.{name}.arms must be a list of arms, not {arms!r}")
         if not isinstance(world.get("settings", []), list):
             raise ValueError(f"worlds.{name}.settings must be a list of key=value")
         if not isinstance(paper := world.get("paper", []), list) or len(paper) not in (0, 2):
@@ -95,6 +116,7 @@ class Cell:
     config: str
     settings: tuple[str, ...]
     folder: Path
+    arms: tuple[str, ...] = ()
 
     def load(self) -> Config:
         """Its config, checked with all its arms.
@@ -110,23 +132,35 @@ class Cell:
             raise ValueError(f"{self.world}: {error}") from error
 
 
-def cells(scale: Scale, out: Path, more: Sequence[str] = ()) -> list[Cell]:
+def arm_file(scale: Scale, world: str, name: str, out: Path) -> Path | None:
+    """Where the file of an arm that only this scale has is or will be; None for a packaged arm or one's own file."""
+    if name in scale.own_arms_of(world):
+        return (out / "arms" / world / f"{name}.yaml").resolve()
+    if name in scale.bases:
+        return (out / "bases" / f"{name}.yaml").resolve()
+    return None
+
+
+def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, packaged: bool = False) -> list[Cell]:
     """The runs of a scale, seed by seed, so that an early look shows all worlds.
 
     Args:
         out: each run has the folder ``out/WORLD/seed-N``.
         more: settings over all others.
+        packaged: leave out the arms whose files are written only when the scale is run.
     """
     found = []
     for seed in scale.seeds:
         for name, world in scale.worlds.items():
+            files = {arm: arm_file(scale, name, arm, out) for arm in scale.arms_of(name)}
+            arms = tuple(str(file or arm) for arm, file in files.items() if not (packaged and file)) or ("base",)
             settings = (
                 *scale.settings,
                 *map(str, world.get("settings", [])),
-                f"arms=[{','.join(scale.arms)}]",
+                f"arms=[{','.join(arms)}]",
                 f"model.threads={scale.threads}",
                 *more,
                 f"seeds.run={seed}",
             )
-            found.append(Cell(name, seed, str(world["config"]), settings, out / name / f"seed-{seed}"))
+            found.append(Cell(name, seed, str(world["config"]), settings, out / name / f"seed-{seed}", arms))
     return found

@@ -16,10 +16,10 @@ def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
         ks = sorted({k for found in arms.values() for k in found.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
         header = ["arm", *(f"Pass@{k}" for k in shown)]
-        header += [f"Pass@{k} - {baseline}" for k in shown if k in (1, 8)]
+        header += [f"Pass@{k} - {other}" for other in (baseline, *scale.versus) for k in shown if k in (1, 8)]
         paper = scale.paper(world)
         header += ["by seed", "time", *([f"paper, {paper[1]}"] if paper else [])]
-        rows = [_row(arm, found, shown, paper) for arm, found in arms.items()]
+        rows = [_row(arm, found, shown, paper, scale.versus) for arm, found in arms.items()]
         lines += [f"## {world}", "", *_markdown(header, rows), ""]
         if not arms:
             lines += ["Nothing is finished yet.", ""]
@@ -31,9 +31,10 @@ def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None) -> list[str]:
+def _row(arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None, versus: list[str]) -> list[str]:
     cells = [arm, *(percent(found.passes.get(k)) for k in shown)]
-    cells += [percent(found.differences.get(k), sign=True) for k in shown if k in (1, 8)]
+    for differences in (found.differences, *(found.versus.get(other, {}) for other in versus)):
+        cells += [percent(differences.get(k), sign=True) for k in shown if k in (1, 8)]
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
     cells.append(duration(sum(found.seconds.values())) if found.seconds else "-")
     if paper:
