@@ -122,7 +122,7 @@ def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cel
 
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     scale = load_scale("minutes")
-    scale.worlds["frozen_lake <b>"] = scale.worlds.pop("frozen_lake")
+    scale.worlds = {"frozen_lake <b>": {"config": "frozen_lake", "paper": ["frozen_lake", "Qwen2.5-1.5B-Instruct"]}}
     numbers = {"frozen_lake <b>": collect_cells(finished)["lake"]}
     text = table(scale, numbers)
     line = next(line for line in text.splitlines() if line.startswith("| spa"))
@@ -156,6 +156,12 @@ def test_the_papers_numbers() -> None:
 @pytest.mark.parametrize("name", scale_names())
 def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
     scale = load_scale(name)
+    write_arms(scale, tmp_path)
+    scale.bases = {name: [] for name in scale.bases}
+    for name in scale.bases:  # as a pretraining would have
+        (tmp_path / "bases" / name).mkdir(parents=True)
+        (tmp_path / "bases" / name / "config.json").write_text("{}")
+    make_bases(scale, tmp_path)
     runs = cells(scale, tmp_path)
     assert len({cell.folder for cell in runs}) == len(scale.worlds) * len(scale.seeds)
     for cell in runs[: len(scale.worlds)]:

@@ -43,6 +43,7 @@ def test_names() -> None:
         "frozen_lake_6x6",
         "frozen_lake_slippery",
         "sokoban",
+        "sokoban_easy",
         "sokoban_hard",
         "sudoku",
     ]
