@@ -8,7 +8,7 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHONS ?= python3 python3.13 python3.12 python3.11 python
-DEMO_ARGS ?= sokoban_easy sampling.max_tokens_base=32 selfplay.groups=250 sft.epochs=1 ppo.steps=60 --out runs/demo --resume
+DEMO_ARGS ?= sokoban_easy sampling.max_tokens_base=32 selfplay.groups=250 sft.epochs=1 sft.lr=2e-3 ppo.steps=60 --out runs/demo --resume
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
