@@ -201,6 +201,9 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
     assert "--seeds must be whole numbers" in fails("--scale", path, "--seeds", "a")
     assert "ppo.stepps" in fails("--scale", path, "ppo.stepps=3")
     assert "nothing is finished" in fails("--scale", path, "--table")
+    path = scale_file(tmp_path, bases={"longer": ["steps=1"]}, arms=["vanilla", "longer"])
+    assert "nothing is finished" in fails("--scale", path, "--table", "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "bases").exists(), "a table trains nothing"
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:

@@ -50,13 +50,13 @@ def reproduce(
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.seeds = [int(seed) for seed in seeds.split(",")]
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
-    configs = [
-        cell.load() for cell in cells(chosen, folder, settings or [], packaged=True)
-    ]  # before anything is written
+    more = settings or []
+    configs = [cell.load() for cell in cells(chosen, folder, more, existing=True)]  # before anything is written
     if not dry_run:
         write_arms(chosen, folder)
+    if not (dry_run or only_table):
         make_bases(chosen, folder)
-    runs = cells(chosen, folder, settings or [], packaged=dry_run)
+    runs = cells(chosen, folder, more, existing=dry_run or only_table)
     if not dry_run:
         for cell in runs[: len(chosen.worlds)]:
             cell.load()

@@ -141,19 +141,21 @@ def arm_file(scale: Scale, world: str, name: str, out: Path) -> Path | None:
     return None
 
 
-def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, packaged: bool = False) -> list[Cell]:
+def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool = False) -> list[Cell]:
     """The runs of a scale, seed by seed, so that an early look shows all worlds.
 
     Args:
         out: each run has the folder ``out/WORLD/seed-N``.
         more: settings over all others.
-        packaged: leave out the arms whose files are written only when the scale is run.
+        existing: leave out arms of the scale alone whose files were not written yet.
     """
     found = []
     for seed in scale.seeds:
         for name, world in scale.worlds.items():
             files = {arm: arm_file(scale, name, arm, out) for arm in scale.arms_of(name)}
-            arms = tuple(str(file or arm) for arm, file in files.items() if not (packaged and file)) or ("base",)
+            arms = tuple(
+                str(file or arm) for arm, file in files.items() if not (existing and file and not file.is_file())
+            ) or ("base",)
             settings = (
                 *scale.settings,
                 *map(str, world.get("settings", [])),
