@@ -36,6 +36,7 @@ def reproduce(
     from spa.reproduce.table import table
     from spa.reproduce.work import run_cells
     from spa.runs.files import atomic_write
+    from spa.runs.schema import Config
     from spa.runs.validate import choose
 
     chosen = load_scale(scale)
@@ -50,16 +51,13 @@ def reproduce(
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.seeds = [int(seed) for seed in seeds.split(",")]
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
-    more = settings or []
-    configs = [cell.load() for cell in cells(chosen, folder, more, existing=True)]  # before anything is written
-    if not dry_run:
-        write_arms(chosen, folder)
-    if not (dry_run or only_table):
-        make_bases(chosen, folder)
-    runs = cells(chosen, folder, more, existing=dry_run or only_table)
-    if not dry_run:
-        for cell in runs[: len(chosen.worlds)]:
-            cell.load()
+
+    def load() -> list[Config]:
+        """The config of each world: its seeds differ in nothing that could be wrong."""
+        return [cell.load() for cell in runs[: len(chosen.worlds)]]
+
+    runs = cells(chosen, folder, settings or [], existing=True)
+    configs = load()  # before anything is written
     if dry_run:
         from spa.pipeline import plan
         from spa.runs.arms import arms_of
@@ -71,10 +69,15 @@ def reproduce(
                     print(f"{name}, arm {arm}: {', '.join(f'{key}={value}' for key, value in own[arm].items())}")
                 elif arm in chosen.bases:
                     print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
-        for cell, cfg in zip(runs[: len(chosen.worlds)], configs, strict=False):
+        for cell, cfg in zip(runs, configs, strict=False):
             print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
             print("\n".join(plan(cfg, ["run"], arms_of(cfg))))
         return
+    write_arms(chosen, folder)
+    if not only_table:
+        make_bases(chosen, folder)
+    runs = cells(chosen, folder, settings or [], existing=only_table)
+    load()
     failures: list[str] = []
     if not only_table:
         failures = run_cells(runs, parallel or max(1, (os.cpu_count() or 1) // chosen.threads))

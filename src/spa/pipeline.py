@@ -13,7 +13,6 @@ A finished stage leaves ``done.json`` in its folder; with ``resume`` it is not r
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from spa.checks import begin
@@ -30,9 +29,8 @@ from spa.runs.arms import (
     source_config,
 )
 from spa.runs.checkpoints import latest_checkpoint
-from spa.runs.files import atomic_write
 from spa.runs.schema import ArmConfig, Config
-from spa.runs.stage import Stage, model_of, read_done
+from spa.runs.stage import Stage, model_of, read_done, reopen_as
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "report", "run", "sft"]
 
@@ -128,7 +126,8 @@ def _sft(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None
 
 def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     if arm.continues:
-        resume = _copy_continued(arm, out, resume=resume)
+        _take_over(arm, out, resume=resume)
+        resume = True
     stage = Stage(out / "arms" / arm.name / "ppo", f"PPO, arm {arm.name}", resume)
     if stage.finished:
         return
@@ -140,28 +139,20 @@ def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     stage.finish(result)
 
 
-def _copy_continued(arm: ArmConfig, out: Path, *, resume: bool) -> bool:
-    """Puts the finished stage 3 of the arm that this one continues where its own is to be; returns whether to resume.
+def _take_over(arm: ArmConfig, out: Path, *, resume: bool) -> None:
+    """Puts the finished stage 3 of the arm that this one continues where its own is to be, unless it is there to be resumed.
 
     Raises:
         ValueError: that arm was not trained in ``out``.
     """
     source, folder = out / "arms" / arm.continues / "ppo", out / "arms" / arm.name / "ppo"
-    done = read_done(source)
-    if done is None:
+    if read_done(source) is None:
         raise ValueError(
             f"arm {arm.name} continues {arm.continues}, which was not trained in {out}: put it before, or run "
             f"`spa ppo --arm {arm.continues}` first"
         )
-    if resume and (read_done(folder) or latest_checkpoint(folder)):
-        return True
-    half = folder.with_name("ppo.partial")
-    shutil.rmtree(half, ignore_errors=True)
-    shutil.copytree(source, half, ignore=shutil.ignore_patterns("done.json"))
-    atomic_write(half / "seconds.json", str(done["seconds"]))
-    shutil.rmtree(folder, ignore_errors=True)
-    half.rename(folder)
-    return True
+    if not (resume and (read_done(folder) or latest_checkpoint(folder))):
+        reopen_as(source, folder)
 
 
 def _evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool, served: bool = False) -> None:

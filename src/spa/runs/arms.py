@@ -26,23 +26,19 @@ def arms_of(cfg: Config) -> list[ArmConfig]:
     """
     arms = [load_arm(name) for name in dict.fromkeys(["base", *cfg.arms])]
     check_arms(cfg, arms)
-    before: set[str] = set()
-    for arm in arms:
-        if arm.continues and arm.continues not in before:
+    for i, arm in enumerate(arms):
+        if arm.continues and arm.continues not in [other.name for other in arms[:i]]:
             raise ValueError(f"arm {arm.name} continues {arm.continues}: it needs that arms=[...] names it before")
-        before.add(arm.name)
     return arms
 
 
 def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
     """Raises ValueError as ``arms_of``."""
-    names: set[str] = set()
     earlier: dict[str, ArmConfig] = {}
     sources: dict[str, tuple[str, Config]] = {}
     for arm in arms:
-        if arm.name in names:
+        if arm.name in earlier:
             raise ValueError(f"two arms are named {arm.name!r}")
-        names.add(arm.name)
         stage_3, source = arm_config(cfg, arm), source_config(cfg, arm)
         if arm.continues in earlier:
             _check_continues(cfg, arm, stage_3, earlier[arm.continues])
