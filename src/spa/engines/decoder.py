@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spa.models.families import is_llama_like
 from spa.models.memory import cache_bytes
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 _ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
 _SCORES = 2**22  # largest number of attention weights (rows x new tokens x keys) in one call
 _KEPT = 2**28  # bytes of memory that are kept for the next time
@@ -27,16 +27,8 @@ _GROWTH = 64  # positions by which the cache grows at least
 
 def supports(model: Any) -> bool:
     """Whether a model is one that ``Decoder`` computes exactly as transformers does."""
-    config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = getattr(config, "layer_types", None) or []
-    return (
-        config.model_type in FAMILIES
-        and rope.get("rope_type", "default") in _ROPES
-        and all(kind == "full_attention" for kind in layers)
-        and not (getattr(config, "sliding_window", None) and not layers)
-        and not getattr(config, "quantization_config", None)
-    )
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    return is_llama_like(model) and rope.get("rope_type", "default") in _ROPES
 
 
 @dataclass(frozen=True)

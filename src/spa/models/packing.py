@@ -34,7 +34,7 @@ class Layout:
     ``positions_1T[0, t]`` is the place of token t in its row. Attention works on ``batches`` of (rows, longest); flattened one
     behind the other they have R places, of which ``tokens_R`` names the token (of a pad: any), and ``places_T`` says for each
     token at which of its places its output is read. ``all_places`` are all of them, token by token, those of token t from
-    ``starts_T[t]`` on. ``even`` says that nothing is padded, shared or moved.
+    ``starts_T[t]`` on. ``even`` says that nothing is padded, shared or moved, ``rows`` which rows the batches have.
     """
 
     positions_1T: Tensor
@@ -44,6 +44,7 @@ class Layout:
     all_places: Tensor
     starts_T: Tensor
     even: bool
+    rows: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, rows: Sequence[Places], device: torch.device | str = "cpu") -> Layout:
@@ -81,6 +82,7 @@ class Layout:
             torch.from_numpy(all_places).to(device),
             torch.from_numpy(starts).to(device),
             even,
+            tuple(tuple(batch) for batch in batches),
         )
 
 
@@ -228,24 +230,25 @@ def _attention(
             module, query_1HTK, key_1HTK, value_1HTK, attention_mask, **kwargs
         )
         return result
-    layout = packed_layout
-
-    def whole(packed_1HTK: Tensor) -> list[Tensor]:
-        """(rows, H, longest, K) for each batch."""
-        tokens_THK = packed_1HTK[0].transpose(0, 1)
-        if not layout.even:
-            tokens_THK = _Expand.apply(tokens_THK, layout)
-        parts = tokens_THK.split([rows * longest for rows, longest in layout.batches])
-        return [
-            part.reshape(rows, longest, *part.shape[1:]).transpose(1, 2)
-            for part, (rows, longest) in zip(parts, layout.batches, strict=True)
-        ]
-
     outputs = []
-    for query, key, value in zip(whole(query_1HTK), whole(key_1HTK), whole(value_1HTK), strict=True):
+    parts = (
+        by_batch(packed_1HTK[0].transpose(0, 1), packed_layout) for packed_1HTK in (query_1HTK, key_1HTK, value_1HTK)
+    )
+    for query, key, value in zip(*parts, strict=True):
         out_BLHK, _ = sdpa_attention_forward(module, query, key, value, None, **kwargs)
         outputs.append(out_BLHK.flatten(0, 1))
     out_THK = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if not layout.even:
-        out_THK = _Collect.apply(out_THK, layout)
+    if not packed_layout.even:
+        out_THK = _Collect.apply(out_THK, packed_layout)
     return out_THK[None], None
+
+
+def by_batch(tokens_THK: Tensor, layout: Layout) -> list[Tensor]:
+    """(rows, H, longest, K) for each batch of a layout."""
+    if not layout.even:
+        tokens_THK = _Expand.apply(tokens_THK, layout)
+    parts = tokens_THK.split([rows * longest for rows, longest in layout.batches])
+    return [
+        part.reshape(rows, longest, *part.shape[1:]).transpose(1, 2)
+        for part, (rows, longest) in zip(parts, layout.batches, strict=True)
+    ]

@@ -1,0 +1,124 @@
+"""The last layer of packed rows where only some tokens' states are read.
+
+Training reads the states that predict sampled tokens. In a prompt of seventy tokens with an answer of ten the other tokens are
+needed for their keys and values alone, so that the last layer's queries, attention, feed-forward part and norms, and the model's
+final norm, are computed for a seventh of the tokens: in a model of two layers more than a third of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spa.models.families import is_llama_like
+from spa.models.packing import Layout, Places, by_batch, packed_hidden_states
+
+_FEW = 0.75  # where more of the tokens are read, choosing them costs what it saves
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The W tokens of packed rows whose states are read.
+
+    ``wanted_W`` are their places. In attention the rows of a batch ask from as many slots each as the row with the most has
+    tokens; of all S slots ``asks_S`` says which of the W stands there (in one left over: any), and ``slots_W`` at which each of
+    them is read. ``masks`` says for each batch what its slots see: (rows, 1, slots, longest).
+    """
+
+    wanted_W: Tensor
+    asks_S: Tensor
+    slots_W: Tensor
+    masks: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Places], asked: Sequence[Places], layout: Layout) -> Reads:
+        """``asked[i]`` are the positions, in row i, whose states are read."""
+        device = layout.tokens_R.device
+        wanted = np.unique(np.concatenate([row[at] for row, at in zip(rows, asked, strict=True)]))
+        asks, masks = [], []
+        for batch, (_, longest) in zip(layout.rows, layout.batches, strict=True):
+            own = [np.unique(asked[index]) for index in batch]
+            most = max(1, *map(len, own))
+            # A slot left over sees the row's first token: attention to nothing at all has no value.
+            positions = np.stack([np.pad(at, (0, most - len(at))) for at in own])
+            masks.append(torch.from_numpy(np.arange(longest) <= positions[:, None, :, None]).to(device))
+            for index, at in zip(batch, own, strict=True):
+                asks.append(np.pad(np.searchsorted(wanted, rows[index][at]), (0, most - len(at)), constant_values=-1))
+        flat = np.concatenate(asks)
+        slots = np.flatnonzero(flat >= 0)
+        first = np.unique(flat[slots], return_index=True)[1]
+        return cls(
+            torch.from_numpy(wanted).to(device),
+            torch.from_numpy(flat.clip(min=0)).to(device),
+            torch.from_numpy(slots[first]).to(device),
+            tuple(masks),
+        )
+
+
+def states_read(model: Any, ids_T: Tensor, layout: Layout, reads: Reads) -> Tensor:
+    """(W, D) last hidden states of packed rows where they are read; needs ``enable_packing``."""
+    # Recomputation in the backward pass would not be of the same layer.
+    recomputes = model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+    if len(reads.wanted_W) > _FEW * len(ids_T) or recomputes or not is_llama_like(model):
+        return packed_hidden_states(model, ids_T, layout)[reads.wanted_W]
+    with _reading(model.base_model.layers[-1], reads):
+        return packed_hidden_states(model, ids_T, layout)
+
+
+@contextmanager
+def _reading(layer: Any, reads: Reads) -> Iterator[None]:
+    def forward(
+        hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], packed_layout: Layout, **_: Any
+    ) -> Tensor:
+        return _forward(layer, hidden_states, position_embeddings, packed_layout, reads)
+
+    layer.forward = forward
+    try:
+        yield
+    finally:
+        del layer.forward  # the class's own is behind it
+
+
+def _forward(layer: Any, hidden_1TD: Tensor, cos_sin: tuple[Tensor, Tensor], layout: Layout, reads: Reads) -> Tensor:
+    """(1, W, D), of what the layer makes of (1, T, D)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    attention = layer.self_attn
+    cos_TK, sin_TK = (table_1TK[0] for table_1TK in cos_sin)
+
+    def heads(name: str, states_TD: Tensor) -> Tensor:
+        split_THK = getattr(attention, f"{name}_proj")(states_TD).unflatten(-1, (-1, attention.head_dim))
+        norm = getattr(attention, f"{name}_norm", None)
+        result: Tensor = split_THK if norm is None else norm(split_THK)
+        return result
+
+    def turned(states_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+        first, second = states_THK.chunk(2, dim=-1)
+        return states_THK * cos_TK[:, None] + torch.cat([-second, first], dim=-1) * sin_TK[:, None]
+
+    normed_TD = layer.input_layernorm(hidden_1TD)[0]
+    keys_THK = turned(heads("k", normed_TD), cos_TK, sin_TK)
+    values_THK = heads("v", normed_TD)
+    wanted_W = reads.wanted_W
+    queries_WHK = turned(heads("q", normed_TD[wanted_W]), cos_TK[wanted_W], sin_TK[wanted_W])
+    queries = queries_WHK[reads.asks_S].split([mask.shape[0] * mask.shape[2] for mask in reads.masks])
+    outputs = []
+    for query_SHK, key, value, mask in zip(
+        queries, by_batch(keys_THK, layout), by_batch(values_THK, layout), reads.masks, strict=True
+    ):
+        query = query_SHK.unflatten(0, (mask.shape[0], mask.shape[2])).transpose(1, 2)
+        dropout = attention.attention_dropout if attention.training else 0.0
+        out_BLHK, _ = sdpa_attention_forward(
+            attention, query, key, value, mask, dropout=dropout, scaling=attention.scaling
+        )
+        outputs.append(out_BLHK.flatten(0, 1))
+    attended_WHK = torch.cat(outputs)[reads.slots_W]
+    out_WD = hidden_1TD[0, wanted_W] + attention.o_proj(attended_WHK.flatten(1))
+    result_1WD: Tensor = (out_WD + layer.mlp(layer.post_attention_layernorm(out_WD)))[None]
+    return result_1WD
