@@ -174,6 +174,15 @@ def test_truncation():
     assert env.step(move)[3] is True
 
 
+@pytest.mark.parametrize("num_clues", [4, 7, 12, 15])
+def test_number_of_clues(num_clues):
+    for seed in range(20):
+        env = Sudoku(num_clues=num_clues)
+        env.reset(seed=seed)
+        assert sum(digit > 0 for digit in env.board) == num_clues
+        assert count_solutions(tuple(env.board), 4) == 1
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -181,6 +190,9 @@ def test_truncation():
         ({"difficulty": "foo"}, "difficulty must be one of 'easy', 'medium', 'hard', got 'foo'"),
         ({"difficulty": "Easy"}, "Did you mean 'easy'"),
         ({"max_steps": 0}, "max_steps must be"),
+        ({"num_clues": 3}, "num_clues must be from 4 to 15 on a 4x4 board, got 3"),
+        ({"num_clues": 81, "board_size": 9}, "num_clues must be from 24 to 80 on a 9x9 board, got 81"),
+        ({"num_clues": True}, "num_clues must be"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -14,7 +14,7 @@ from gymnasium.spaces import Text
 
 from spa.envs.levels import BadRow, read_level, read_levels
 from spa.envs.seeded import Outcome, SeededEnv, one_of
-from spa.envs.sudoku_generator import CLUES, Board, conflicts, count_solutions, make_board
+from spa.envs.sudoku_generator import CLUES, FEWEST_CLUES, Board, conflicts, count_solutions, make_board
 
 MAX_ACTION = 200  # characters; anything longer is no move
 EMPTY = ".0_"  # an empty cell of a given board
@@ -119,6 +119,7 @@ class Sudoku(SeededEnv):
     Args:
         board_size: 4 or 9.
         difficulty: ``"easy"``, ``"medium"`` or ``"hard"``.
+        num_clues: digits on a board, if not the difficulty's: from 4 to 15 for 4x4, from 24 to 80 for 9x9.
         max_steps: valid actions after which an episode is cut off.
         levels: a file of boards to play instead of those made here: boards of one line each, or blocks of rows with blank
             lines or lines that start with ``;`` between. ``difficulty`` then says nothing.
@@ -138,6 +139,7 @@ class Sudoku(SeededEnv):
         self,
         board_size: int = 4,
         difficulty: str = "easy",
+        num_clues: int | None = None,
         max_steps: int = 30,
         levels: str | Path | None = None,
         state_format: str = "grid",
@@ -148,7 +150,7 @@ class Sudoku(SeededEnv):
         super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
         self.size = int(board_size)
         self.difficulty = one_of("difficulty", difficulty, CLUES[self.size])
-        self.num_clues = CLUES[self.size][self.difficulty]
+        self.num_clues = CLUES[self.size][self.difficulty] if num_clues is None else _checked(num_clues, self.size)
         root = isqrt(self.size)
         self.rules = (
             f"Fill the empty cells (.) of the {self.size}x{self.size} Sudoku so that every row, every column and every "
@@ -247,6 +249,13 @@ class Sudoku(SeededEnv):
         if len(cells) == 1:
             return f"Empty position to be filled is at {where}."
         return f"Empty positions to be filled are at {where}."
+
+
+def _checked(num_clues: int, size: int) -> int:
+    fewest, most = FEWEST_CLUES[size], size * size - 1
+    if isinstance(num_clues, bool) or not isinstance(num_clues, int) or not fewest <= num_clues <= most:
+        raise ValueError(f"num_clues must be from {fewest} to {most} on a {size}x{size} board, got {num_clues!r}")
+    return num_clues
 
 
 def _line(board: list[int], size: int) -> str:

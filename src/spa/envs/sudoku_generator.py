@@ -19,6 +19,8 @@ CLUES = {
     4: {"easy": 10, "medium": 9, "hard": 6},
     9: {"easy": 36, "medium": 30, "hard": 24},
 }
+# With fewer a board has more than one solution (4x4), or is hardly ever found (9x9).
+FEWEST_CLUES = {4: 4, 9: 24}
 MAX_ATTEMPTS = 1_000  # solved boards tried for one seed; a hard 9x9 one needs a few, the others rarely a second
 
 
