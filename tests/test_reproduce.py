@@ -75,7 +75,7 @@ def test_two_way_equals_a_loop_and_counts_both_sources_of_spread() -> None:
 
 def result(folder: Path, arm: str, successes: list[int]) -> None:
     worlds = [WorldResult(i, i, str(i), s, 8) for i, s in enumerate(successes)]
-    found = EvalResult(arm, "Lake", worlds, {"pass@1": 0.0}, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
+    found = EvalResult(arm, "Lake", worlds, {"num_turns": 4.0, "num_actions": 6.0}, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
     path = folder / "arms" / arm / "eval"
     path.mkdir(parents=True)
     found.write(path / "result.json")
@@ -119,6 +119,7 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.cpu_seconds == {"self-play": 5, "SFT": 10, "PPO": 50}
     assert spa.curves["val/pass@1"] == [(0, 0.0), (1, 0.1), (2, 0.2)]
     assert spa.world_model == {"world_model/prediction_em": 0.25}
+    assert spa.actions_by_seed == {0: 1.5, 1: 1.5}
     assert json.loads(to_json({"lake": arms}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
 
 
@@ -139,7 +140,7 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     cells_of_line = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells_of_line[-1] == "70.9 / 75.0"
     assert cells_of_line[-3:-1] == ["1 min 30 s", "1 min 05 s"]
-    assert cells_of_line[-4] == "45.8, 57.3"
+    assert cells_of_line[-5:-3] == ["45.8, 57.3", "1.5, 1.5"]
     assert cells_of_line[3].startswith("+22.9 [")
     charts = figures(numbers)
     assert {key.rpartition("-")[0] for key in charts} == {"steps", "time", "passk"}

@@ -33,7 +33,8 @@ class ArmNumbers:
     """One arm in one world: shares in [0, 1], means over the seeds that are finished.
 
     ``passes`` is Pass@k by k; ``differences`` to the baseline on the same worlds and seeds, ``versus`` the same to further arms;
-    ``by_seed`` the Pass@1 of each seed.
+    ``by_seed`` the Pass@1 of each seed. ``actions_by_seed`` are the actions a turn on the test worlds: whether a policy acts
+    step by step or writes whole plans can differ between seeds, and counts for much.
     ``seconds`` is what the arm's stages took by the wall, ``cpu_seconds`` in processor time, mean over seeds, without
     validation. Curves are means over seeds, where all have the point: of validation Pass@1 by PPO step, and of world-model accuracy
     by PPO step.
@@ -43,6 +44,7 @@ class ArmNumbers:
     passes: dict[int, Interval] = field(default_factory=dict)
     differences: dict[int, Interval] = field(default_factory=dict)
     by_seed: dict[int, float] = field(default_factory=dict)
+    actions_by_seed: dict[int, float] = field(default_factory=dict)
     difference_by_seed: dict[int, float] = field(default_factory=dict)
     versus: dict[str, dict[int, Interval]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -144,7 +146,11 @@ def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables, ba
         curve = _mean_curve([_curve(rows, name) for rows in records])
         if curve:
             out.curves[name] = curve
-    models = [EvalResult.read(folder / "arms" / arm.name / "eval" / "result.json").world_model for folder in done]
+    results = [EvalResult.read(folder / "arms" / arm.name / "eval" / "result.json") for folder in done]
+    for seed, result in zip(out.seeds, results, strict=True):
+        if turns := result.metrics.get("num_turns"):
+            out.actions_by_seed[seed] = result.metrics["num_actions"] / turns
+    models = [result.world_model for result in results]
     shared = set.intersection(*(set(each) for each in models)) if models else set()
     out.world_model = {name: float(np.mean([each[name] for each in models])) for name in sorted(shared)}
     return out

@@ -18,14 +18,14 @@ def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
         header = ["arm", *(f"Pass@{k}" for k in shown)]
         header += [f"Pass@{k} - {other}" for other in (baseline, *scale.versus) for k in shown if k in (1, 8)]
         paper = scale.paper(world)
-        header += ["by seed", "time", "CPU time", *([f"paper, {paper[1]}"] if paper else [])]
+        header += ["by seed", "actions a turn", "time", "CPU time", *([f"paper, {paper[1]}"] if paper else [])]
         rows = [_row(arm, found, shown, paper, scale.versus) for arm, found in arms.items()]
         lines += [f"## {world}", "", *_markdown(header, rows), ""]
         if not arms:
             lines += ["Nothing is finished yet.", ""]
     lines.append(
         "Percent; intervals are 95% bootstrap intervals over seeds and worlds, differences are on the same seeds and worlds. "
-        "Time is that of the arm's own stages, self-play and SFT included, validation left out. "
+        "Actions a turn are those of each seed on the test worlds. Time is that of the arm's own stages, self-play and SFT included, validation left out. "
         "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
     )
     return "\n".join(lines) + "\n"
@@ -36,6 +36,7 @@ def _row(arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] |
     for differences in (found.differences, *(found.versus.get(other, {}) for other in versus)):
         cells += [percent(differences.get(k), sign=True) for k in shown if k in (1, 8)]
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
+    cells.append(", ".join(f"{value:.1f}" for _, value in sorted(found.actions_by_seed.items())))
     cells += [_time(found.seconds), _time(found.cpu_seconds)]
     if paper:
         theirs = paper_numbers(paper[0], arm, paper[1])
