@@ -75,7 +75,8 @@ def test_two_way_equals_a_loop_and_counts_both_sources_of_spread() -> None:
 
 def result(folder: Path, arm: str, successes: list[int]) -> None:
     worlds = [WorldResult(i, i, str(i), s, 8) for i, s in enumerate(successes)]
-    found = EvalResult(arm, "Lake", worlds, {"num_turns": 4.0, "num_actions": 6.0}, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
+    metrics = {"num_turns": 4.0, "num_actions": 6.0}
+    found = EvalResult(arm, "Lake", worlds, metrics, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
     path = folder / "arms" / arm / "eval"
     path.mkdir(parents=True)
     found.write(path / "result.json")

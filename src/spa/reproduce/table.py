@@ -25,7 +25,8 @@ def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
             lines += ["Nothing is finished yet.", ""]
     lines.append(
         "Percent; intervals are 95% bootstrap intervals over seeds and worlds, differences are on the same seeds and worlds. "
-        "Actions a turn are those of each seed on the test worlds. Time is that of the arm's own stages, self-play and SFT included, validation left out. "
+        "Actions a turn are those of each seed on the test worlds. "
+        "Time is that of the arm's own stages, self-play and SFT included, validation left out. "
         "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
     )
     return "\n".join(lines) + "\n"
