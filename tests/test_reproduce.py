@@ -110,11 +110,10 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.seeds == [0, 1]
     assert spa.passes[1].mean == pytest.approx((4 + 5) / 16 * 11 / 12)
     assert spa.passes[8].mean == pytest.approx(11 / 12)
-    assert spa.differences[1].mean == pytest.approx(2 / 8 * 11 / 12)
-    assert spa.differences[1].low > 0
-    assert spa.difference_by_seed == pytest.approx({0: 2 / 8 * 11 / 12, 1: 2 / 8 * 11 / 12})
+    assert spa.differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
+    assert spa.differences["vanilla"][1].low > 0
     assert arms["vanilla"].differences == {}
-    assert arms["base"].differences[1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
+    assert arms["base"].differences["vanilla"][1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
     assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
     assert arms["vanilla"].seconds == {"PPO": 60}
     assert spa.cpu_seconds == {"self-play": 5, "SFT": 10, "PPO": 50}
@@ -128,8 +127,7 @@ def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cel
     (finished[1].folder / "arms" / "vanilla" / "eval" / "result.json").unlink()
     arms = collect_cells(finished)["lake"]
     assert arms["spa"].seeds == [0, 1]
-    assert list(arms["spa"].difference_by_seed) == [0]
-    assert arms["spa"].differences[1].mean == pytest.approx(2 / 8 * 11 / 12)
+    assert arms["spa"].differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
 
 
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
@@ -277,9 +275,9 @@ def test_arms_of_the_scale_alone(tmp_path: Path, capsys) -> None:
 
 def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> None:
     arms = collect_cells(finished, versus=["spa", "nobody"])["lake"]
-    assert set(arms["vanilla"].versus) == {"spa"}
-    assert arms["vanilla"].versus["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
-    assert arms["spa"].versus == {}
+    assert set(arms["vanilla"].differences) == {"spa"}
+    assert arms["vanilla"].differences["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
+    assert arms["spa"].differences == {}
     scale = load_scale(scale_file(tmp_path, versus=["spa"]))
     text = table(scale, {"lake": arms})
     header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|"))

@@ -82,7 +82,7 @@ def reproduce(
     if not only_table:
         cores = max(1, (os.cpu_count() or 1) // chosen.threads)
         failures = run_cells(runs, parallel or at_once(len(runs), cores))
-    numbers = collect_cells(runs, versus=chosen.versus)
+    numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
     text = table(chosen, numbers)

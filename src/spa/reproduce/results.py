@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
-from spa.reproduce.scale import Cell
+from spa.reproduce.scale import BASELINE, Cell
 from spa.runs.arms import needs_sft, selfplay_folder, sft_folder
 from spa.runs.clock import Spent
 from spa.runs.config import load_arm, load_config
@@ -22,7 +22,6 @@ from spa.runs.metrics import read_metrics
 from spa.runs.schema import ArmConfig
 from spa.runs.stage import read_done
 
-BASELINE = "vanilla"
 Curve = list[tuple[float, float]]
 Passes = Mapping[int, NDArray[np.float64]]  # k -> Pass@k of every world
 Tables = Mapping[int, Passes]  # seed -> that
@@ -32,7 +31,7 @@ Tables = Mapping[int, Passes]  # seed -> that
 class ArmNumbers:
     """One arm in one world: shares in [0, 1], means over the seeds that are finished.
 
-    ``passes`` is Pass@k by k; ``differences`` to the baseline on the same worlds and seeds, ``versus`` the same to further arms;
+    ``passes`` is Pass@k by k, ``differences`` to other arms, by their names, the same on the worlds and seeds that both have;
     ``by_seed`` the Pass@1 of each seed. ``actions_by_seed`` are the actions a turn on the test worlds: whether a policy acts
     step by step or writes whole plans can differ between seeds, and counts for much.
     ``seconds`` is what the arm's stages took by the wall, ``cpu_seconds`` in processor time, mean over seeds, without
@@ -42,11 +41,9 @@ class ArmNumbers:
 
     seeds: list[int] = field(default_factory=list)
     passes: dict[int, Interval] = field(default_factory=dict)
-    differences: dict[int, Interval] = field(default_factory=dict)
+    differences: dict[str, dict[int, Interval]] = field(default_factory=dict)
     by_seed: dict[int, float] = field(default_factory=dict)
     actions_by_seed: dict[int, float] = field(default_factory=dict)
-    difference_by_seed: dict[int, float] = field(default_factory=dict)
-    versus: dict[str, dict[int, Interval]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -79,12 +76,11 @@ def two_way(values_SW: NDArray[np.float64], *, resamples: int = 4000, seed: int 
     return Interval(float(values.mean()), float(low), float(high))
 
 
-def collect_cells(cells: Sequence[Cell], baseline: str = BASELINE, versus: Sequence[str] = ()) -> Numbers:
+def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) -> Numbers:
     """The numbers of all finished arms; the worlds and arms in the order of the scale, the base first.
 
     Args:
-        baseline: the arm that differences are taken to.
-        versus: names of further ones.
+        versus: names of the arms that differences are taken to.
     """
     numbers: Numbers = {}
     for world in dict.fromkeys(cell.world for cell in cells):
@@ -92,16 +88,13 @@ def collect_cells(cells: Sequence[Cell], baseline: str = BASELINE, versus: Seque
         arms = next(cell.arms for cell in cells if cell.world == world)
         found_arms = {load_arm(arm).name: arm for arm in dict.fromkeys(["base", *arms])}
         tables = {name: _tables(folders, name) for name in found_arms}
-        theirs = tables.get(baseline, {})
         numbers[world] = {
-            name: _arm_numbers(folders, load_arm(found_arms[name]), found, theirs if name != baseline else {})
-            for name, found in tables.items()
-            if found
+            name: _arm_numbers(folders, load_arm(found_arms[name]), found) for name, found in tables.items() if found
         }
         for name, found in numbers[world].items():
             for other in versus:
                 if other != name and (paired := _paired(tables[name], tables.get(other, {}))):
-                    found.versus[other] = paired
+                    found.differences[other] = paired
     return numbers
 
 
@@ -128,14 +121,13 @@ def _stack(tables: Sequence[Passes], k: int) -> NDArray[np.float64] | None:
     return np.stack(found)
 
 
-def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables, baseline: Tables) -> ArmNumbers:
+def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables) -> ArmNumbers:
     out = ArmNumbers(seeds=sorted(tables))
     for k in next(iter(tables.values())):
         values = _stack([tables[seed] for seed in out.seeds], k)
         if values is not None:
             out.passes[k] = two_way(values)
     out.by_seed = {seed: float(tables[seed][1].mean()) for seed in out.seeds}
-    _add_differences(out, tables, baseline)
     done = [folders[seed] for seed in out.seeds]
     times = [_spent(folder, arm) for folder in done]
     for stage in dict.fromkeys(name for found in times for name in found):
@@ -154,13 +146,6 @@ def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables, ba
     shared = set.intersection(*(set(each) for each in models)) if models else set()
     out.world_model = {name: float(np.mean([each[name] for each in models])) for name in sorted(shared)}
     return out
-
-
-def _add_differences(out: ArmNumbers, tables: Tables, baseline: Tables) -> None:
-    out.differences = _paired(tables, baseline)
-    out.difference_by_seed = {
-        s: float(tables[s][1].mean() - baseline[s][1].mean()) for s in sorted(tables) if s in baseline
-    }
 
 
 def _paired(ours: Tables, theirs: Tables) -> dict[int, Interval]:

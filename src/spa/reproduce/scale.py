@@ -14,6 +14,8 @@ from spa.runs.overrides import from_mapping
 from spa.runs.schema import Config
 from spa.runs.validate import choose
 
+BASELINE = "vanilla"
+
 
 @dataclass
 class Scale:
@@ -36,6 +38,11 @@ class Scale:
         default_factory=dict
     )  # arm -> settings of a `spa pretrain` whose model it starts from
     threads: int = 1  # of a run; as many runs at once as the cores allow
+
+    @property
+    def compared(self) -> list[str]:
+        """The arms that differences are taken to: plain RL, and ``versus``."""
+        return list(dict.fromkeys([BASELINE, *self.versus]))
 
     def arms_of(self, world: str) -> list[str]:
         """Names of the world's arms."""

@@ -9,17 +9,17 @@ from spa.reproduce.scale import Scale
 from spa.runs.progress import duration
 
 
-def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
-    """One table a world: Pass@1, Pass@8 and the largest k, differences to the baseline, time, and the paper's numbers."""
+def table(scale: Scale, numbers: Numbers) -> str:
+    """One table a world: Pass@1, Pass@8 and the largest k, differences to other arms, time, and the paper's numbers."""
     lines = [f"# Reproduction, scale {scale.name}", "", scale.about, ""]
     for world, arms in numbers.items():
         ks = sorted({k for found in arms.values() for k in found.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
         header = ["arm", *(f"Pass@{k}" for k in shown)]
-        header += [f"Pass@{k} - {other}" for other in (baseline, *scale.versus) for k in shown if k in (1, 8)]
+        header += [f"Pass@{k} - {other}" for other in scale.compared for k in shown if k in (1, 8)]
         paper = scale.paper(world)
         header += ["by seed", "actions a turn", "time", "CPU time", *([f"paper, {paper[1]}"] if paper else [])]
-        rows = [_row(arm, found, shown, paper, scale.versus) for arm, found in arms.items()]
+        rows = [_row(arm, found, shown, paper, scale.compared) for arm, found in arms.items()]
         lines += [f"## {world}", "", *_markdown(header, rows), ""]
         if not arms:
             lines += ["Nothing is finished yet.", ""]
@@ -32,10 +32,12 @@ def table(scale: Scale, numbers: Numbers, baseline: str = "vanilla") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None, versus: list[str]) -> list[str]:
+def _row(
+    arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None, compared: list[str]
+) -> list[str]:
     cells = [arm, *(percent(found.passes.get(k)) for k in shown)]
-    for differences in (found.differences, *(found.versus.get(other, {}) for other in versus)):
-        cells += [percent(differences.get(k), sign=True) for k in shown if k in (1, 8)]
+    for other in compared:
+        cells += [percent(found.differences.get(other, {}).get(k), sign=True) for k in shown if k in (1, 8)]
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
     cells.append(", ".join(f"{value:.1f}" for _, value in sorted(found.actions_by_seed.items())))
     cells += [_time(found.seconds), _time(found.cpu_seconds)]
