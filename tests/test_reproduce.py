@@ -173,11 +173,22 @@ def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
         (tmp_path / "bases" / name / "config.json").write_text("{}")
     make_bases(scale, tmp_path)
     runs = cells(scale, tmp_path)
-    assert len({cell.folder for cell in runs}) == len(scale.worlds) * len(scale.seeds)
+    assert len({cell.folder for cell in runs}) == sum(len(scale.seeds_of(world)) for world in scale.worlds)
     for cell in runs[: len(scale.worlds)]:
         cfg = cell.load()
         assert cfg.eval.worlds >= 256
-        assert cfg.seeds.run == scale.seeds[0]
+        assert cfg.seeds.run == scale.seeds_of(cell.world)[0]
+
+
+def test_a_world_may_have_seeds_of_its_own(tmp_path: Path, capsys) -> None:
+    worlds = {"lake": {"config": "frozen_lake"}, "room": {"config": "sokoban", "seeds": [7, 8, 9]}}
+    path = scale_file(tmp_path, worlds=worlds)
+    found = [(cell.world, cell.seed) for cell in cells(load_scale(path), tmp_path)]
+    assert found == [("lake", 0), ("room", 7), ("lake", 1), ("room", 8), ("room", 9)]
+    assert main(["reproduce", "--scale", path, "--dry-run", "--seeds", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 runs")
+    assert printed.count("seeds.run=4") == 2
 
 
 @pytest.mark.parametrize(
@@ -185,6 +196,8 @@ def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
     [
         ({"seeds": [1, 1]}, "seeds must be different"),
         ({"seeds": []}, "at least one"),
+        ({"worlds": {"a": {"config": "sokoban", "seeds": [-1]}}}, r"worlds\.a\.seeds must be different whole numbers"),
+        ({"worlds": {"a": {"config": "sokoban", "seeds": []}}}, r"worlds\.a\.seeds must be different whole numbers"),
         ({"worlds": {"lake": {}}}, r"worlds\.lake must hold config"),
         ({"worlds": {"a/b": {"config": "sokoban"}}}, "used for a folder"),
         ({"threads": 0}, "threads must be at least 1"),

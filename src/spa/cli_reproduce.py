@@ -50,6 +50,7 @@ def reproduce(
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.seeds = [int(seed) for seed in seeds.split(",")]
+        chosen.worlds = {name: {k: v for k, v in w.items() if k != "seeds"} for name, w in chosen.worlds.items()}
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
     def load() -> list[Config]:

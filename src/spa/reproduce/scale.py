@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ BASELINE = "vanilla"
 class Scale:
     """``worlds`` are configs with further settings of their own, under the name that tables show.
 
-    ``arms`` are names of packaged arms, of ``own_arms`` and of ``bases``. A world may have ``arms`` and ``own_arms`` of its own.
+    ``arms`` are names of packaged arms, of ``own_arms`` and of ``bases``. A world may have ``arms``, ``own_arms`` and ``seeds`` of
+    its own.
     """
 
     name: str = ""
@@ -47,6 +49,10 @@ class Scale:
     def arms_of(self, world: str) -> list[str]:
         """Names of the world's arms."""
         return [str(name) for name in self.worlds[world].get("arms", self.arms)]
+
+    def seeds_of(self, world: str) -> list[int]:
+        """Seeds of the world's runs."""
+        return list(self.worlds[world].get("seeds", self.seeds))
 
     def own_arms_of(self, world: str) -> dict[str, dict[str, Any]]:
         """The arms that the world has of the scale's own and its own."""
@@ -86,20 +92,20 @@ def load_scale(name: str) -> Scale:
 def _check(scale: Scale) -> None:
     if not (scale.worlds and scale.arms and scale.seeds):
         raise ValueError("worlds, arms and seeds must each name at least one")
-    if len(set(scale.seeds)) < len(scale.seeds) or min(scale.seeds) < 0:
-        raise ValueError(f"seeds must be different numbers from 0 on, not {scale.seeds}")
+    _check_seeds("seeds", scale.seeds)
     if scale.threads < 1:
         raise ValueError(f"threads must be at least 1, not {scale.threads}")
     for name, world in scale.worlds.items():
         if (
             not isinstance(world, dict)
-            or set(world) - {"config", "settings", "paper", "arms", "own_arms"}
+            or set(world) - {"config", "settings", "paper", "arms", "own_arms", "seeds"}
             or "config" not in world
         ):
             raise ValueError(
                 f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...], arms: [...], "
-                "own_arms: {...} and paper: [world, model]"
+                "own_arms: {...}, seeds: [...] and paper: [world, model]"
             )
+        _check_seeds(f"worlds.{name}.seeds", world.get("seeds", scale.seeds))
         if not isinstance(world.get("own_arms", {}), dict):
             raise ValueError(f"worlds.{name}.own_arms must be name: what its arm file would hold")
         if not isinstance(arms := world.get("arms", scale.arms), list) or not arms:
@@ -112,6 +118,12 @@ def _check(scale: Scale) -> None:
             choose("world or model of the paper", value, known)
         if "/" in name or name.startswith("."):
             raise ValueError(f"worlds.{name}: the name is used for a folder")
+
+
+def _check_seeds(key: str, seeds: Any) -> None:
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{key} must be different whole numbers from 0 on, not {seeds}")
 
 
 @dataclass(frozen=True)
@@ -157,8 +169,10 @@ def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool =
         existing: leave out arms of the scale alone whose files were not written yet.
     """
     found = []
-    for seed in scale.seeds:
-        for name, world in scale.worlds.items():
+    for seeds in zip_longest(*(scale.seeds_of(name) for name in scale.worlds)):
+        for seed, (name, world) in zip(seeds, scale.worlds.items(), strict=True):
+            if seed is None:
+                continue
             files = {arm: arm_file(scale, name, arm, out) for arm in scale.arms_of(name)}
             arms = tuple(
                 str(file or arm) for arm, file in files.items() if not (existing and file and not file.is_file())
