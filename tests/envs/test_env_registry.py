@@ -83,7 +83,7 @@ def test_unknown_worlds(name, message):
     [
         ("sokoban", "num_box", "unknown setting 'num_box' of world 'sokoban'. Did you mean 'num_boxes'\\?"),
         ("spa/FrozenLake-v0", "slippery", "Did you mean 'is_slippery'\\?"),
-        ("sudoku", "zzz", "Known: board_size, difficulty, max_steps, levels, state_format, render_mode"),
+        ("sudoku", "zzz", "Known: board_size, difficulty, num_clues, max_steps, levels, state_format, render_mode"),
         (here("Corridor"), "lenght", "Did you mean 'length'\\?"),
     ],
 )
