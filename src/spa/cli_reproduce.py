@@ -44,13 +44,11 @@ def reproduce(
         names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
         chosen.worlds = {name: chosen.worlds[name] for name in names}
     if arms:
-        chosen.arms = arms.split(",")
-        chosen.worlds = {name: {k: v for k, v in w.items() if k != "arms"} for name, w in chosen.worlds.items()}
+        chosen.override("arms", arms.split(","))
     if seeds:
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
-        chosen.seeds = [int(seed) for seed in seeds.split(",")]
-        chosen.worlds = {name: {k: v for k, v in w.items() if k != "seeds"} for name, w in chosen.worlds.items()}
+        chosen.override("seeds", [int(seed) for seed in seeds.split(",")])
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
     def load() -> list[Config]:

@@ -15,7 +15,7 @@ from spa.models import last_layer
 from spa.models.last_layer import Reads, states_read
 from spa.models.load import enable_checkpointing
 from spa.models.lora import add_lora
-from spa.models.packing import Layout, enable_packing, pack
+from spa.models.packing import Layout, enable_packing, pack, packed_hidden_states
 from tests.models.networks import network
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
@@ -32,9 +32,11 @@ def read(model: Any, rows: list[list[int]], asked: list[list[int]]) -> torch.Ten
     ids, places = pack(rows)
     layout = Layout.of(places)
     reads = Reads.of(places, [np.array(at, dtype=np.int64) for at in asked], layout)
+    wanted = torch.from_numpy(np.concatenate([row[at] for row, at in zip(places, asked, strict=True)]))
+    if reads is None:
+        return packed_hidden_states(model, torch.tensor(ids), layout)[wanted]
     states = states_read(model, torch.tensor(ids), layout, reads)
     assert len(states) == len(reads.wanted_W)
-    wanted = torch.from_numpy(np.concatenate([row[at] for row, at in zip(places, asked, strict=True)]))
     return states[torch.searchsorted(reads.wanted_W, wanted)]
 
 

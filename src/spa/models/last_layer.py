@@ -37,10 +37,12 @@ class Reads:
     masks: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, rows: Sequence[Places], asked: Sequence[Places], layout: Layout) -> Reads:
-        """``asked[i]`` are the positions, in row i, whose states are read."""
+    def of(cls, rows: Sequence[Places], asked: Sequence[Places], layout: Layout) -> Reads | None:
+        """``asked[i]`` are the positions, in row i, whose states are read. None where most are."""
         device = layout.tokens_R.device
         wanted = np.unique(np.concatenate([row[at] for row, at in zip(rows, asked, strict=True)]))
+        if len(wanted) > _FEW * len(layout.places_T):
+            return None
         asks, masks = [], []
         for batch, (_, longest) in zip(layout.rows, layout.batches, strict=True):
             own = [np.unique(asked[index]) for index in batch]
@@ -63,12 +65,13 @@ class Reads:
 
 def states_read(model: Any, ids_T: Tensor, layout: Layout, reads: Reads) -> Tensor:
     """(W, D) last hidden states of packed rows where they are read; needs ``enable_packing``."""
-    # Recomputation in the backward pass would not be of the same layer.
-    recomputes = model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-    if len(reads.wanted_W) > _FEW * len(ids_T) or recomputes or not is_llama_like(model):
-        return packed_hidden_states(model, ids_T, layout)[reads.wanted_W]
-    with _reading(model.base_model.layers[-1], reads):
-        return packed_hidden_states(model, ids_T, layout)
+    if is_llama_like(model):
+        layer = model.base_model.layers[-1]
+        # What is computed again in the backward pass would not be of the same layer.
+        if not (layer.gradient_checkpointing and layer.training):
+            with _reading(layer, reads):
+                return packed_hidden_states(model, ids_T, layout)
+    return packed_hidden_states(model, ids_T, layout)[reads.wanted_W]
 
 
 @contextmanager
@@ -88,6 +91,7 @@ def _reading(layer: Any, reads: Reads) -> Iterator[None]:
 def _forward(layer: Any, hidden_1TD: Tensor, cos_sin: tuple[Tensor, Tensor], layout: Layout, reads: Reads) -> Tensor:
     """(1, W, D), of what the layer makes of (1, T, D)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.llama.modeling_llama import rotate_half
 
     attention = layer.self_attn
     cos_TK, sin_TK = (table_1TK[0] for table_1TK in cos_sin)
@@ -99,8 +103,8 @@ def _forward(layer: Any, hidden_1TD: Tensor, cos_sin: tuple[Tensor, Tensor], lay
         return result
 
     def turned(states_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        first, second = states_THK.chunk(2, dim=-1)
-        return states_THK * cos_TK[:, None] + torch.cat([-second, first], dim=-1) * sin_TK[:, None]
+        result: Tensor = states_THK * cos_TK[:, None] + rotate_half(states_THK) * sin_TK[:, None]
+        return result
 
     normed_TD = layer.input_layernorm(hidden_1TD)[0]
     keys_THK = turned(heads("k", normed_TD), cos_TK, sin_TK)

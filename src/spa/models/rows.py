@@ -13,15 +13,15 @@ from torch import Tensor
 
 from spa.models.forward import hidden_states, micro_batches, pad_right
 from spa.models.last_layer import Reads, states_read
-from spa.models.packing import Layout, pack, pack_groups
+from spa.models.packing import Layout, pack, pack_groups, packed_hidden_states
 
 
 @dataclass(frozen=True)
 class TokenRows:
     """Rows of ids with N chosen tokens ``targets_N``, row by row.
 
-    ``ids`` are (T,) packed, with their ``layout`` and the ``reads`` of these tokens, or (B, T) padded. ``before_N`` are the places,
-    in ``ids`` flattened, of the tokens before the chosen ones.
+    ``ids`` are (T,) packed, with their ``layout``, or (B, T) padded. ``before_N`` are the places, in ``ids`` flattened, of the
+    tokens before the chosen ones, ``reads`` the same for a last layer that is computed for few packed tokens alone.
     """
 
     ids: Tensor
@@ -59,10 +59,12 @@ class TokenRows:
 
     def hidden(self, model: Any) -> Tensor:
         """(N, D) last hidden states at the places that predict the chosen tokens. Packed rows need ``enable_packing``."""
-        if self.layout is not None and self.reads is not None:
-            states = states_read(model, self.ids, self.layout, self.reads)
-            return states[torch.searchsorted(self.reads.wanted_W, self.before_N)]
-        return hidden_states(model, self.ids).flatten(0, 1)[self.before_N]
+        if self.layout is None:
+            return hidden_states(model, self.ids).flatten(0, 1)[self.before_N]
+        if self.reads is None:
+            return packed_hidden_states(model, self.ids, self.layout)[self.before_N]
+        states = states_read(model, self.ids, self.layout, self.reads)
+        return states[torch.searchsorted(self.reads.wanted_W, self.before_N)]
 
 
 def forward_groups(rows: Sequence[Sequence[int]], max_tokens: int, *, packing: bool) -> list[list[int]]:

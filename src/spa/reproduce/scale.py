@@ -41,6 +41,12 @@ class Scale:
     )  # arm -> settings of a `spa pretrain` whose model it starts from
     threads: int = 1  # of a run; as many runs at once as the cores allow
 
+    def override(self, key: str, values: list[Any]) -> None:
+        """Sets ``arms`` or ``seeds`` for every world, whatever it has of its own."""
+        setattr(self, key, values)
+        for world in self.worlds.values():
+            world.pop(key, None)
+
     @property
     def compared(self) -> list[str]:
         """The arms that differences are taken to: plain RL, and ``versus``."""
