@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +22,7 @@ from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, to_json, two_way
 from spa.reproduce.scale import Cell, arm_file, cells, load_scale, scale_names
 from spa.reproduce.table import table
-from spa.reproduce.work import at_once
+from spa.reproduce.work import at_once, run_cells
 from spa.runs.config import load_arm
 from spa.runs.schema import ModelConfig
 from tests.test_pipeline import SMALL
@@ -300,6 +305,26 @@ def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> No
         "vanilla": "-22.9",
         "spa": "-",
     }
+
+
+def test_a_terminated_reproduction_leaves_no_run_behind(tmp_path: Path, monkeypatch) -> None:
+    pid_file, program = tmp_path / "pid", tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid_file}.half && mv {pid_file}.half {pid_file}\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate() -> None:
+        while not pid_file.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([Cell("lake", 0, "frozen_lake", ("model.threads=1",), tmp_path / "lake")], 1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.slow

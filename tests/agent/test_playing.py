@@ -103,6 +103,16 @@ def test_the_penalty_comes_once_a_turn_and_is_not_in_the_reward(text: str, penal
     assert turn.reward == 0
 
 
+@pytest.mark.parametrize("penalized", [True, False])
+def test_more_actions_than_a_turn_may_have_cost_the_penalty_if_the_config_says_so(penalized: bool) -> None:
+    env = EnvConfig(id="sokoban", tag="S", max_actions_per_turn=2)
+    task = Task(env, AgentConfig(style="terse", window=1, penalize_extra_actions=penalized))
+    text = {2: answer("Up || Down"), 3: answer("Up || Down || Up")}
+    for names, penalty in ((2, 0.0), (3, -0.1 if penalized else 0.0)):
+        turn = play(Scripted(lambda i, names=names: text[names]), task)[0].turns[0]
+        assert (turn.executed, turn.penalty, turn.format_ok) == (["Up", "Down"], penalty, True)
+
+
 def test_rewards_and_success_come_from_the_world() -> None:
     for seed in range(200):
         env = make_env("frozen_lake", size=4, is_slippery=False)

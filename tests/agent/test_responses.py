@@ -92,7 +92,13 @@ def test_unknown_mode() -> None:
 
 
 def test_split_actions_uses_the_separator() -> None:
-    assert split_actions("a;b;;c", ";", 2) == ("a", "b")
+    assert split_actions("a;b;;c", ";") == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(("most", "played", "extra"), [(1, ("Up",), 2), (3, ("Up", "x", "Down"), 0)])
+def test_actions_beyond_the_limit_are_counted(most: int, played: tuple[str, ...], extra: int) -> None:
+    parsed = parse_response("<think></think><answer>Up || x || || Down</answer>", max_actions=most)
+    assert (parsed.format_ok, parsed.actions, parsed.extra_actions) == (True, played, extra)
 
 
 def test_match_action() -> None:

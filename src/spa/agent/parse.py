@@ -28,6 +28,7 @@ class Parsed:
     Attributes:
         format_ok: the response has the structure that the prompt mode asks for.
         actions: actions in order, at most ``max_actions``; empty if the format is wrong.
+        extra_actions: how many more the answer names.
         observation: text inside the first ``<observation>`` of the think block, or None.
         prediction: text inside the first ``<prediction>`` of the think block, or None.
         spans: character ranges of ``think`` and ``answer`` (tags included) and of the bodies
@@ -36,15 +37,16 @@ class Parsed:
 
     format_ok: bool
     actions: tuple[str, ...] = ()
+    extra_actions: int = 0
     observation: str | None = None
     prediction: str | None = None
     spans: dict[str, Span] = field(default_factory=dict)
 
 
-def split_actions(answer: str, action_sep: str = "||", max_actions: int = 5) -> tuple[str, ...]:
-    """Actions of an answer's body: markup removed, split at ``action_sep``, empty ones dropped, the first kept."""
+def split_actions(answer: str, action_sep: str = "||") -> tuple[str, ...]:
+    """Actions of an answer's body: markup removed, split at ``action_sep``, empty ones dropped."""
     parts = (part.strip() for part in _MARKUP.sub("", answer).split(action_sep))
-    return tuple(part for part in parts if part)[:max_actions]
+    return tuple(part for part in parts if part)
 
 
 def parse_response(
@@ -89,8 +91,9 @@ def parse_response(
     ok = match is not None
     if ok and think and mode == "world_model":
         ok = observation is not None and prediction is not None
-    actions = split_actions(match["answer"], action_sep, max_actions) if ok and match else ()
-    return Parsed(ok, actions, observation, prediction, spans)
+    named = split_actions(match["answer"], action_sep) if ok and match else ()
+    actions = named[:max_actions]
+    return Parsed(ok, actions, len(named) - len(actions), observation, prediction, spans)
 
 
 def replace_spans(text: str, replacements: Sequence[tuple[Span, str]]) -> str:

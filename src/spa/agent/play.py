@@ -101,8 +101,9 @@ class Play:
         """Runs the actions that the world knows, up to its limits; True if the world ended the episode."""
         known = [match_action(action, self.env.actions) for action in parsed.actions]
         valid = [action for action in known if action is not None]
-        if not valid or len(valid) < len(known):
-            turn.penalty = self.task.agent.format_penalty
+        agent = self.task.agent
+        if not valid or len(valid) < len(known) or (agent.penalize_extra_actions and parsed.extra_actions):
+            turn.penalty = agent.format_penalty
         rewards: list[Any] = []
         ended = False
         for action in valid[: self.actions_left]:

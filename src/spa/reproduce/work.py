@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import NoReturn
 
 from spa.reproduce.scale import Cell
 from spa.runs.progress import duration, note
@@ -24,10 +27,11 @@ def at_once(runs: int, cores: int) -> int:
 
 
 def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
-    """Runs what is not finished; returns the failures, one line each. Ctrl-C ends all runs, which go on when they are run again."""
+    """Runs what is not finished; returns the failures, one line each. Ctrl-C ends all runs, which go on when they are run again;
+    so does SIGTERM, after which a batch system's job must leave no run behind."""
     failures: list[str] = []
     stop = threading.Event()
-    with ThreadPoolExecutor(parallel) as pool:
+    with _terminated_as_interrupted(), ThreadPoolExecutor(parallel) as pool:
         waiting: set[Future[str]] = {pool.submit(_run, cell, stop) for cell in cells}
         try:
             while waiting:
@@ -41,8 +45,25 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
     return failures
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Raises KeyboardInterrupt on SIGTERM, if this is the main thread: the only one that may ask for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _run(cell: Cell, stop: threading.Event) -> str:
-    """Runs one cell; the empty string, or what went wrong. Its output goes to ``log.txt`` in its folder."""
+    """Runs one cell; the empty string, or what went wrong. Its output and progress go to ``log.txt`` in its folder."""
     title = f"{cell.world}, seed {cell.seed}"
     if stop.is_set():
         return ""
@@ -51,7 +72,7 @@ def _run(cell: Cell, stop: threading.Event) -> str:
     except OSError as error:
         return f"{title}: {error}"
     command = [sys.executable, "-m", "spa", "run", cell.config, *cell.settings]
-    command += ["--out", str(cell.folder), "--resume", "--quiet"]
+    command += ["--out", str(cell.folder), "--resume"]
     threads = next(s.partition("=")[2] for s in reversed(cell.settings) if s.startswith("model.threads="))
     environment = {**os.environ, "OMP_NUM_THREADS": threads} if threads != "0" else dict(os.environ)
     note(f"{title}: started ({cell.folder})")

@@ -19,7 +19,7 @@ class EnvConfig:
     settings: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the world's constructor
     state_format: str = "grid"  # grid | coordinates (the paper's "SE") | random_coordinates (wrong ones; paper, Fig. 5)
     max_turns: int = 5
-    max_actions_per_turn: int = 5  # further actions of a turn are ignored without a penalty
+    max_actions_per_turn: int = 5  # further ones of a turn are ignored; agent.penalize_extra_actions
     max_actions: int = 10  # per episode; the episode ends when they are used up
     instruction: str | None = None  # prompt=base, style=paper; null = the built-in text of the world
     instruction_world_model: str | None = None  # prompt=world_model, style=paper
@@ -42,6 +42,7 @@ class AgentConfig:
     action_sep: str = "||"
     window: int = 0  # turns of history the model sees; 0 = all (one token sequence an episode)
     format_penalty: float = -0.1  # once per turn with a dropped action, no valid action or a bad format
+    penalize_extra_actions: bool = False  # ... or with more actions than a turn may have (the original: no penalty)
 
 
 @dataclass
