@@ -174,3 +174,38 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, 
     assert spa("run", *common, "--out", str(tmp_path / "cut")) == 2  # not without being asked to
     assert spa("run", *common, "--out", str(tmp_path / "cut"), "--resume") == 0
     assert snapshot(tmp_path / "cut") == snapshot(tmp_path / "whole")
+
+
+def test_an_arm_that_collapses_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys) -> None:
+    from spa.rl import trainer
+    from spa.rl.health import TrainingCollapsed
+
+    train = trainer.train_ppo
+
+    def collapse(cfg, arm, *args, **kwargs):
+        if arm.name == "vanilla":
+            raise TrainingCollapsed("the policy has collapsed: it is silent")
+        return train(cfg, arm, *args, **kwargs)
+
+    longer = tmp_path / "longer.yaml"
+    longer.write_text(
+        "{name: longer, state_format: grid, sft: false, rl: true, continues: vanilla, settings: {ppo.steps: 3}}"
+    )
+    command = ["run", "frozen_lake", *SMALL, f"arms=[vanilla,{longer},se]", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(trainer, "train_ppo", collapse)
+    assert spa(*command) == 2
+    printed = capsys.readouterr()
+    last = printed.err.strip().splitlines()[-1]
+    assert (
+        last == "Error: without arm vanilla: the policy has collapsed: it is silent; arm longer: it continues vanilla"
+    )
+    assert [line.split()[0] for line in printed.out.splitlines() if line.startswith(("base ", "vanilla ", "se "))] == [
+        "base",
+        "se",
+    ]
+    assert (tmp_path / "run" / "report.html").is_file()
+    monkeypatch.setattr(trainer, "train_ppo", train)
+    assert spa(*command, "--resume") == 0
+    assert {"base", "vanilla", "longer", "se"} <= {
+        line.split()[0] for line in capsys.readouterr().out.splitlines() if line
+    }

@@ -29,6 +29,7 @@ from spa.runs.arms import (
     source_config,
 )
 from spa.runs.checkpoints import latest_checkpoint
+from spa.runs.progress import note
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import Stage, model_of, read_done, reopen_as
 
@@ -36,7 +37,13 @@ __all__ = ["evaluate", "generate", "plan", "ppo", "report", "run", "sft"]
 
 
 def run(cfg: Config, out: Path, *, resume: bool) -> None:
-    """All stages for all arms, then the table and the report."""
+    """All stages for all arms, then the table and the report.
+
+    Raises:
+        ValueError: the training of an arm collapsed or diverged. It comes last: the other arms are finished by then.
+    """
+    from spa.rl.health import TrainingFailed
+
     arms = arms_of(cfg)
     begin(cfg, out, "run", resume, arms=arms)
     with_sft = [arm for arm in arms if needs_sft(cfg, arm)]
@@ -44,11 +51,22 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
         _generate(cfg, arm, out, resume=True)
     for arm in {sft_folder(out, arm): arm for arm in reversed(with_sft)}.values():
         _sft(cfg, arm, out, resume=True)
+    failed: dict[str, str] = {}
     for arm in arms:
-        if arm.rl:
-            _ppo(cfg, arm, out, resume=True)
-        _evaluate(cfg, arm, out, model=None, resume=True)
+        if arm.continues in failed:
+            failed[arm.name] = f"it continues {arm.continues}"
+            continue
+        try:
+            if arm.rl:
+                _ppo(cfg, arm, out, resume=True)
+        except TrainingFailed as error:
+            note(f"arm {arm.name}: {error}")
+            failed[arm.name] = str(error)
+        else:
+            _evaluate(cfg, arm, out, model=None, resume=True)
     print(f"Report: {report(out)}")
+    if failed:
+        raise ValueError("without " + "; ".join(f"arm {name}: {why}" for name, why in failed.items()))
 
 
 def generate(cfg: Config, out: Path, *, resume: bool, arm: ArmConfig | None = None) -> None:

@@ -14,7 +14,11 @@ _LOOP = 16  # tokens that a loop must at least fill
 _TIMES = 4  # times that it must at least run
 
 
-class TrainingCollapsed(ValueError):
+class TrainingFailed(ValueError):
+    """An arm's training that cannot go on; the run's other arms can."""
+
+
+class TrainingCollapsed(TrainingFailed):
     """The policy has stopped to play."""
 
 

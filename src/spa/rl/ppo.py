@@ -22,6 +22,7 @@ from spa.models.rows import autocast
 from spa.rl.advantages import Signal, estimate
 from spa.rl.batch import MicroBatch, Row, build_rows, to_micro_batches
 from spa.rl.critic import Critic
+from spa.rl.health import TrainingFailed
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from spa.rl.reference import Reference
 from spa.rl.rewards import Reward, normalize, token_rewards, training_reward
@@ -30,7 +31,7 @@ from spa.worldmodel.encode import Example
 from spa.worldmodel.sft import loss_sums
 
 
-class TrainingDiverged(ValueError):
+class TrainingDiverged(TrainingFailed):
     """A loss became infinite or not a number."""
 
 
