@@ -168,7 +168,10 @@ def test_the_papers_numbers() -> None:
 # Scales
 
 
-@pytest.mark.parametrize("name", scale_names())
+DOCS = Path(__file__).parents[1] / "docs" / "scales"
+
+
+@pytest.mark.parametrize("name", [*scale_names(), *map(str, sorted(DOCS.glob("*.yaml")))])
 def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
     scale = load_scale(name)
     write_arms(scale, tmp_path)
