@@ -170,6 +170,16 @@ def test_it_goes_on_when_asked_to(tmp_path, capsys) -> None:
     assert capsys.readouterr().err.count("the policy has collapsed") == 1
 
 
+@pytest.mark.parametrize(("text", "times"), [("nothing", 1), ("go</think><answer>Up</answer>", 0)])
+def test_a_model_that_never_plays_is_reported(tmp_path, capsys, text: str, times: int) -> None:
+    cfg = tiny_config(val_every=0, steps=3, collapse_patience=2, critic="model")
+    player = Player.load(cfg)
+    trainer = PPOTrainer(cfg, player, make_task(cfg), tmp_path, lambda step, metrics: None)
+    player.engine = Scripted(lambda i: text)
+    trainer.train()
+    assert capsys.readouterr().err.count("no turn of the first 2 steps had a valid action") == times
+
+
 def test_a_loss_that_is_not_finite_is_left_out_when_asked_to(tmp_path, monkeypatch, capsys) -> None:
     import spa.rl.ppo as ppo
 

@@ -291,6 +291,12 @@ class PPOTrainer:
 
     def _check_health(self, metrics: dict[str, float]) -> None:
         collapsed = self.health.observe(self.step, metrics)
+        if self.step == self.config.ppo.collapse_patience and self.health.best_valid == 0:
+            note(
+                f"PPO: no turn of the first {self.step} steps had a valid action, so that there is nothing to learn from: "
+                "the model does not answer this prompt in the format, or not within sampling.max_tokens_base (see episodes/). "
+                "After stage 2, try a smaller sft.lr, fewer sft.epochs or more tokens"
+            )
         if not collapsed:
             return
         text = f"the policy has collapsed: for {self.health.sick} steps {self.health.reason}"
