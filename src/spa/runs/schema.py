@@ -19,7 +19,7 @@ class EnvConfig:
     settings: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the world's constructor
     state_format: str = "grid"  # grid | coordinates (the paper's "SE") | random_coordinates (wrong ones; paper, Fig. 5)
     max_turns: int = 5
-    max_actions_per_turn: int = 5  # further ones of a turn are ignored; agent.penalize_extra_actions
+    max_actions_per_turn: int = 5  # further ones are not played (their price: agent.penalize_extra_actions)
     max_actions: int = 10  # per episode; the episode ends when they are used up
     instruction: str | None = None  # prompt=base, style=paper; null = the built-in text of the world
     instruction_world_model: str | None = None  # prompt=world_model, style=paper
