@@ -8,11 +8,9 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHONS ?= python3 python3.13 python3.12 python3.11 python
-# One action a turn, as in `spa reproduce --scale hours`, and 20 PPO steps instead of 80
-DEMO_ARGS ?= sokoban_easy env.max_actions_per_turn=1 env.max_turns=10 agent.penalize_extra_actions=true agent.format_penalty=-1.0 \
-	sampling.max_tokens_base=12 selfplay.groups=96 sft.epochs=2 sft.batch_size=32 sft.lr=1e-3 sft.eval_worlds=0 \
-	ppo.steps=20 ppo.warmup_steps=50 ppo.max_grad_norm=0.2 ppo.val_every=0 eval.worlds=256 eval.world_model_worlds=0 \
-	model.threads=1 --out runs/demo --resume
+# The settings of `spa reproduce --scale minutes`, seed 0
+DEMO_ARGS ?= sokoban_easy sampling.max_tokens_base=32 selfplay.groups=96 sft.epochs=2 sft.batch_size=32 sft.lr=2e-3 sft.eval_worlds=0 \
+	ppo.steps=40 ppo.val_every=20 eval.worlds=256 eval.world_model_worlds=0 model.threads=1 --out runs/demo --resume
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
