@@ -23,6 +23,7 @@ TAGS = {
     "sokoban_visual": ("VisualSimpleSokoban", {"render_mode": "rgb_array"}),
     "frozen_lake": ("FrozenLake", {"size": 4, "is_slippery": False}),
     "frozen_lake_slippery": ("FrozenLake", {"size": 4, "is_slippery": True}),
+    "frozen_lake_5x5": ("FrozenLake5x5", {"size": 5, "is_slippery": False}),
     "frozen_lake_6x6": ("FrozenLake6x6", {"size": 6, "is_slippery": True}),
     "frozen_lake_6x6_not_slippery": ("FrozenLake6x6", {"size": 6, "is_slippery": False}),
     "sudoku": ("Sudoku", {"board_size": 4, "difficulty": "easy"}),

@@ -43,6 +43,7 @@ def test_names() -> None:
         "bandit_test",
         "countdown",
         "frozen_lake",
+        "frozen_lake_5x5",
         "frozen_lake_6x6",
         "frozen_lake_6x6_not_slippery",
         "frozen_lake_slippery",
