@@ -299,8 +299,9 @@ def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> No
     assert set(arms["vanilla"].differences) == {"spa"}
     assert arms["vanilla"].differences["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
     assert arms["spa"].differences == {}
-    scale = load_scale(scale_file(tmp_path, versus=["spa"]))
+    scale = load_scale(scale_file(tmp_path, versus=["spa", "nobody"]))
     text = table(scale, {"lake": arms})
+    assert "nobody" not in text
     header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|"))
     column = [cell.strip() for cell in header].index("Pass@1 - spa")
     assert {row[0].strip(): row[column].strip().split(" [")[0] for row in rows} == {

@@ -10,16 +10,17 @@ from spa.runs.progress import duration
 
 
 def table(scale: Scale, numbers: Numbers) -> str:
-    """One table a world: Pass@1, Pass@8 and the largest k, differences to other arms, time, and the paper's numbers."""
+    """One table a world: Pass@1, Pass@8 and the largest k, differences to other arms that it has, time, and the paper's numbers."""
     lines = [f"# Reproduction, scale {scale.name}", "", scale.about, ""]
     for world, arms in numbers.items():
         ks = sorted({k for found in arms.values() for k in found.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
         header = ["arm", *(f"Pass@{k}" for k in shown)]
-        header += [f"Pass@{k} - {other}" for other in scale.compared for k in shown if k in (1, 8)]
+        compared = [other for other in scale.compared if other in arms]
+        header += [f"Pass@{k} - {other}" for other in compared for k in shown if k in (1, 8)]
         paper = scale.paper(world)
         header += ["by seed", "actions a turn", "time", "CPU time", *([f"paper, {paper[1]}"] if paper else [])]
-        rows = [_row(arm, found, shown, paper, scale.compared) for arm, found in arms.items()]
+        rows = [_row(arm, found, shown, paper, compared) for arm, found in arms.items()]
         lines += [f"## {world}", "", *_markdown(header, rows), ""]
         if not arms:
             lines += ["Nothing is finished yet.", ""]
