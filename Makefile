@@ -8,9 +8,9 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHONS ?= python3 python3.13 python3.12 python3.11 python
-# The settings of `spa reproduce --scale minutes`, seed 0
-DEMO_ARGS ?= frozen_lake_5x5 arms=[vanilla,no_coordinates] sampling.max_tokens_base=12 selfplay.groups=48 sft.epochs=2 sft.batch_size=32 sft.lr=1e-3 \
-	sft.eval_worlds=0 ppo.steps=30 ppo.val_every=10 eval.worlds=256 eval.world_model_worlds=0 model.threads=1 --out runs/demo --resume
+# The settings of docs/scales/sokoban-minutes.yaml, seed 0
+DEMO_ARGS ?= sokoban_easy sampling.max_tokens_base=32 selfplay.groups=96 sft.epochs=2 sft.batch_size=32 sft.lr=2e-3 sft.eval_worlds=0 \
+	ppo.steps=40 ppo.val_every=20 eval.worlds=256 eval.world_model_worlds=0 model.threads=1 --out runs/demo --resume
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
