@@ -31,9 +31,13 @@ def command(server: Server, name: str, out: Path, *settings: str) -> list[str]:
 
 
 def start(argv: list[str]) -> subprocess.Popen[str]:
-    """A ``spa`` of its own."""
+    """A ``spa`` of its own, which hears Ctrl-C even where the tests run in the background: that ignores it, for children too."""
     environment = {**os.environ, "PYTHONPATH": str(Path(spa.__file__).parents[1])}
-    return subprocess.Popen([sys.executable, "-m", "spa", *argv], env=environment, stderr=subprocess.PIPE, text=True)
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from spa.cli import main; sys.exit(main())"
+    )
+    return subprocess.Popen([sys.executable, "-c", code, *argv], env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def result(out: Path) -> tuple[Any, ...]:
