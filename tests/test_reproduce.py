@@ -311,6 +311,17 @@ def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> No
     }
 
 
+def test_differences_to_the_arms_named_on_the_command_line(finished: list[Cell], tmp_path: Path, capsys) -> None:
+    path = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
+    command = ["reproduce", "--scale", path, "--table", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "Pass@1 - spa" not in capsys.readouterr().out
+    assert main([*command, "--versus", "spa"]) == 0
+    assert "Pass@1 - spa" in capsys.readouterr().out
+    assert main([*command, "--versus", "spaa"]) == 2
+    assert "Did you mean 'spa'?" in capsys.readouterr().err
+
+
 def test_a_terminated_reproduction_leaves_no_run_behind(tmp_path: Path, monkeypatch) -> None:
     pid_file, program = tmp_path / "pid", tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho $$ > {pid_file}.half && mv {pid_file}.half {pid_file}\nexec sleep 60\n")

@@ -22,6 +22,10 @@ def reproduce(
     ] = None,
     arms: Annotated[str | None, typer.Option("--arms", help="Other arms, a,b.", show_default=False)] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Other seeds, 0,1,2.", show_default=False)] = None,
+    versus: Annotated[
+        str | None,
+        typer.Option("--versus", help="Arms, besides vanilla, to give differences to, a,b.", show_default=False),
+    ] = None,
     parallel: Annotated[int, typer.Option("--parallel", min=0, help="Runs at once. 0 = as cores allow.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their plans; write nothing.")] = False,
     only_table: Annotated[
@@ -49,6 +53,9 @@ def reproduce(
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.override("seeds", [int(seed) for seed in seeds.split(",")])
+    if versus:
+        known = dict.fromkeys(name for world in chosen.worlds for name in chosen.arms_of(world))
+        chosen.versus = [choose("arm of the chosen worlds", name, list(known)) for name in versus.split(",")]
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
     def load() -> list[Config]:
