@@ -19,9 +19,6 @@ def begin(
     cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
 ) -> None:
     """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
-    from spa.agent.player import make_task
-
-    make_task(cfg)
     check_tasks(cfg, arms)
     stage = command.partition(" ")[0]
     served = _check_players(cfg, stage, model, arms)
@@ -84,16 +81,19 @@ def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
         ValueError: they do not, or cannot; the message names the arm.
     """
     from spa.agent.player import make_task
+    from spa.agent.worlds import check_disjoint
     from spa.rl.curriculum import training_tasks
 
+    check_disjoint(make_task(cfg))
     check_arms(cfg, arms)
     for arm in arms:
         try:
             own = arm_config(cfg, arm)
-            make_task(own, state_format=arm.state_format)
+            check_disjoint(make_task(own, state_format=arm.state_format))
             if arm.rl:
-                training_tasks(own, state_format=arm.state_format)
+                for task in training_tasks(own, state_format=arm.state_format):
+                    check_disjoint(task)
             source = source_config(cfg, arm)
-            make_task(source, state_format=source.selfplay.state_format)
+            check_disjoint(make_task(source, state_format=source.selfplay.state_format))
         except ValueError as error:
             raise ValueError(f"arm {arm.name}: {error}") from error

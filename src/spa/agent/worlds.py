@@ -9,21 +9,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from spa.agent.task import Task, choose
+from spa.envs import TextEnv
+from spa.runs.seeds import SEEDS_OF_A_RUN
 
 # Share of all worlds, by a hash of their content, that belongs to each split.
 SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "train": (0.5, 1.0)}
 SPLITS: tuple[str, ...] = tuple(SHARES)
 WORLD_SPLITS = ("train", "val", "test")  # what a world may call its own split
-SEED_RANGE = 10**9
+DISJOINT = ("content", "symmetry", "seed")
 _GIVE_UP = 20_000  # candidates in a row without a new world
 
 
 @dataclass(frozen=True)
 class World:
-    """A seed of the task's world and a string that two worlds share exactly if they pose the same problem."""
+    """A seed of the task's world and digests of what it poses.
+
+    Two worlds share ``content`` exactly if they pose the same problem, and ``symmetry`` if one is a rotation or mirror image of
+    the other (None where the world does not know its symmetries).
+    """
 
     seed: int
     content: str
+    symmetry: str | None = None
 
     def noise_seed(self, member: int) -> int:
         """Seed of the world's luck (slipping) for one member of a group: the same world, another fate."""
@@ -58,21 +65,22 @@ class WorldSource:
     """The worlds of one split, in a fixed order from its first seed.
 
     With ``disjoint="content"`` a candidate seed is used only if its world's content hashes into the split, so that no world of
-    one split occurs in another; a world that names its split in ``info["split"]`` is used there (``split_of``). ``unique`` also
-    leaves out worlds that this source has already given (evaluation).
+    one split occurs in another; with ``"symmetry"`` no rotation or mirror image of it does either. A world that names its split
+    in ``info["split"]`` is used there (``split_of``). ``unique`` also leaves out worlds that this source has already given
+    (evaluation).
     ``cursor`` is the next candidate's offset: save it, and pass it to continue.
 
     Raises:
-        ValueError: unknown split or ``disjoint``, overlapping seed ranges, a world whose own split has another name, or a world
-            too small to give more worlds.
+        ValueError: unknown split or ``disjoint``, ``disjoint="symmetry"`` for a world that does not know its symmetries, a world
+            whose own split has another name, or a world too small to give more worlds.
     """
 
     def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
         self.task = task
         self.split = choose("split", split, SPLITS)
-        self.by_content = choose("env.disjoint", task.env.disjoint, ("content", "seed")) == "content"
+        self.disjoint = choose("env.disjoint", task.env.disjoint, DISJOINT)
         self.first_seed = first_seed
-        self.unique = unique and self.by_content  # by seed alone, worlds may repeat
+        self.unique = unique and self.disjoint != "seed"  # by seed alone, worlds may repeat
         self.cursor = cursor
         self._env = task.make_env()
         self._given: set[str] = set()
@@ -82,7 +90,7 @@ class WorldSource:
         worlds: list[World] = []
         fruitless = 0
         while len(worlds) < count:
-            if self.cursor >= SEED_RANGE:
+            if self.cursor >= SEEDS_OF_A_RUN:
                 raise ValueError(f"the seeds of split {self.split!r} are used up")
             if fruitless >= _GIVE_UP:
                 raise ValueError(
@@ -92,20 +100,45 @@ class WorldSource:
                 )
             seed = self.first_seed + self.cursor
             self.cursor += 1
-            state, info = self._env.reset(seed=seed)
-            key = content_key(str(info.get("content", state)))
-            elsewhere = self.by_content and split_of(key, info.get("split")) != self.split
+            world, own_split = _look(self._env, seed)
+            if self.disjoint == "symmetry" and world.symmetry is None:
+                raise ValueError(_no_symmetries(self.task))
+            key = str(world.symmetry) if self.disjoint == "symmetry" else world.content
+            elsewhere = self.disjoint != "seed" and split_of(key, own_split) != self.split
             if elsewhere or (self.unique and key in self._given):
                 fruitless += 1
                 continue
             fruitless = 0
             self._given.add(key)
-            worlds.append(World(seed, key))
+            worlds.append(world)
         return worlds
 
 
+def _look(env: TextEnv, seed: int) -> tuple[World, str | None]:
+    """The world of a seed, and the split that it names for itself."""
+    state, info = env.reset(seed=seed)
+    symmetry = info.get("symmetry")
+    key = content_key(str(info.get("content", state)))
+    return World(seed, key, None if symmetry is None else content_key(str(symmetry))), info.get("split")
+
+
+def check_disjoint(task: Task) -> None:
+    """Raises ValueError if the task asks for ``env.disjoint=symmetry`` and its world does not know its symmetries."""
+    if task.env.disjoint == "symmetry" and _look(task.make_env(), 0)[0].symmetry is None:
+        raise ValueError(_no_symmetries(task))
+
+
+def _no_symmetries(task: Task) -> str:
+    return f"world {task.env.id!r} does not know its symmetries (no info['symmetry']): set env.disjoint=content"
+
+
+def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:
+    """What a stage records of the worlds that it used: content -> symmetry, sorted."""
+    return dict(sorted((world.content, world.symmetry) for world in worlds))
+
+
 def overlaps(contents: Mapping[str, Iterable[str]]) -> dict[str, int]:
-    """How many worlds each pair of splits has in common, by content key: ``{"train&test": 0, ...}``."""
+    """How many worlds each pair of splits has in common, by key: ``{"train&test": 0, ...}``."""
     sets = {name: set(keys) for name, keys in contents.items()}
     names = list(sets)
     return {f"{a}&{b}": len(sets[a] & sets[b]) for i, a in enumerate(names) for b in names[i + 1 :]}

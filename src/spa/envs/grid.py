@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -104,6 +105,9 @@ class GridEnv(SeededEnv):
         if rest and self.state_format != "random_coordinates" and rest != self._sentence():
             raise ValueError(f"the positions {rest!r} disagree with the grid, whose positions are {self._sentence()!r}")
 
+    def _symmetry(self) -> str:
+        return canonical_grid(self._problem().partition("\n")[2])
+
     def _at(self, cell: int) -> str:
         return f"({cell // self.width},{cell % self.width})"
 
@@ -168,6 +172,17 @@ class GridEnv(SeededEnv):
 
     def _sentence(self) -> str:
         raise NotImplementedError
+
+
+@lru_cache(4096)
+def canonical_grid(grid: str) -> str:
+    """The least of the eight rotations and mirror images of a grid: two grids share it exactly if one is an image of the other."""
+    rows = grid.split("\n")
+    images = []
+    for _ in range(4):
+        rows = ["".join(column) for column in zip(*reversed(rows), strict=True)]  # a quarter turn clockwise
+        images += ["\n".join(rows), "\n".join(reversed(rows))]
+    return min(images)
 
 
 def _symbols(given: Vocabulary | None, meanings: Mapping[str, str]) -> dict[str, str]:

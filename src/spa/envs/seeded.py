@@ -62,6 +62,7 @@ class SeededEnv(TextEnv):
         self._running: bool | None = None  # None: never reset
         self._steps = 0
         self._content = ""
+        self._symmetric: dict[str, str] = {}
         self._noise_seed = 0
         self._noise: np.random.Generator | None = None
 
@@ -92,6 +93,8 @@ class SeededEnv(TextEnv):
         self._noise = None
         self._steps = 0
         self._content = f"{self.name} {self._problem()}"
+        symmetry = self._symmetry()
+        self._symmetric = {} if symmetry is None else {"symmetry": f"{self.name} {symmetry}"}
         self._running = not self._finished()
         return self.text(), self._info(valid=True, effective=False)
 
@@ -153,7 +156,8 @@ class SeededEnv(TextEnv):
         return twin._keeps(earlier)
 
     def _info(self, *, valid: bool, effective: bool) -> dict[str, Any]:
-        return {"success": self._success(), "valid": valid, "effective": effective, "content": self._content}
+        facts = {"success": self._success(), "valid": valid, "effective": effective, "content": self._content}
+        return facts | self._symmetric
 
     def _finished(self) -> bool:
         """Whether the state is terminal. Worlds that can be lost override this."""
@@ -190,6 +194,10 @@ class SeededEnv(TextEnv):
     @abstractmethod
     def _problem(self) -> str:
         """Size and problem of the world just made, in a form that no setting of symbols changes."""
+
+    def _symmetry(self) -> str | None:
+        """The same for all worlds that are rotations or mirror images of each other; None where a world knows no symmetries."""
+        return None
 
 
 def generator(seed: int | list[int], *stream: int) -> np.random.Generator:

@@ -11,7 +11,7 @@ from spa.agent.episode import Episode, write_episodes
 from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player, ServedPlayer, make_task, sampling_for
 from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource
+from spa.agent.worlds import World, WorldSource, world_keys
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import EvalResult
 from spa.runs.progress import progress
@@ -59,7 +59,7 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
     scores = {f"pass@{k}": result.metrics[f"pass@{k}"] for k in result.ks}
     player.close()
     name = player.server.name if isinstance(player, ServedPlayer) else model
-    return {"model": name, **scores, "worlds": {"test": sorted({world.content for world in worlds})}}
+    return {"model": name, **scores, "worlds": {"test": world_keys(worlds)}}
 
 
 def play_chunks(

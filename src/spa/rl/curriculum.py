@@ -10,6 +10,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.runs.config import env_block
 from spa.runs.schema import Config
+from spa.runs.seeds import first_seed
 
 Batch = list[tuple[int, list[World]]]
 """Index of a task and worlds of it."""
@@ -41,7 +42,7 @@ class Curriculum:
     def __init__(self, cfg: Config, tasks: list[Task]) -> None:
         self.config = cfg.curriculum
         self.tasks = tasks
-        self.sources = [WorldSource(task, "train", cfg.seeds.train) for task in tasks]
+        self.sources = [WorldSource(task, "train", first_seed(cfg.seeds, "train")) for task in tasks]
         self.level = 0
         self.history: list[float] = []
         self.dealt = [0] * len(tasks)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode
+from spa.rl.rewards import Reward
+from spa.runs.schema import PPOConfig
 
 FILTERS = ("std", "std_rev", "max_mean", "top_p", "off")
 _EQUAL = 1e-9  # scores that differ by less are equal
@@ -28,6 +30,16 @@ def group_indices(episodes: Sequence[Episode]) -> Groups:
 def informative(groups: Groups, scores: Sequence[float]) -> list[int]:
     """The groups whose episodes do not all score alike: those that a group's baseline leaves anything to learn from."""
     return [group for group, members in groups.items() if np.ptp([scores[i] for i in members]) > _EQUAL]
+
+
+def nothing_to_learn(rewards: Sequence[Reward], config: PPOConfig) -> bool:
+    """Whether no episode did better than another: advantages are then the critic's error, which whitening blows up to noise of
+    size 1. With ``reward_placement=turn`` all turns must be alike, too; a KL penalty in the reward always tells tokens apart."""
+    if config.kl_reward_coef:
+        return False
+    if config.reward_placement == "turn" and len({tuple(reward.turns) for reward in rewards}) > 1:
+        return False
+    return bool(np.ptp([reward.score for reward in rewards]) <= _EQUAL)
 
 
 def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:

@@ -123,6 +123,7 @@ def update(
     """Improves actor and critic on a batch of episodes; returns metrics.
 
     Args:
+        critic_only: the policy's loss is left out.
         world_model: examples of the auxiliary loss, spread evenly over the mini-batches of every pass.
 
     Raises:
@@ -147,8 +148,7 @@ def update(
             extra = np.array_split(order.permutation(len(world_model)), len(parts))
             for part, more in zip(parts, extra, strict=True):
                 if not sums.stopped:
-                    examples = [world_model[i] for i in more] if not critic_only else []
-                    _step(learner, [rows[i] for i in part], examples, sums, critic_only)
+                    _step(learner, [rows[i] for i in part], [world_model[i] for i in more], sums, critic_only)
     learner.optimizer.zero_grad(set_to_none=True)  # the next rollout needs the memory
     return (
         metrics

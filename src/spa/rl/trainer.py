@@ -15,7 +15,7 @@ import numpy as np
 from spa.agent.episode import Episode, read_episodes, write_episodes
 from spa.agent.player import Player, make_task
 from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource
+from spa.agent.worlds import World, WorldSource, world_keys
 from spa.engines.base import BrokenModel
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
@@ -25,7 +25,7 @@ from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, training_tasks
-from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative
+from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
 from spa.rl.health import Health, TrainingCollapsed, repetition
 from spa.rl.ppo import Learner, TrainingDiverged, update
 from spa.rl.reference import Reference, needs_reference
@@ -61,7 +61,7 @@ class PPOTrainer:
     probe: Task | None = None
     on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
     start: str | None = None
-    played: set[str] = field(default_factory=set)
+    played: dict[str, str | None] = field(default_factory=dict)  # worlds trained on: content -> symmetry
     step: int = 0
     episodes: int = 0
     empty_steps: int = 0
@@ -213,7 +213,7 @@ class PPOTrainer:
         while True:
             for index, worlds in self.curriculum.take(config.groups):
                 task = self.curriculum.tasks[index]
-                self.played.update(world.content for world in worlds)
+                self.played.update(world_keys(worlds))
                 # The first batch has the step's own seed, whatever else is played.
                 own = stream_seed(seed, rounds, index) if rounds or index else seed
                 played = self.player.play(task, worlds, samples=config.group_size, seed=own)
@@ -256,15 +256,22 @@ class PPOTrainer:
         self, episodes: Sequence[Episode], tasks: Sequence[int], rng: np.random.Generator, step: int
     ) -> dict[str, float]:
         config, chat = self.config.ppo, self.player.chat
-        critic_only = self.learner.critic is not None and step <= config.critic_warmup
+        warming_up = self.learner.critic is not None and step <= config.critic_warmup
+        alike = nothing_to_learn([training_reward(episode, config) for episode in episodes], config)
         examples = []
-        if config.world_model_coef and not critic_only:
+        if config.world_model_coef and not warming_up:
             told = [self.told[index] for index in tasks]
             draw = np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step))
             fraction = config.world_model_fraction
             examples = world_model_examples(episodes, told, chat, fraction=fraction, rng=draw)
+        if alike and self.learner.critic is None and not examples:
+            self.skipped_steps += 1
+            return {"rollout/all_equal": 1.0}
         try:
-            return update(self.learner, episodes, chat, rng=rng, critic_only=critic_only, world_model=examples)
+            learned = update(
+                self.learner, episodes, chat, rng=rng, critic_only=warming_up or alike, world_model=examples
+            )
+            return learned | {"rollout/all_equal": float(alike)}
         except TrainingDiverged as error:
             if config.on_collapse == "stop":
                 raise TrainingDiverged(
@@ -350,7 +357,7 @@ class PPOTrainer:
     def _save(self) -> None:
         state: dict[str, Any] = {
             "step": self.step,
-            "played": sorted(self.played),
+            "played": sorted(self.played.items()),
             "episodes": self.episodes,
             "empty_steps": self.empty_steps,
             "skipped_steps": self.skipped_steps,
@@ -369,7 +376,7 @@ class PPOTrainer:
         """Takes over a checkpoint; the actor's weights were loaded from the same folder by whoever made the player."""
         state = load_state(folder)
         self.step = int(state["step"])
-        self.played = set(state["played"])
+        self.played = dict(state["played"])
         self.episodes, self.empty_steps = int(state["episodes"]), int(state["empty_steps"])
         self.skipped_steps = int(state["skipped_steps"])
         self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
@@ -428,7 +435,7 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
         if found:
             bar.advance(min(found[0], cfg.ppo.steps))
         model = trainer.train(resume=resume)
-    worlds = {"train": sorted(trainer.played), "val": sorted({world.content for world in trainer.val_worlds})}
+    worlds = {"train": dict(sorted(trainer.played.items())), "val": world_keys(trainer.val_worlds)}
     result: dict[str, Any] = {"model": str(model.relative_to(out)), "worlds": worlds}
     result["last"] = str(checkpoint_folder(out, trainer.step).relative_to(out))
     best = trainer.best_checkpoint()

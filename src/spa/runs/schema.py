@@ -26,7 +26,8 @@ class EnvConfig:
     response_hint: int | None = (
         None  # "Max response length" in the paper's prompt, in words; null = sampling.max_tokens
     )
-    disjoint: str = "content"  # how splits are kept apart: content (no world in two splits) | seed (seed ranges only)
+    # how splits are kept apart: content (no world in two splits) | symmetry (nor its rotations and mirror images) | seed (ranges)
+    disjoint: str = "content"
 
 
 @dataclass
@@ -273,7 +274,8 @@ class EvalConfig:
 
 @dataclass
 class SeedConfig:
-    """First seeds of the splits: disjoint ranges of 10**9. ``run`` seeds all randomness of training and sampling."""
+    """First seeds of the splits: disjoint ranges of 10**9. ``run`` seeds all randomness of training and sampling, and chooses where
+    in their ranges self-play and training begin: each run has worlds of its own there."""
 
     run: int = 0
     test: int = 0

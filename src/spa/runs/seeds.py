@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from spa.runs.schema import SeedConfig
+
+SEEDS_OF_A_RUN = 5 * 10**8  # worlds that one run can look at in a split, whose range of seeds is twice as long
+_STRIDE = 309_016_994  # their golden section: any number of runs begin far from each other
+
 SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY = range(1, 8)
 
 
@@ -11,3 +16,13 @@ def stream_seed(run: int, purpose: int, step: int) -> int:
     """A 63-bit seed for one purpose at one step of a run."""
     state = np.random.SeedSequence([run, purpose, step]).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))
+
+
+def first_seed(seeds: SeedConfig, split: str) -> int:
+    """Where a run's worlds of a split begin.
+
+    Validation and test worlds are the same for all runs. Each run draws its own for self-play and training, so that the spread over
+    runs holds the luck of that draw; run 0 begins at the first seed of the range.
+    """
+    first: int = getattr(seeds, split)
+    return first + (seeds.run * _STRIDE % SEEDS_OF_A_RUN if split in ("selfplay", "train") else 0)

@@ -16,7 +16,7 @@ TRACKERS: tuple[str, ...] = ("tensorboard", "wandb", "trackio")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "env.state_format": ("grid", "coordinates", "random_coordinates"),
-    "env.disjoint": ("content", "seed"),
+    "env.disjoint": ("content", "symmetry", "seed"),
     "agent.style": ("paper", "terse"),
     "agent.prompt": ("base", "world_model"),
     "agent.prompt_after_sft": ("same", "base", "world_model"),

@@ -11,7 +11,7 @@ from spa.agent.episode import Episode, write_episodes
 from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player, make_task
 from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource
+from spa.agent.worlds import World, WorldSource, world_keys
 from spa.engines.base import ServerError, check_engine
 from spa.engines.random import RandomEngine, random_responder
 from spa.evaluate.play import play_chunks
@@ -19,7 +19,7 @@ from spa.evaluate.world_model import world_model_metrics
 from spa.runs.files import atomic_write
 from spa.runs.progress import note
 from spa.runs.schema import Config
-from spa.runs.seeds import SELFPLAY
+from spa.runs.seeds import SELFPLAY, first_seed
 from spa.worldmodel.dataset import split_rows, write_rows
 from spa.worldmodel.groundtruth import rows_of, shuffle_states
 from spa.worldmodel.select import select_rows
@@ -114,7 +114,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "rows_train": len(train),
         "rows_val": len(val),
         "dropped": dropped,
-        "worlds": {"selfplay": sorted({world.content for world in worlds})},
+        "worlds": {"selfplay": world_keys(worlds)},
     }
 
 
@@ -124,7 +124,7 @@ def _play(cfg: Config, task: Task, kept: KeptEpisodes) -> tuple[list[World], lis
     player = Player.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":
         player.engine = RandomEngine(player.chat, random_responder(task))
-    worlds = WorldSource(task, "selfplay", cfg.seeds.selfplay).take(play.groups)
+    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
     total = len(worlds) * play.group_size
     if len(kept):
         note(f"self-play: {len(kept)} of {total} episodes were played before")
