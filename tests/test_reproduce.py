@@ -10,7 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from spa.cli import main
@@ -19,7 +18,7 @@ from spa.models.load import load_model
 from spa.reproduce.bases import make_bases, write_arms
 from spa.reproduce.page import figures, write_page
 from spa.reproduce.paper import paper_numbers
-from spa.reproduce.results import collect_cells, to_json, two_way
+from spa.reproduce.results import collect_cells, compute, from_json, read_numbers, to_json
 from spa.reproduce.scale import Cell, arm_file, cells, load_scale, scale_names
 from spa.reproduce.table import table
 from spa.reproduce.work import at_once, run_cells
@@ -44,7 +43,7 @@ def scale_file(tmp_path: Path, **changes: object) -> str:
     return str(path)
 
 
-# How many at once, and the interval
+# How many at once
 
 
 @pytest.mark.parametrize(
@@ -53,26 +52,6 @@ def scale_file(tmp_path: Path, **changes: object) -> str:
 )
 def test_runs_at_once(runs: int, cores: int, expected: int) -> None:
     assert at_once(runs, cores) == expected
-
-
-def test_two_way_equals_a_loop_and_counts_both_sources_of_spread() -> None:
-    rng = np.random.default_rng(0)
-    values = rng.random((3, 40))
-    found = two_way(values, resamples=500, seed=7)
-    rng = np.random.default_rng(7)
-    draws = []
-    for _ in range(500):
-        seeds, worlds = rng.integers(0, 3, 3), rng.integers(0, 40, 40)
-        draws.append(np.mean([[values[s, w] for w in worlds] for s in seeds]))
-    assert found.mean == pytest.approx(values.mean())
-    assert [found.low, found.high] == pytest.approx(list(np.quantile(draws, [0.025, 0.975])))
-    apart = np.array([[0.0] * 40, [0.5] * 40, [1.0] * 40])  # seeds differ, worlds do not
-    assert two_way(apart).high - two_way(apart).low > 0.5
-    one = two_way(values[:1])
-    assert one.low < one.mean < one.high
-    for bad in (np.zeros(3), np.zeros((0, 3)), np.array([[np.nan]])):
-        with pytest.raises(ValueError, match="table"):
-            two_way(bad)
 
 
 # From folders to numbers
@@ -118,6 +97,7 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
     assert spa.differences["vanilla"][1].low > 0
     assert arms["vanilla"].differences == {}
+    assert spa.successes == {0: [4] * 11 + [0], 1: [5] * 11 + [0]}
     assert arms["base"].differences["vanilla"][1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
     assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
     assert arms["vanilla"].seconds == {"PPO": 60}
@@ -126,6 +106,34 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.world_model == {"world_model/prediction_em": 0.25}
     assert spa.actions_by_seed == {0: 1.5, 1: 1.5}
     assert json.loads(to_json({"lake": arms}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
+
+
+def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_path: Path, capsys) -> None:
+    numbers = {"lake": collect_cells(finished, versus=["vanilla", "base"])["lake"]}
+    path, scale = tmp_path / "numbers.json", scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
+    path.write_text(to_json(numbers))
+    again = from_json(path.read_text())
+    assert again["lake"]["spa"].passes == {}, "what follows from the successes is worked out anew"
+    compute(again, ["vanilla", "base"])
+    assert again == numbers
+    assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == table(load_scale(scale), numbers).rstrip("\n")
+    for text in ("[]", "{", '{"lake": {"spa": {}}}', path.read_text().replace('"samples": 8', '"samples": 0')):
+        path.write_text(text)
+        assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 2
+        assert f"{path}: not the numbers of a reproduction" in capsys.readouterr().err
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="has no world of scale small"):
+        read_numbers(path, load_scale(scale))
+
+
+def test_arms_of_other_worlds_are_not_compared(finished: list[Cell]) -> None:
+    path = finished[1].folder / "arms" / "spa" / "eval" / "result.json"
+    other = EvalResult.read(path)
+    other.worlds = [WorldResult(w.group, w.seed, "another", w.successes, w.samples) for w in other.worlds]
+    other.write(path)
+    with pytest.raises(ValueError, match=r"seed-1/arms/spa.*is of other worlds"):
+        collect_cells(finished)
 
 
 def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cell]) -> None:
@@ -146,6 +154,7 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     assert cells_of_line[-3:-1] == ["1 min 30 s", "1 min 05 s"]
     assert cells_of_line[-5:-3] == ["45.8, 57.3", "1.5, 1.5"]
     assert cells_of_line[3].startswith("+22.9 [")
+    assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text
     charts = figures(numbers)
     assert {key.rpartition("-")[0] for key in charts} == {"steps", "time", "passk"}
     times = next(d["x"] for d in charts["time-0"][1]["data"] if d["name"] == "spa")

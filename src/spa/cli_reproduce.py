@@ -31,11 +31,15 @@ def reproduce(
     only_table: Annotated[
         bool, typer.Option("--table", help="Write the table of what is finished; run nothing.")
     ] = False,
+    numbers_file: Annotated[
+        Path | None,
+        typer.Option("--numbers", help="Print the table of a numbers.json; run and write nothing.", show_default=False),
+    ] = None,
 ) -> None:
     """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
     from spa.reproduce.bases import make_bases, write_arms
     from spa.reproduce.page import write_page
-    from spa.reproduce.results import collect_cells, to_json
+    from spa.reproduce.results import collect_cells, read_numbers, to_json
     from spa.reproduce.scale import cells, load_scale
     from spa.reproduce.table import table
     from spa.reproduce.work import at_once, run_cells
@@ -56,6 +60,9 @@ def reproduce(
     if versus:
         known = dict.fromkeys(name for world in chosen.worlds for name in chosen.arms_of(world))
         chosen.versus = [choose("arm of the chosen worlds", name, list(known)) for name in versus.split(",")]
+    if numbers_file is not None:
+        print(table(chosen, read_numbers(numbers_file, chosen)))
+        return
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
     def load() -> list[Config]:

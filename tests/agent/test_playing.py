@@ -202,6 +202,8 @@ def test_splits_share_no_content_and_the_cursor_continues() -> None:
     assert set(found.values()) == {0}
     assert len(found) == 6
     assert all(split_of(w.content) == name for name, worlds in taken.items() for w in worlds)
+    images = overlaps({name: [str(w.symmetry) for w in worlds] for name, worlds in taken.items()})
+    assert sum(images.values()) > 0, "of the same lakes turned around some are in two splits"
     first = WorldSource(task, "train", 3 * 10**9)
     part = first.take(15)
     rest = WorldSource(task, "train", 3 * 10**9, cursor=first.cursor).take(25)

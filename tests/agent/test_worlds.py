@@ -1,12 +1,22 @@
-"""Which worlds are played where, for worlds that name a split of their own."""
+"""Which worlds are played where: their own splits, what keeps splits apart, and what each run draws for itself."""
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spa.agent.player import make_task
 from spa.agent.task import Task
-from spa.agent.worlds import SPLITS, WorldSource, content_key, split_of
-from spa.runs.schema import AgentConfig, EnvConfig
+from spa.agent.worlds import SPLITS, WorldSource, content_key, overlaps, split_of
+from spa.cli import main
+from spa.envs import make_env
+from spa.runs.config import load_config
+from spa.runs.schema import AgentConfig, EnvConfig, SeedConfig
+from spa.runs.seeds import SEEDS_OF_A_RUN, first_seed
 
 
 class Numbers:
@@ -62,3 +72,64 @@ def test_seeds_alone_keep_no_splits_apart() -> None:
 def test_a_split_of_another_name() -> None:
     with pytest.raises(ValueError, match=r"unknown split of a world 'valid'\. Did you mean 'val'"):
         WorldSource(task(splits="valid " * 10), "val", 0).take(1)
+
+
+@pytest.mark.parametrize(
+    "env", ["sokoban_easy", "sokoban_hard", "sokoban_grid_vocab", "frozen_lake", "frozen_lake_5x5"]
+)
+def test_splits_share_no_rotation_and_no_mirror_image(env: str) -> None:
+    """What the packaged configs say, checked on pictures turned here: numpy knows nothing of ours."""
+    task = make_task(load_config(env))
+    images = {}
+    for i, name in enumerate(["test", "val", "selfplay", "train"]):
+        images[name] = set()
+        for world in WorldSource(task, name, 10**9 * i).take(40):
+            content = task.make_env().reset(seed=world.seed)[1]["content"]
+            grid = np.array([list(row) for row in content.split("\n")[1:]])
+            turned = [np.rot90(side, turns) for side in (grid, np.fliplr(grid)) for turns in range(4)]
+            images[name] |= {"\n".join("".join(row) for row in picture) for picture in turned}
+    assert set(overlaps(images).values()) == {0}
+
+
+def test_rotations_and_mirror_images_are_one_world_and_no_others() -> None:
+    env = make_env("sokoban")
+    level = ["######", "#P_###", "#_X__#", "##__O#", "#_____", "######"]
+    level[4] = "#____#"
+    grid = np.array([list(row) for row in level])
+    pictures = [np.rot90(side, turns) for side in (grid, np.fliplr(grid)) for turns in range(4)]
+    infos = [env.reset(options={"state": "\n".join("".join(row) for row in picture)})[1] for picture in pictures]
+    assert len({info["content"] for info in infos}) == 8
+    assert len({info["symmetry"] for info in infos}) == 1
+    assert env.step("Down")[4]["symmetry"] == infos[0]["symmetry"], "of the problem, not of the state"
+    other = grid.copy()
+    other[4, 4], other[3, 4] = "O", "_"
+    assert env.reset(options={"state": "\n".join("".join(row) for row in other)})[1]["symmetry"] != infos[0]["symmetry"]
+
+
+def test_a_world_without_symmetries_says_so_before_anything_is_written(tmp_path, capsys) -> None:
+    assert main(["run", "sudoku", "env.disjoint=symmetry", "--out", str(tmp_path / "run")]) == 2
+    assert "does not know its symmetries" in (error := capsys.readouterr().err)
+    assert "env.disjoint=content" in error
+    assert not (tmp_path / "run").exists()
+    assert main(["run", "sudoku", "env.disjoint=symmetry", "--dry-run"]) == 2
+
+
+def test_each_run_has_its_own_worlds_for_self_play_and_training_and_all_share_the_others() -> None:
+    task = make_task(load_config("frozen_lake"))
+    taken = {}
+    for run in (0, 1, 2, 41):
+        for split in SPLITS:
+            worlds = WorldSource(task, split, first_seed(SeedConfig(run=run), split)).take(30)
+            taken[run, split] = {world.seed for world in worlds}
+    for split in ("test", "val"):
+        assert len({frozenset(taken[run, split]) for run in (0, 1, 2, 41)}) == 1
+    for split in ("selfplay", "train"):
+        assert len(set().union(*(taken[run, split] for run in (0, 1, 2, 41)))) == 4 * 30
+
+
+@given(st.sets(st.integers(0, 10**6), min_size=2, max_size=20))
+def test_runs_begin_apart_within_their_range(runs: set[int]) -> None:
+    starts = sorted(first_seed(SeedConfig(run=run), "train") for run in runs)
+    assert starts[0] >= 3 * 10**9
+    assert starts[-1] + SEEDS_OF_A_RUN <= 4 * 10**9
+    assert min(b - a for a, b in pairwise(starts)) > 100

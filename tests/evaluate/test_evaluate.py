@@ -164,10 +164,16 @@ def test_the_table() -> None:
     assert difference is not None
     assert (difference.low, difference.mean, difference.high) == (0.5, 0.5, 0.5)
     text = render_text(comparison_table(results))
-    vanilla, spa = text.splitlines()[2:4]
+    table = text.splitlines()[text.splitlines().index("") + 1 :]
+    vanilla, spa = table[2:4]
+    assert text.startswith("One training run of each arm: no claim about the recipe")
     assert vanilla.split()[:4] == ["vanilla", "25.0", "[25.0,", "25.0]"]
     assert "+50.0 [+50.0, +50.0]" in spa
     assert render_text([]) == "nothing was evaluated"
+    results["base"] = EvalResult.from_episodes("base", grouped([4, 4, 4, 4]), [1, 4], 200)
+    text = render_text(comparison_table(results))
+    assert "spa 75.0 is below base 100.0: -25.0 [-25.0, -25.0]." in text
+    assert "Pass@1 - base" in text
 
 
 def test_other_worlds_give_no_paired_difference() -> None:

@@ -95,7 +95,7 @@ def test_shares_of_a_mixture_are_exact_in_the_long_run(weights: list[float], ste
 def test_every_world_is_of_the_training_split_and_none_comes_twice_in_a_row() -> None:
     one = curriculum(mixed(frozen_lake=1, frozen_lake_6x6=2))
     worlds = [(index, world) for _ in range(3) for index, batch in one.take(6) for world in batch]
-    assert {split_of(world.content) for _, world in worlds} == {"train"}
+    assert {split_of(world.symmetry) for _, world in worlds} == {"train"}
     assert len({(index, world.seed) for index, world in worlds}) == 18
 
 

@@ -13,10 +13,13 @@ from spa.agent.player import Player, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource, split_of
 from spa.models.load import load_state
+from spa.rl.filters import nothing_to_learn
+from spa.rl.health import TrainingFailed
 from spa.rl.ppo import TrainingDiverged
+from spa.rl.rewards import Reward
 from spa.rl.trainer import PPOTrainer, rollout_metrics, train_ppo
 from spa.runs.checkpoints import list_checkpoints
-from spa.runs.schema import AgentConfig, ArmConfig, Config, EnvConfig
+from spa.runs.schema import AgentConfig, ArmConfig, Config, EnvConfig, PPOConfig
 from tests.scripted import tiny_config
 
 
@@ -42,7 +45,7 @@ def test_training_worlds_are_taken_in_order_across_a_resume(tmp_path) -> None:
     source = WorldSource(make_task(config), "train", config.seeds.train)
     expected = source.take(4 * config.ppo.groups)
     assert again.trainer.curriculum.sources[0].cursor == source.cursor
-    assert again.trainer.played == {world.content for world in expected}
+    assert again.trainer.played == {world.content: world.symmetry for world in expected}
     assert {split_of(key) for key in again.trainer.played} == {"train"}
     assert [step for step, _ in again.logged] == [3, 4]
     played = [e.seed for e in read_episodes(tmp_path / "episodes" / "step_000003.jsonl")]
@@ -120,6 +123,50 @@ def test_in_critic_warm_up_only_the_critic_moves(tmp_path) -> None:
     assert run.trainer.learner.critic.head.weight.any()
 
 
+class Nothing:
+    """Every episode is worth the same, whatever is done."""
+
+    actions = ("Left", "Right")
+
+    def reset(self, *, seed=None, options=None):
+        return "state", {"content": str(seed)}
+
+    def step(self, action):
+        return "state", 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "learns"),
+    [
+        ({"critic": "model"}, False),
+        ({"critic": "head"}, False),
+        ({"critic": "none", "estimator": "reinforce_plus_plus"}, False),
+        ({"critic": "model", "reward_placement": "turn"}, False),
+        ({"critic": "model", "kl_reward_coef": 0.1}, True),  # tells tokens apart
+        ({"critic": "model", "world_model_coef": 1.0, "world_model_fraction": 1.0}, True),  # has a loss of its own
+    ],
+)
+def test_where_every_score_is_equal_the_policy_stays_as_it_is(tmp_path, changes, learns: bool) -> None:
+    config = tiny_config(steps=1, val_every=0, filter="off", **changes)
+    config.env = EnvConfig(id=f"{__name__}:Nothing", tag="Nothing", max_turns=2, disjoint="content")
+    config.agent.format_penalty = 0.0
+    run = Run(tmp_path, config)
+    before = run.weights()
+    run.trainer.train()
+    metrics = run.logged[0][1]
+    assert torch.equal(before, run.weights()) != learns
+    assert metrics["rollout/all_equal"] == (not config.ppo.kl_reward_coef)
+    assert "losses/policy_loss" not in metrics or config.ppo.kl_reward_coef
+    assert metrics["charts/skipped_steps"] == (config.ppo.critic == "none")
+
+
+def test_scores_that_differ_are_not_called_equal() -> None:
+    one, two = Reward([0.5, 0.5], 1.0), Reward([0.0, 1.0], 1.0)
+    assert nothing_to_learn([one, two], PPOConfig())
+    assert not nothing_to_learn([one, two], PPOConfig(reward_placement="turn"))
+    assert not nothing_to_learn([one, Reward([1.0], 1.1)], PPOConfig())
+
+
 def test_the_filter_decides_what_is_learned_from(tmp_path) -> None:
     run = Run(tmp_path, tiny_config(steps=1, groups=4, filter_ratio=0.5, val_every=0))
     run.trainer.train()
@@ -150,7 +197,7 @@ def test_a_checkpoint_is_a_plain_model_and_safe_state(tmp_path) -> None:
     state = torch.load(folder / "trainer_state.pt", weights_only=True)
     assert state["step"] == 1
     assert state["learner"]["updates"] == 2
-    assert load_state(folder)["played"] == sorted(run.trainer.played)
+    assert load_state(folder)["played"] == sorted(run.trainer.played.items())
 
 
 class Flaky:
@@ -193,8 +240,10 @@ def test_three_fruitless_steps_in_a_row_end_the_run_but_not_three_in_all(tmp_pat
 
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_a_learning_rate_that_is_far_too_large_ends_in_a_clear_error(tmp_path, mini_batches: int) -> None:
-    run = Run(tmp_path, tiny_config(actor_lr=1e30, val_every=0, save_every=1, mini_batches=mini_batches))
-    with pytest.raises(TrainingDiverged, match=r"diverged at step \d.*checkpoint.*Lower ppo\.actor_lr"):
+    run = Run(tmp_path, tiny_config(steps=9, actor_lr=1e30, val_every=0, save_every=1, mini_batches=mini_batches))
+    # Numbers that are not finite, or a policy that writes nothing but junk, from which nothing more is learned.
+    said = r"(diverged at step \d|policy has collapsed).*checkpoint.*Lower ppo\.actor_lr"
+    with pytest.raises(TrainingFailed, match=said):
         run.trainer.train()
 
 
@@ -246,7 +295,7 @@ def test_what_the_stage_records(tmp_path) -> None:
     assert len(result["worlds"]["val"]) == 3
     for split, keys in result["worlds"].items():
         assert {split_of(key) for key in keys} == {split}
-        assert keys == sorted(set(keys))
+        assert list(keys) == sorted(keys)
     assert json.loads(json.dumps(result)) == result
     assert logged == [0, 1, 2]
     assert np.isfinite(list(load_state(tmp_path / result["model"])["learner"]["critic"]["head.weight"].numpy())).all()

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from spa.agent.episode import Episode
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean
 from spa.evaluate.passk import pass_at_k
+from spa.evaluate.verdict import BASE, ArmScore, verdict
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.files import atomic_write
 
 LEVEL = 0.95
+INTERVALS = "95% intervals over worlds: other training runs would differ by more"
 
 
 def _failed(episode: Episode) -> bool:
@@ -280,7 +282,8 @@ class ComparisonRow:
     """One arm of the comparison. Shares in [0, 1]; differences are ``arm - baseline`` on the same worlds.
 
     ``k`` is the same in every row: the largest that all arms allow (1: there is no Pass@k besides Pass@1, ``pass_k`` is
-    None). Differences are None for the baseline itself, without a baseline, and where the worlds are not the same.
+    None). Differences are None for the baseline itself, without a baseline, and where the worlds are not the same; ``diff_base``
+    is the difference in Pass@1 to the untrained base.
     """
 
     arm: str
@@ -293,6 +296,7 @@ class ComparisonRow:
     baseline: str = ""
     diff_1: Interval | None = None
     diff_k: Interval | None = None
+    diff_base: Interval | None = None
 
 
 def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
@@ -327,7 +331,9 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
     rows = []
     for arm, result in results.items():
         settings = (result.bootstrap, result.seed)
-        diff_1 = diff_k = None
+        diff_1 = diff_k = diff_base = None
+        if BASE in results and arm != BASE:
+            diff_base = paired_difference(result, results[BASE], 1)
         if reference is not None and arm != baseline:
             diff_1 = paired_difference(result, reference, 1)
             diff_k = paired_difference(result, reference, k) if k > 1 else None
@@ -343,9 +349,20 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
                 baseline=baseline if diff_1 is not None else "",
                 diff_1=diff_1,
                 diff_k=diff_k,
+                diff_base=diff_base,
             )
         )
     return rows
+
+
+def scores(rows: Sequence[ComparisonRow]) -> dict[str, ArmScore]:
+    """The rows as one run's scores, for ``verdict``."""
+    out = {}
+    for row in rows:
+        if row.pass_1 is not None:
+            differences = {BASE: row.diff_base, row.baseline: row.diff_1}
+            out[row.arm] = ArmScore([row.pass_1.mean], {name: d for name, d in differences.items() if d is not None})
+    return out
 
 
 def percent(interval: Interval | None, sign: bool = False) -> str:
@@ -358,22 +375,12 @@ def percent(interval: Interval | None, sign: bool = False) -> str:
 
 
 def render_text(rows: Sequence[ComparisonRow]) -> str:
-    """The comparison as a plain-text table for a terminal: percentages with 95% intervals; no trailing newline."""
+    """The comparison for a terminal: the verdict, then a table of percentages with 95% intervals; no trailing newline."""
     if not rows:
         return "nothing was evaluated"
-    k, baseline = rows[0].k, next((row.baseline for row in rows if row.baseline), "")
-    header = ["arm", "Pass@1"] + ([f"Pass@{k}"] if k > 1 else [])
-    if baseline:
-        header += [f"Pass@1 - {baseline}"] + ([f"Pass@{k} - {baseline}"] if k > 1 else [])
-    header += ["worlds", "samples"] + (["errors"] if any(row.errors for row in rows) else [])
-    lines = [header]
-    for row in rows:
-        line = [row.arm, percent(row.pass_1)] + ([percent(row.pass_k)] if k > 1 else [])
-        if baseline:
-            line += [percent(row.diff_1, sign=True)] + ([percent(row.diff_k, sign=True)] if k > 1 else [])
-        line += [str(row.worlds), str(row.samples)] + ([str(row.errors)] if "errors" in header else [])
-        lines.append(line)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    header, cells = comparison_cells(rows)
+    lines = [["arm", *header], *([row.arm, *line] for row, line in zip(rows, cells, strict=True))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [
         "  ".join(
             cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -382,4 +389,23 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
         for line in lines
     ]
     text.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*text, "Percent, with 95% bootstrap intervals over worlds."])
+    said = verdict(scores(rows))
+    return "\n".join([*said, *([""] if said else []), *text, f"Percent, with {INTERVALS}."])
+
+
+def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
+    """The header and the cells of the comparison, without the arms' names; columns in which no row has anything are left out."""
+    k, baseline = rows[0].k, next((row.baseline for row in rows if row.baseline), "")
+    columns: dict[str, list[str]] = {"Pass@1": [percent(row.pass_1) for row in rows]}
+    if k > 1:
+        columns[f"Pass@{k}"] = [percent(row.pass_k) for row in rows]
+    if any(row.diff_base for row in rows):
+        columns[f"Pass@1 - {BASE}"] = [percent(row.diff_base, sign=True) for row in rows]
+    if baseline and baseline != BASE:
+        columns[f"Pass@1 - {baseline}"] = [percent(row.diff_1, sign=True) for row in rows]
+    if baseline and k > 1:
+        columns[f"Pass@{k} - {baseline}"] = [percent(row.diff_k, sign=True) for row in rows]
+    columns |= {"worlds": [str(row.worlds) for row in rows], "samples": [str(row.samples) for row in rows]}
+    if any(row.errors for row in rows):
+        columns["errors"] = [str(row.errors) for row in rows]
+    return list(columns), [list(line) for line in zip(*columns.values(), strict=True)]

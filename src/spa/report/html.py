@@ -12,7 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from spa.evaluate.summary import ComparisonRow, comparison_table, percent
+from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
+from spa.evaluate.verdict import verdict
 from spa.report.charts import Chart, Figure, arm_colors, comparison_chart, diagnostic_charts, learning_charts, number
 from spa.report.data import ArmReport, MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
@@ -137,30 +138,13 @@ def _table(metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[s
 def _comparison(rows: Sequence[ComparisonRow]) -> Table | None:
     if not rows:
         return None
-    k = rows[0].k
-    baseline = next((row.baseline for row in rows if row.baseline), "")
-    header = ["Pass@1"] + ([f"Pass@{k}"] if k > 1 else [])
-    if baseline:
-        header += [f"Pass@1 − {baseline}"] + ([f"Pass@{k} − {baseline}"] if k > 1 else [])
-    table = Table([*header, "worlds", "samples"], [])
-    for row in rows:
-        line = [percent(row.pass_1)] + ([percent(row.pass_k)] if k > 1 else [])
-        if baseline:
-            line += [percent(row.diff_1, sign=True)] + ([percent(row.diff_k, sign=True)] if k > 1 else [])
-        table.rows.append((row.arm, [cell.replace("-", "−") if cell != "-" else "–" for cell in line]))
-        table.rows[-1][1].extend([str(row.worlds), str(row.samples)])
-    return table
+    header, cells = comparison_cells(rows)
+    shown = [[_minus(cell) if cell != "-" else "–" for cell in line] for line in cells]
+    return Table([_minus(name) for name in header], [(row.arm, line) for row, line in zip(rows, shown, strict=True)])
 
 
-def _headline(rows: Sequence[ComparisonRow]) -> str:
-    """The main comparison in a sentence; empty where there is none."""
-    compared = [row for row in rows if row.diff_1 is not None]
-    row = next((row for row in compared if row.arm == "spa"), compared[-1] if compared else None)
-    if row is None or row.diff_1 is None:
-        return ""
-    verdict = "the interval excludes 0" if row.diff_1.excludes(0.0) else "the interval includes 0: no clear difference"
-    change = percent(row.diff_1, sign=True).replace("-", "−")
-    return f"{row.arm} against {row.baseline}: Pass@1 {change} points on the same {row.worlds} worlds; {verdict}."
+def _minus(text: str) -> str:
+    return text.replace("-", "−")
 
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, float]]:
@@ -205,7 +189,7 @@ def render_report(data: ReportData) -> str:
     return environment.get_template("report.html.jinja").render(
         data=data,
         colors=colors,
-        headline=_headline(rows),
+        verdict=[_minus(line) for line in verdict(scores(rows))],
         facts=_facts(config),
         config=config,
         comparison=_comparison(rows),

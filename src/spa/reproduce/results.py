@@ -1,20 +1,26 @@
-"""From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times."""
+"""From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times.
+
+What was measured (successes of every test world) is kept beside what is computed from it, so that tables can be made again from the
+file (``from_json``).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spa.agent.worlds import content_key
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
-from spa.reproduce.scale import BASELINE, Cell
+from spa.evaluate.two_way import two_way
+from spa.reproduce.scale import BASELINE, Cell, Scale
 from spa.runs.arms import needs_sft, selfplay_folder, sft_folder
 from spa.runs.clock import Spent
 from spa.runs.config import load_arm, load_config
@@ -23,23 +29,29 @@ from spa.runs.schema import ArmConfig
 from spa.runs.stage import read_done
 
 Curve = list[tuple[float, float]]
-Passes = Mapping[int, NDArray[np.float64]]  # k -> Pass@k of every world
-Tables = Mapping[int, Passes]  # seed -> that
 
 
 @dataclass
 class ArmNumbers:
-    """One arm in one world: shares in [0, 1], means over the seeds that are finished.
+    """One arm in one world, in shares of [0, 1]. What is not by seed is a mean over the seeds that are finished.
 
-    ``passes`` is Pass@k by k, ``differences`` to other arms, by their names, the same on the worlds and seeds that both have;
-    ``by_seed`` the Pass@1 of each seed. ``actions_by_seed`` are the actions a turn on the test worlds: whether a policy acts
-    step by step or writes whole plans can differ between seeds, and counts for much.
-    ``seconds`` is what the arm's stages took by the wall, ``cpu_seconds`` in processor time, mean over seeds, without
-    validation. Curves are means over seeds, where all have the point: of validation Pass@1 by PPO step, and of world-model accuracy
-    by PPO step.
+    Attributes:
+        worlds: digest of the test worlds; the same in all seeds and arms that are compared.
+        samples: of each test world.
+        successes: by seed, how many samples of each test world were won, in the order of the worlds' seeds.
+        passes: Pass@k by k.
+        differences: to other arms, by their names, the same on the seeds that both have.
+        by_seed: Pass@1 of each seed.
+        actions_by_seed: actions a turn on the test worlds: whether a policy acts step by step or writes whole plans can differ
+            between seeds, and counts for much.
+        seconds: what the arm's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
+        curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
+        world_model: what was measured of the world model at the end.
     """
 
-    seeds: list[int] = field(default_factory=list)
+    worlds: str = ""
+    samples: int = 0
+    successes: dict[int, list[int]] = field(default_factory=dict)
     passes: dict[int, Interval] = field(default_factory=dict)
     differences: dict[str, dict[int, Interval]] = field(default_factory=dict)
     by_seed: dict[int, float] = field(default_factory=dict)
@@ -49,31 +61,16 @@ class ArmNumbers:
     curves: dict[str, Curve] = field(default_factory=dict)
     world_model: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(self.successes)
+
+    def table(self, k: int, seeds: Sequence[int]) -> NDArray[np.float64]:
+        """Pass@k of (seeds, worlds)."""
+        return np.stack([pass_at_k(self.successes[s], np.full(len(self.successes[s]), self.samples), k) for s in seeds])
+
 
 Numbers = dict[str, dict[str, ArmNumbers]]  # world -> arm
-
-
-def two_way(values_SW: NDArray[np.float64], *, resamples: int = 4000, seed: int = 0, level: float = 0.95) -> Interval:
-    """The mean of values of (seeds, worlds), with a bootstrap interval in which seeds and worlds are both drawn again.
-
-    What a world makes hard is common to all seeds, what a training run makes of it to all its worlds: both count. With one seed
-    the spread over seeds is unknown, and the interval is that over worlds.
-
-    Raises:
-        ValueError: not a full table of finite numbers.
-    """
-    values = np.asarray(values_SW, dtype=np.float64)
-    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-        raise ValueError(f"values must be a table (seeds, worlds) of finite numbers, got the shape {values.shape}")
-    rng = np.random.default_rng(seed)
-    seeds, worlds = values.shape
-    draws = np.empty(resamples)
-    for i in range(resamples):
-        chosen = values[rng.integers(0, seeds, seeds)]
-        draws[i] = chosen[:, rng.integers(0, worlds, worlds)].mean()
-    tail = (1 - level) / 2
-    low, high = np.quantile(draws, [tail, 1 - tail])
-    return Interval(float(values.mean()), float(low), float(high))
 
 
 def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) -> Numbers:
@@ -81,53 +78,58 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
 
     Args:
         versus: names of the arms that differences are taken to.
+
+    Raises:
+        ValueError: runs to compare that were not evaluated on the same worlds.
     """
     numbers: Numbers = {}
     for world in dict.fromkeys(cell.world for cell in cells):
         folders = {cell.seed: cell.folder for cell in cells if cell.world == world}
         arms = next(cell.arms for cell in cells if cell.world == world)
-        found_arms = {load_arm(arm).name: arm for arm in dict.fromkeys(["base", *arms])}
-        tables = {name: _tables(folders, name) for name in found_arms}
-        numbers[world] = {
-            name: _arm_numbers(folders, load_arm(found_arms[name]), found) for name, found in tables.items() if found
-        }
-        for name, found in numbers[world].items():
-            for other in versus:
-                if other != name and (paired := _paired(tables[name], tables.get(other, {}))):
-                    found.differences[other] = paired
+        measured = [_measured(folders, load_arm(arm)) for arm in dict.fromkeys(["base", *arms])]
+        numbers[world] = {name: found for name, found in measured if found is not None}
+    compute(numbers, versus)
     return numbers
 
 
-def _tables(folders: Mapping[int, Path], arm: str) -> Tables:
-    """seed -> k -> Pass@k of every world, in the order of the worlds' seeds."""
-    out: dict[int, Passes] = {}
-    for seed, folder in folders.items():
-        path = folder / "arms" / arm / "eval" / "result.json"
-        if not path.is_file():
-            continue
-        result = EvalResult.read(path)
+def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
+    """Sets what follows from the successes: Pass@k, its differences to the arms ``versus``, and each seed's Pass@1.
+
+    Raises:
+        ValueError: as ``collect_cells``.
+    """
+    for world, arms in numbers.items():
+        if len({(found.worlds, found.samples) for found in arms.values()}) > 1:
+            raise ValueError(f"{world}: the arms were not all evaluated on the same worlds with as many samples")
+        for found in arms.values():
+            ks = [k for k in (2**i for i in range(11)) if k <= found.samples]
+            found.passes = {k: two_way(found.table(k, found.seeds)) for k in ks}
+            found.by_seed = {seed: float(found.table(1, [seed]).mean()) for seed in found.seeds}
+            found.differences = {}
+            for name in versus:
+                other = arms.get(name)
+                both = [seed for seed in found.seeds if other is not None and seed in other.successes]
+                if other is not None and other is not found and both:
+                    found.differences[name] = {k: two_way(found.table(k, both) - other.table(k, both)) for k in ks}
+
+
+def _measured(folders: Mapping[int, Path], arm: ArmConfig) -> tuple[str, ArmNumbers | None]:
+    """The arm's name and what its runs left; None where none is finished."""
+    paths = {seed: folder / "arms" / arm.name / "eval" / "result.json" for seed, folder in folders.items()}
+    results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
+    if not results:
+        return arm.name, None
+    out = ArmNumbers()
+    for seed, result in results.items():
         worlds = sorted(result.worlds, key=lambda world: world.seed)
-        successes = np.array([world.successes for world in worlds], dtype=np.int64)
-        samples = np.array([world.samples for world in worlds], dtype=np.int64)
-        out[seed] = {k: pass_at_k(successes, samples, k) for k in result.ks}
-    return out
-
-
-def _stack(tables: Sequence[Passes], k: int) -> NDArray[np.float64] | None:
-    """(seeds, worlds), or None if not all have this k and as many worlds."""
-    found = [table[k] for table in tables if k in table]
-    if len(found) < len(tables) or len({len(values) for values in found}) != 1:
-        return None
-    return np.stack(found)
-
-
-def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables) -> ArmNumbers:
-    out = ArmNumbers(seeds=sorted(tables))
-    for k in next(iter(tables.values())):
-        values = _stack([tables[seed] for seed in out.seeds], k)
-        if values is not None:
-            out.passes[k] = two_way(values)
-    out.by_seed = {seed: float(tables[seed][1].mean()) for seed in out.seeds}
+        digest = content_key(" ".join(f"{world.seed}:{world.content}" for world in worlds))
+        samples = {world.samples for world in worlds}
+        if len(samples) > 1 or (out.worlds and (digest, samples) != (out.worlds, {out.samples})):
+            raise ValueError(f"{paths[seed]} is of other worlds or samples than the arm's other seeds")
+        out.worlds, out.samples = digest, samples.pop()
+        out.successes[seed] = [world.successes for world in worlds]
+        if turns := result.metrics.get("num_turns"):
+            out.actions_by_seed[seed] = result.metrics["num_actions"] / turns
     done = [folders[seed] for seed in out.seeds]
     times = [_spent(folder, arm) for folder in done]
     for stage in dict.fromkeys(name for found in times for name in found):
@@ -138,25 +140,10 @@ def _arm_numbers(folders: Mapping[int, Path], arm: ArmConfig, tables: Tables) ->
         curve = _mean_curve([_curve(rows, name) for rows in records])
         if curve:
             out.curves[name] = curve
-    results = [EvalResult.read(folder / "arms" / arm.name / "eval" / "result.json") for folder in done]
-    for seed, result in zip(out.seeds, results, strict=True):
-        if turns := result.metrics.get("num_turns"):
-            out.actions_by_seed[seed] = result.metrics["num_actions"] / turns
-    models = [result.world_model for result in results]
-    shared = set.intersection(*(set(each) for each in models)) if models else set()
+    models = [result.world_model for result in results.values()]
+    shared = set.intersection(*(set(each) for each in models))
     out.world_model = {name: float(np.mean([each[name] for each in models])) for name in sorted(shared)}
-    return out
-
-
-def _paired(ours: Tables, theirs: Tables) -> dict[int, Interval]:
-    """k -> the mean difference on the seeds that both have."""
-    seeds = [seed for seed in sorted(ours) if seed in theirs]
-    out: dict[int, Interval] = {}
-    for k in ours[seeds[0]] if seeds else ():
-        mine, others = _stack([ours[s] for s in seeds], k), _stack([theirs[s] for s in seeds], k)
-        if mine is not None and others is not None and mine.shape == others.shape:
-            out[k] = two_way(mine - others)
-    return out
+    return arm.name, out
 
 
 def _spent(folder: Path, arm: ArmConfig) -> dict[str, Spent]:
@@ -183,7 +170,55 @@ def _mean_curve(curves: Sequence[Mapping[float, float]]) -> Curve:
 
 
 def to_json(numbers: Numbers) -> str:
-    """All numbers as JSON."""
-    return json.dumps(
-        {w: {a: asdict(n) for a, n in arms.items()} for w, arms in numbers.items()}, indent=1, allow_nan=False
-    )
+    """All numbers as JSON; the successes of a seed's worlds are one line of text."""
+    data = {world: {arm: asdict(found) for arm, found in arms.items()} for world, arms in numbers.items()}
+    for arms in data.values():
+        for found in arms.values():
+            found["successes"] = {seed: " ".join(map(str, row)) for seed, row in found["successes"].items()}
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def from_json(text: str) -> Numbers:
+    """What ``to_json`` wrote, without what ``compute`` sets.
+
+    Raises:
+        ValueError: not such a file; the message says what is wrong.
+    """
+    derived = {"passes", "differences", "by_seed"}
+    measured = [item.name for item in fields(ArmNumbers) if item.name not in derived]
+    try:
+        data = json.loads(text)
+        return {world: {arm: _read(measured, of) for arm, of in arms.items()} for world, arms in data.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
+
+
+def _read(names: Sequence[str], data: Mapping[str, Any]) -> ArmNumbers:
+    found = ArmNumbers(**{name: data[name] for name in names})
+    found.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in found.successes.items()}  # type: ignore[attr-defined]
+    found.curves = {name: [(step, value) for step, value in curve] for name, curve in found.curves.items()}
+    found.actions_by_seed = {int(seed): value for seed, value in found.actions_by_seed.items()}
+    if len({len(row) for row in found.successes.values()}) != 1 or not found.samples:
+        raise ValueError("every seed must have the same worlds")
+    return found
+
+
+def read_numbers(path: Path, scale: Scale) -> Numbers:
+    """The numbers of a file, for the worlds, arms and comparisons of a scale.
+
+    Raises:
+        ValueError: no such file, not the numbers of a reproduction, or of none of the scale's worlds.
+    """
+    try:
+        found = from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    chosen = {
+        world: {arm: of for arm, of in found[world].items() if arm in ("base", *scale.arms_of(world))}
+        for world in scale.worlds
+        if world in found
+    }
+    if not chosen:
+        raise ValueError(f"{path} has no world of scale {scale.name} (it has {', '.join(found)})")
+    compute(chosen, scale.compared)
+    return chosen

@@ -49,8 +49,8 @@ class Scale:
 
     @property
     def compared(self) -> list[str]:
-        """The arms that differences are taken to: plain RL, and ``versus``."""
-        return list(dict.fromkeys([BASELINE, *self.versus]))
+        """The arms that differences are taken to: plain RL, the untrained base, and ``versus``."""
+        return list(dict.fromkeys([BASELINE, "base", *self.versus]))
 
     def arms_of(self, world: str) -> list[str]:
         """Names of the world's arms."""

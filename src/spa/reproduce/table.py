@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from spa.evaluate.bootstrap import Interval
 from spa.evaluate.summary import percent
+from spa.evaluate.verdict import ArmScore, verdict
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import ArmNumbers, Numbers
 from spa.reproduce.scale import Scale
@@ -21,11 +23,13 @@ def table(scale: Scale, numbers: Numbers) -> str:
         paper = scale.paper(world)
         header += ["by seed", "actions a turn", "time", "CPU time", *([f"paper, {paper[1]}"] if paper else [])]
         rows = [_row(arm, found, shown, paper, compared) for arm, found in arms.items()]
-        lines += [f"## {world}", "", *_markdown(header, rows), ""]
+        said = verdict({arm: ArmScore(list(found.by_seed.values()), _first(found)) for arm, found in arms.items()})
+        lines += [f"## {world}", "", *said, *([""] if said else []), *_markdown(header, rows), ""]
         if not arms:
             lines += ["Nothing is finished yet.", ""]
     lines.append(
-        "Percent; intervals are 95% bootstrap intervals over seeds and worlds, differences are on the same seeds and worlds. "
+        "Percent; 95% t intervals for other seeds and other worlds (for other worlds alone where there is one seed); differences "
+        "are on the same seeds and worlds. "
         "Actions a turn are those of each seed on the test worlds. "
         "Time is that of the arm's own stages, self-play and SFT included, validation left out. "
         "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
@@ -46,6 +50,10 @@ def _row(
         theirs = paper_numbers(paper[0], arm, paper[1])
         cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
     return cells
+
+
+def _first(found: ArmNumbers) -> dict[str, Interval]:
+    return {other: passes[1] for other, passes in found.differences.items()}
 
 
 def _time(stages: dict[str, float]) -> str:

@@ -1,0 +1,79 @@
+"""Intervals over training runs (seeds) and worlds: how far would the number move with other seeds and other worlds?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spa.evaluate.bootstrap import Interval
+
+_GAP = 0.1  # seeds closer together than this are one group, whatever their shape
+_GAP_SHARE = 0.5  # of the range of all seeds
+
+
+def two_way(values_SW: NDArray[np.float64], *, level: float = 0.95) -> Interval:
+    """The mean of values of (seeds, worlds) with a t interval for other seeds *and* other worlds.
+
+    The values are taken as ``mean + seed + world + rest``, each part drawn by itself. With the mean squares of the two-way table,
+    ``Var(mean) = (MS_seed + MS_world - MS_rest) / (seeds * worlds)``, with Satterthwaite's degrees of freedom. These are too many
+    where few seeds happen to be alike, so the interval is at least as wide as the t interval over the seeds' means alone. Simulated
+    (``tests/evaluate/test_two_way.py``), it covers the truth in .94 to .98 of the cases with 3, 6 and 12 normal seeds. Bimodal
+    seeds need more of them than any formula can make up for: see ``two_groups``.
+
+    With one seed the spread over seeds is unknown: the interval is that over worlds, a statement about this one run.
+
+    Args:
+        values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two arms.
+        level: coverage.
+
+    Raises:
+        ValueError: not a full table of finite numbers.
+
+    Source: Searle, Casella and McCulloch, Variance Components (1992), chapter 4; Satterthwaite (1946).
+    """
+    from scipy.special import stdtrit
+
+    values = np.asarray(values_SW, dtype=np.float64)
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise ValueError(f"values must be a table (seeds, worlds) of finite numbers, got the shape {values.shape}")
+    seeds, worlds = values.shape
+    mean = float(values.mean())
+    by_seed, by_world = values.mean(axis=1) - mean, values.mean(axis=0) - mean
+    rest = values - mean - by_seed[:, None] - by_world[None, :]
+    # (mean square, degrees of freedom) of each part; what has no degree of freedom says nothing.
+    ms_seed, df_seed = _mean_square(by_seed, seeds - 1, worlds)
+    ms_world, df_world = _mean_square(by_world, worlds - 1, seeds)
+    ms_rest, df_rest = _mean_square(rest, (seeds - 1) * (worlds - 1), 1)
+    parts = [(ms, df) for ms, df in ((ms_seed, df_seed), (ms_world, df_world), (ms_rest, df_rest)) if df]
+    # Where worlds are alike, chance can make MS_world - MS_rest negative.
+    total = max(ms_seed + ms_world - ms_rest, ms_seed)
+    if total <= 0:
+        return Interval(mean, mean, mean)
+    freedom = total**2 / sum(ms**2 / df for ms, df in parts)
+    tail = (1 + level) / 2
+    half = float(stdtrit(freedom, tail)) * np.sqrt(total / values.size)
+    if df_seed:
+        half = max(half, float(stdtrit(df_seed, tail)) * np.sqrt(ms_seed / values.size))
+    return Interval(mean, mean - float(half), mean + float(half))
+
+
+def _mean_square(deviations: NDArray[np.float64], freedom: int, repeats: int) -> tuple[float, int]:
+    return (repeats * float((deviations**2).sum()) / freedom if freedom else 0.0), freedom
+
+
+def two_groups(means: Sequence[float]) -> tuple[list[float], list[float]] | None:
+    """The seeds' means in two groups, low and high, if they look bimodal: some runs took off and others did not.
+
+    They do if the largest gap between neighbours is at least ten points and half of their range. A mean over such seeds
+    says how many runs took off, and its interval covers less than it claims.
+    """
+    ordered = sorted(float(mean) for mean in means)
+    if len(ordered) < 3:
+        return None
+    gaps = np.diff(ordered)
+    at = int(np.argmax(gaps))
+    if gaps[at] < max(_GAP, _GAP_SHARE * (ordered[-1] - ordered[0])):
+        return None
+    return ordered[: at + 1], ordered[at + 1 :]

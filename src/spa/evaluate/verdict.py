@@ -1,0 +1,95 @@
+"""What a comparison allows one to say, in plain words: one text for the terminal, the report and ``spa reproduce``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spa.evaluate.bootstrap import Interval
+from spa.evaluate.two_way import two_groups
+
+BASE, PLAIN_RL = "base", "vanilla"
+MAIN_ARMS = ("spa", "no_coordinates")  # the whole recipe; the second where states have no coordinates
+
+
+@dataclass(frozen=True)
+class ArmScore:
+    """Pass@1 of an arm in [0, 1], by seed, and its differences to other arms (``arm - other``) by their names."""
+
+    by_seed: Sequence[float]
+    differences: Mapping[str, Interval] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.by_seed) / len(self.by_seed)
+
+
+def main_arm(arms: Mapping[str, ArmScore]) -> str | None:
+    """The arm that the verdict is about: the recipe's, else the last trained one."""
+    trained = [name for name in arms if name not in (BASE, PLAIN_RL)]
+    return next((name for name in MAIN_ARMS if name in arms), trained[-1] if trained else None)
+
+
+def verdict(arms: Mapping[str, ArmScore]) -> list[str]:
+    """Sentences, the conclusion first; empty where there is nothing to compare.
+
+    ``better`` is said only with two seeds or more whose interval lies above 0 against the untrained base *and* against plain RL.
+    One seed compares two trained models and says nothing about the recipe.
+    """
+    name = main_arm(arms)
+    if name is None or not arms[name].differences:
+        return []
+    score = arms[name]
+    compared = [other for other in score.differences if other in arms]
+    facts = [_fact(name, other, arms) for other in compared]
+    lines = [_conclusion(name, arms), *facts]
+    plain = arms.get(PLAIN_RL)
+    if plain is not None and BASE in arms and plain.mean < arms[BASE].mean:
+        lines.append(
+            f"Plain RL ended below the base ({_percent(plain.mean)} against {_percent(arms[BASE].mean)}): being above it "
+            "is no achievement here."
+        )
+    lines += [
+        _groups(arm, groups) for arm in (PLAIN_RL, name) if arm in arms and (groups := two_groups(arms[arm].by_seed))
+    ]
+    return lines
+
+
+def _conclusion(name: str, arms: Mapping[str, ArmScore]) -> str:
+    score = arms[name]
+    seeds = len(score.by_seed)
+    if seeds < 2:
+        return "One training run of each arm: no claim about the recipe, only about these models."
+    for other, what in ((BASE, "its untrained base"), (PLAIN_RL, "plain RL")):
+        difference = score.differences.get(other)
+        if difference is None:
+            return f"No claim: {name} was not compared with {what}."
+        if difference.low <= 0:
+            return f"No claim: over {seeds} seeds {name} is not shown to be above {what}."
+    return f"{name} is better than its untrained base and than plain RL, over {seeds} seeds."
+
+
+def _fact(name: str, other: str, arms: Mapping[str, ArmScore]) -> str:
+    difference = arms[name].differences[other]
+    if difference.low > 0:
+        relation = "is above"
+    elif difference.high < 0:
+        relation = "is below"
+    else:
+        relation = "is not above" if difference.mean <= 0 else "is not clearly above"
+    change, low, high = (f"{round(100 * x, 1) + 0.0:+.1f}" for x in (difference.mean, difference.low, difference.high))
+    return (
+        f"{name} {_percent(arms[name].mean)} {relation} {other} {_percent(arms[other].mean)}: {change} [{low}, {high}]."
+    )
+
+
+def _groups(arm: str, groups: tuple[list[float], list[float]]) -> str:
+    low, high = (
+        f"{len(group)} at {_percent(group[0])}" + (f" to {_percent(group[-1])}" if len(group) > 1 else "")
+        for group in groups
+    )
+    return f"The seeds of {arm} look bimodal ({low}, {high}): its intervals cover less than 95%, and more seeds are needed."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
