@@ -115,7 +115,11 @@ def report(out: Path) -> Path:
         print(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
         print(render_text(comparison_table(results)))
     if data.overlaps:
-        print(f"Worlds that two splits have in common: {sum(data.overlaps.values())} ({', '.join(data.overlaps)}).")
+        images = f", {sum(data.symmetric_overlaps.values())} up to rotation and mirror image"
+        print(
+            f"Worlds that two splits have in common: {sum(data.overlaps.values())} by content"
+            f"{images if data.symmetric_overlaps else ''} ({', '.join(data.overlaps)})."
+        )
     return path
 
 

@@ -75,6 +75,7 @@ def data(text: str = "plain") -> ReportData:
         arms=arms,
         sft=[{"step": 1, "train/loss": 1.0}, {"step": 2, "train/loss": 0.5, "val/loss": 0.7}],
         overlaps={"train&test": 0},
+        symmetric_overlaps={"train&test": 17},
         timings={"SFT": 61.0},
     )
 
@@ -119,8 +120,15 @@ def test_the_world_model_is_shown_after_sft_too() -> None:
 
 def test_table_episodes_and_facts_are_there() -> None:
     words = Page(render_report(data())).words
-    for piece in ["vanilla", "spa", "Pass@1", "train", "test", "1 min 01 s", "#P", "Down"]:
+    for piece in ["vanilla", "spa", "Pass@1", "train", "test", "1 min 01 s", "#P", "Down", "mirror images", "17"]:
         assert piece in words
+
+
+def test_the_verdict_stands_first() -> None:
+    words = Page(render_report(data())).words
+    first = words.index("One training run of each arm: no claim about the recipe, only about these models.")
+    assert first < words.index("spa 0.0 is not above vanilla 0.0: +0.0 [+0.0, +0.0].") < words.index("Comparison")
+    assert "excludes 0" not in words
 
 
 def test_differing_cells_are_marked() -> None:

@@ -30,6 +30,7 @@ def collect(out: Path) -> ReportData:
     arms: dict[str, ArmReport] = {}
     timings: dict[str, float] = {}
     contents: dict[str, set[str]] = {}
+    symmetries: dict[str, set[str]] = {}
 
     def finished(stage: Path, title: str) -> None:
         done = read_done(stage)
@@ -37,6 +38,8 @@ def collect(out: Path) -> ReportData:
             timings[title] = float(done["seconds"])
             for split, keys in done.get("worlds", {}).items():
                 contents.setdefault(split, set()).update(keys)
+                known = keys.values() if isinstance(keys, dict) else ()  # older runs recorded contents alone
+                symmetries.setdefault(split, set()).update(key for key in known if key)
 
     finished(out / "selfplay", "self-play")
     for stage in sorted(out.glob("selfplay-*")):
@@ -67,6 +70,7 @@ def collect(out: Path) -> ReportData:
         sft=_metrics(out / "sft"),
         sft_of_arms={name: _metrics(stage) for name, stage in tuned.items()},
         overlaps=overlaps(contents),
+        symmetric_overlaps=overlaps(symmetries) if symmetries and all(symmetries.values()) else {},
         timings=timings,
         created=str(last.get("started", "")),
         episodes_per_arm=cfg.report.episodes,

@@ -39,6 +39,7 @@ class ReportData:
         sft: logged rows of stage 2 (``train/loss``, ``val/loss``, ``world_model/*``).
         sft_of_arms: the same of the arms that have a stage 2 of their own.
         overlaps: pair of splits -> number of worlds that are in both; must be 0.
+        symmetric_overlaps: the same, a world counting as its rotations and mirror images; empty where that is not known.
         timings: stage -> seconds.
         baseline: the arm to which differences are taken.
         created: when the run was made, as it shall be printed.
@@ -53,6 +54,7 @@ class ReportData:
     sft: Sequence[MetricsRow] = ()
     sft_of_arms: Mapping[str, Sequence[MetricsRow]] = field(default_factory=dict)
     overlaps: Mapping[str, int] = field(default_factory=dict)
+    symmetric_overlaps: Mapping[str, int] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     baseline: str = "vanilla"
     created: str = ""
