@@ -243,6 +243,7 @@ class _Options:
 
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, arm, folder."""
+    from spa.plan import imports
     from spa.runs.config import load_arm, to_yaml
     from spa.runs.progress import note, set_quiet
 
@@ -256,6 +257,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
         names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
         arms = [arm] if arm else [load_arm(name) for name in names] if command == "run" else []
         print(to_yaml(cfg), end="")
+        for line in imports(cfg, arms):
+            print(f"# {line}", flush=True)  # said before it is done
         for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms)]:
             print(f"# {line}".rstrip())
         return

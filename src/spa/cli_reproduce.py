@@ -65,7 +65,7 @@ def reproduce(
     runs = cells(chosen, folder, settings or [], existing=True)
     configs = load()  # before anything is written
     if dry_run:
-        from spa.pipeline import plan
+        from spa.plan import imports, plan
         from spa.runs.arms import arms_of
 
         print(f"{len(runs)} runs in {folder}")
@@ -77,6 +77,8 @@ def reproduce(
                     print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
         for cell, cfg in zip(runs, configs, strict=False):
             print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
+            for line in imports(cfg, arms_of(cfg)):
+                print(line, flush=True)
             print("\n".join(plan(cfg, ["run"], arms_of(cfg))))
         return
     write_arms(chosen, folder)
