@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from spa.runs.secrets import redact
+
 
 def reproduce(
     settings: Annotated[
@@ -76,10 +78,10 @@ def reproduce(
                 elif arm in chosen.bases:
                     print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
         for cell, cfg in zip(runs, configs, strict=False):
-            print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
+            print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
             for line in imports(cfg, arms_of(cfg)):
-                print(line, flush=True)
-            print("\n".join(plan(cfg, ["run"], arms_of(cfg))))
+                print(redact(line), flush=True)
+            print(redact("\n".join(plan(cfg, ["run"], arms_of(cfg)))))
         return
     write_arms(chosen, folder)
     if not only_table:
@@ -99,6 +101,6 @@ def reproduce(
     atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
     print(f"Report: {write_page(f'Reproduction, scale {chosen.name}', text, numbers, folder / 'report.html')}")
     for failure in failures:
-        print(f"failed: {failure}")
+        print(redact(f"failed: {failure}"))
     if failures:
         raise typer.Exit(1)
