@@ -12,7 +12,7 @@ the i-th request ``script[i]``; after that, the i-th request with the same messa
     json:...      a body that is this
     html          a page
     newer         as a server that refuses max_tokens and takes max_completion_tokens
-    echo:500:...  this status and body, with the request's Authorization header in place of AUTH
+    echo:500:...  this status and body, with the request's Authorization header in place of AUTH, its key of TOKEN
     redirect:...  HTTP 307 to this address
 
 ``GET /log`` tells the requests: start, end (seconds), body, authorization. ``GET /peak``: how many were under way at once.
@@ -118,7 +118,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(json.dumps(error).encode(), status=400)
         elif name == "echo":
             status, _, text = argument.partition(":")
-            text = text.replace("AUTH", self.headers.get("Authorization") or "")
+            header = self.headers.get("Authorization") or ""
+            text = text.replace("AUTH", header).replace("TOKEN", header.partition(" ")[2])
             self._send(text.encode(), status=int(status))
         elif name == "redirect":
             self._send(b"", status=307, headers={"Location": argument})

@@ -49,7 +49,7 @@ def clean(capsys: pytest.CaptureFixture[str], *folders: Path) -> str:
     texts |= {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
     for name, text in texts.items():
         for canary in (KEY, PASSWORD):
-            assert canary[:16].encode() not in text, name
+            assert canary[:8].encode() not in text, name
             assert canary.encode() not in name.encode()
     return captured.out + captured.err
 
@@ -68,13 +68,13 @@ def generate(url: str, out: Path, *settings: str) -> list[str]:
     [
         ('echo:401:{"error": {"message": "Bad header: AUTH"}}', 2, "HTTP 401: Bad header: Bearer [redacted]"),
         ('echo:403:{"error": {"headers": {"Authorization": "AUTH"}}}', 2, "HTTP 403: {'headers': {'Authorization': "),
-        (f"echo:422:{'x' * 280} AUTH", 2, "HTTP 422: xxx"),  # where the message is cut
+        (f"echo:422:{'x' * 288} TOKEN", 2, "HTTP 422: xxx"),  # where the message is cut
         ('echo:500:{"detail": "AUTH"}', 0, ""),
         ("echo:429:AUTH", 0, ""),
         ("echo:200:" + REPLY, 0, ""),
         ("echo:200:" + REPLY.replace("AUTH", "AUTH AUTH"), 0, ""),
         ("echo:200:not JSON AUTH", 0, ""),
-        (f"echo:200:{'x' * 40} AUTH", 0, ""),
+        (f"echo:200:{'x' * 48} TOKEN", 0, ""),
         ('echo:200:{"choices": [{"message": {"content": ""}, "finish_reason": "AUTH"}]}', 0, ""),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_server_that_echoes_the_key(
     assert said in clean(capsys, out)
     if code == 0:
         episodes = (out / "selfplay" / "episodes.jsonl").read_text()
-        assert "[redacted]" in episodes or f"{'x' * 40} " in episodes
+        assert "[redacted]" in episodes or f"{'x' * 48} " in episodes
         assert main(["report", str(out)]) == 0
         clean(capsys, out)
 
@@ -187,6 +187,12 @@ def test_a_mistake_is_not_repeated_with_its_password(out: Path, capsys: pytest.C
 PLAIN = (
     "engine: {model: '${oc.env:CANARY}'}\nenv: {id: frozen_lake, settings: {size: 4}, instruction: 'pay ${price}'}\n"
 )
+ARM = """
+sft: true
+settings:
+  engine: {kind: openai, base_url: 'http://h/v1', model: '${oc.env:CANARY}'}
+  sampling: {stop: []}
+"""
 COMPOSED = """
 defaults: [base, override env: frozen_lake, _self_]
 engine: {model: '${oc.env:CANARY}', api_key_env: "${oc.env:UNSET,MY_KEY}"}
@@ -201,7 +207,7 @@ def test_what_a_config_reads_from_the_environment(
     monkeypatch.setenv("CANARY", PASSWORD)
     Path("plain.yaml").write_text(PLAIN)
     Path("composed.yaml").write_text(COMPOSED)
-    Path("arm.yaml").write_text("settings: {engine: {model: '${oc.env:CANARY}'}}\n")
+    Path("arm.yaml").write_text(ARM)
     name, settings = {
         "plain": ("plain.yaml", []),
         "composed": ("composed.yaml", []),
