@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from spa.runs.progress import set_quiet
+from spa.runs.secrets import forget
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +15,10 @@ def _progress_is_on() -> Iterator[None]:
     """``--quiet`` is a switch of the process: a test that used it must not silence the next."""
     yield
     set_quiet(False)
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets() -> Iterator[None]:
+    """So are the secrets that a process knows."""
+    yield
+    forget()

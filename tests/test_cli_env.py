@@ -42,7 +42,10 @@ def test_check_exits_0_with_warnings(capsys) -> None:
 @pytest.mark.parametrize(
     "body, found",
     [
-        ("    def __init__(self):\n        1 / 0\n", "FAILED  it can be made: ZeroDivisionError: division by zero"),
+        (
+            "    reset = step = print\n    def __init__(self):\n        1 / 0\n",
+            "FAILED  it can be made: ZeroDivisionError: division by zero",
+        ),
         (
             "    def reset(self, **_):\n        raise KeyError('a\\nb')\n    def step(self, a): pass\n",
             "KeyError: 'a\\nb'",

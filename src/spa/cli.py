@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +20,7 @@ from spa.cli_env import env_app
 from spa.cli_export import export
 from spa.cli_perplexity import perplexity
 from spa.cli_reproduce import reproduce
+from spa.runs.secrets import print_traceback, redact
 
 if TYPE_CHECKING:
     from spa.runs.schema import ArmConfig, Config
@@ -88,9 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             bare = type(error).__name__ == "NoArgsIsHelpError"
             return _fail(error.format_message() if bare else f"Error: {error.format_message()}", 2)
         if not _is_users(error):
+            sys.excepthook = print_traceback if argv is None else sys.excepthook
             raise
         if os.environ.get("SPA_DEBUG", "0") not in ("", "0"):
-            traceback.print_exc()
+            print_traceback(type(error), error, error.__traceback__)
         return _fail(f"Error: {' '.join(str(error).split()) or type(error).__name__}", 2)
     return code if isinstance(code, int) else 0
 
@@ -102,7 +103,7 @@ def _is_users(error: Exception) -> bool:
 
 def _fail(message: str, code: int) -> int:
     if message:
-        print(message, file=sys.stderr)
+        print(redact(message), file=sys.stderr)
     return code
 
 
@@ -243,12 +244,13 @@ class _Options:
 
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, arm, folder."""
+    from spa.plan import imports
     from spa.runs.config import load_arm, to_yaml
     from spa.runs.progress import note, set_quiet
 
     set_quiet(options.quiet)
     cfg = _config(options)
-    folder = options.out or Path("runs") / f"{cfg.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = options.out or Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     chosen = options.arm or (cfg.arms[0] if command in ("ppo", "eval") else None)
     arm = load_arm(chosen) if chosen else None
     pipeline = importlib.import_module("spa.pipeline")
@@ -256,8 +258,10 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
         names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
         arms = [arm] if arm else [load_arm(name) for name in names] if command == "run" else []
         print(to_yaml(cfg), end="")
+        for line in imports(cfg, arms):
+            print(f"# {redact(line)}", flush=True)  # said before it is done
         for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms)]:
-            print(f"# {line}".rstrip())
+            print(f"# {redact(line)}".rstrip())
         return
     if options.out is None:
         note(f"Run folder: {folder}")

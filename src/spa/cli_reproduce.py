@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from spa.runs.secrets import redact
+
 
 def reproduce(
     settings: Annotated[
@@ -72,7 +74,7 @@ def reproduce(
     runs = cells(chosen, folder, settings or [], existing=True)
     configs = load()  # before anything is written
     if dry_run:
-        from spa.pipeline import plan
+        from spa.plan import imports, plan
         from spa.runs.arms import arms_of
 
         print(f"{len(runs)} runs in {folder}")
@@ -83,8 +85,10 @@ def reproduce(
                 elif arm in chosen.bases:
                     print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
         for cell, cfg in zip(runs, configs, strict=False):
-            print(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}")
-            print("\n".join(plan(cfg, ["run"], arms_of(cfg))))
+            print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
+            for line in imports(cfg, arms_of(cfg)):
+                print(redact(line), flush=True)
+            print(redact("\n".join(plan(cfg, ["run"], arms_of(cfg)))))
         return
     write_arms(chosen, folder)
     if not only_table:
@@ -104,6 +108,6 @@ def reproduce(
     atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
     print(f"Report: {write_page(f'Reproduction, scale {chosen.name}', text, numbers, folder / 'report.html')}")
     for failure in failures:
-        print(f"failed: {failure}")
+        print(redact(f"failed: {failure}"))
     if failures:
         raise typer.Exit(1)

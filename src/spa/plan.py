@@ -57,6 +57,20 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
     return lines
 
 
+def imports(cfg: Config, arms: list[ArmConfig]) -> list[str]:
+    """A line for each module of others that ``plan`` imports, and so runs, for the worlds of a config and its arms."""
+    from spa.envs.registry import imported_for
+
+    found: dict[str, str] = {}
+    worlds = [("env.id", cfg)]
+    for arm in arms:
+        worlds += [(f"env.id of arm {arm.name}", own) for own in (arm_config(cfg, arm), source_config(cfg, arm))]
+    for setting, own in worlds:
+        if module := imported_for(own.env.id):
+            found.setdefault(module, setting)
+    return [f"imports: {module} ({setting})" for module, setting in found.items()]
+
+
 def _unique(lines: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(lines))
 

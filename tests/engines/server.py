@@ -12,6 +12,8 @@ the i-th request ``script[i]``; after that, the i-th request with the same messa
     json:...      a body that is this
     html          a page
     newer         as a server that refuses max_tokens and takes max_completion_tokens
+    echo:500:...  this status and body, with the request's Authorization header in place of AUTH, its key of TOKEN
+    redirect:...  HTTP 307 to this address
 
 ``GET /log`` tells the requests: start, end (seconds), body, authorization. ``GET /peak``: how many were under way at once.
 """
@@ -114,6 +116,13 @@ class Handler(BaseHTTPRequestHandler):
         elif name == "newer" and "max_tokens" in body:
             error = {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
             self._send(json.dumps(error).encode(), status=400)
+        elif name == "echo":
+            status, _, text = argument.partition(":")
+            header = self.headers.get("Authorization") or ""
+            text = text.replace("AUTH", header).replace("TOKEN", header.partition(" ")[2])
+            self._send(text.encode(), status=int(status))
+        elif name == "redirect":
+            self._send(b"", status=307, headers={"Location": argument})
         elif name == "html":
             self._send(b"<html><body>Welcome</body></html>", kind="text/html")
         elif name == "json":

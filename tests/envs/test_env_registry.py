@@ -68,8 +68,8 @@ def test_registering_twice_is_harmless():
         ("spa.envs:", "spa.envs has no ''"),
         (":World", "is no module name"),
         ("", "unknown world ''"),
-        (here("not_a_world"), "it is a int, not a class"),
-        ("collections:Counter", "has no reset"),
+        (here("not_a_world"), "not an object of type int"),
+        ("collections:Counter", "not a class without them"),
         (7, "must be text"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.runs.files import atomic_write
+from spa.runs.secrets import redact
 
 
 @dataclass
@@ -108,8 +109,8 @@ class Episode:
         return [turn.state for turn in self.turns] + [turn.next_state for turn in self.turns[-1:]]
 
     def to_json(self) -> str:
-        """One line of JSON; ``from_json`` gives an equal episode."""
-        return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
+        """One line of JSON; ``from_json`` gives an equal episode, but for secrets in ``error``."""
+        return json.dumps(asdict(self) | {"error": redact(self.error)}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Episode:

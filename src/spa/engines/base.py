@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from spa.runs.schema import EngineConfig, SamplingConfig
+from spa.runs.validate import check_access
 
 Message = dict[str, str]  # role and content
 
@@ -161,6 +162,7 @@ def check_engine(config: EngineConfig) -> None:
         ValueError: it has not; the message says what to install or to set.
     """
     if config.kind == "openai":
+        check_access(config)
         for name in ("base_url", "model"):
             if not getattr(config, name):
                 raise ValueError(f"engine=openai needs engine.{name}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
 from spa.runs.schema import EngineConfig, SamplingConfig
+from spa.runs.secrets import learn, redact
 
 BACKOFF = 1.0  # seconds before the second try, doubled before each further one
 LONGEST_BACKOFF = 60.0
@@ -26,15 +27,17 @@ class _TryAgain(Exception):
     """A request that may succeed another time, after ``wait`` seconds at least."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
+        super().__init__(redact(reason))
         self.wait = wait
 
 
 class OpenAIEngine:
     """Answers conversations through the ``openai`` client; may be used from ``workers`` threads at once.
 
+    What the server says, replies and errors, comes without secrets (``spa.runs.secrets``): some servers echo the key.
+
     Raises:
-        ValueError: a setting is missing, or the package ``openai``.
+        ValueError: a setting is missing, or the package ``openai``; or the key is none.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -43,8 +46,13 @@ class OpenAIEngine:
 
         self.config = config
         self.workers = config.concurrency
-        self.name = f"{config.model} at {config.base_url}"
-        key = os.environ.get(config.api_key_env)
+        self.name = redact(f"{config.model} at {config.base_url}")
+        learn(config.api_key_env)
+        key = os.environ.get(config.api_key_env, "").strip()
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise ValueError(
+                f"the environment variable {config.api_key_env} holds no key: no header can carry its characters"
+            )
         self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._api: Any = openai
         self._client = openai.OpenAI(
@@ -52,6 +60,7 @@ class OpenAIEngine:
             api_key=key or "none",
             timeout=config.timeout,
             max_retries=0,  # the loop is ours
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),  # prompts and key go where the config says
         )
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
@@ -126,7 +135,10 @@ class OpenAIEngine:
                 others = {name: value for name, value in request.items() if name != "max_tokens"}
                 return self._ask({**others, self._limit: request["max_tokens"]})
             where = f"the server at {self.config.base_url}"
-            raise ServerError(f"{where} refused model {self.config.model!r}: {what}") from error
+            if error.response.has_redirect_location:
+                to = error.response.headers["location"][:300]
+                raise ServerError(redact(f"{where} redirects to {to}: set engine.base_url to where it is")) from error
+            raise ServerError(redact(f"{where} refused model {self.config.model!r}: {what}")) from error
         return _read(body)
 
     def _count_failure(self, reason: str) -> None:
@@ -182,11 +194,13 @@ def _read(body: bytes) -> Reply:
         text = choice["message"]["content"]
         reason = choice.get("finish_reason")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        start = body[:60].decode(errors="replace")
+        start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
     if not isinstance(text, str) or not text.strip():
-        raise _TryAgain(f"an answer without text (finish_reason {reason!r})")
-    text = text.encode(errors="replace").decode()  # JSON can spell half a surrogate pair, which no file can hold
+        raise _TryAgain(f"an answer without text (finish_reason {redact(str(reason))[:60]!r})")
+    text = (
+        redact(text).encode(errors="replace").decode()
+    )  # JSON can spell half a surrogate pair, which no file can hold
     return Reply(text, "length" if reason == "length" else "stop")
 
 
@@ -213,4 +227,4 @@ def _said(text: str) -> str:
         text = str(data)
     except ValueError:
         pass
-    return (text.strip().splitlines() or ["no reason given"])[0][:300]
+    return (redact(text).strip().splitlines() or ["no reason given"])[0][:300]

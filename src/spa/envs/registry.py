@@ -60,9 +60,10 @@ def make_env(name: str, **settings: Any) -> TextEnv:
     """Makes a world.
 
     Args:
-        name: a short name (``"sokoban"``; see ``env_names``), a Gymnasium id (``"spa/Sokoban-v0"``), a class
-            (``"my_package.my_module:MyWorld"``), the name of an entry point in the group ``spa.envs``, or a world of another
-            library behind one of the prefixes of ``spa.envs.adapters`` (``"gym:Taxi-v4"``).
+        name: a short name (``"sokoban"``; see ``env_names``), a Gymnasium id (``"spa/Sokoban-v0"``), a class with ``reset``
+            and ``step`` (``"my_package.my_module:MyWorld"``; anything else is refused before it is called), the name of an
+            entry point in the group ``spa.envs``, or a world of another library behind one of the prefixes of
+            ``spa.envs.adapters`` (``"gym:Taxi-v4"``).
         settings: keyword arguments of its constructor.
 
     Returns:
@@ -84,10 +85,39 @@ def make_env(name: str, **settings: Any) -> TextEnv:
     elif "/" in name or name in gym.registry:
         return _make_registered(name, settings)
     elif ":" in name:
-        make = _import(name, name)
+        make = _world_class(name)
     else:
         raise ValueError(f"unknown world {name!r}.{did_you_mean(name, env_names())}")
     return _build(make, name, settings)
+
+
+def imported_for(name: str) -> str | None:
+    """The module that ``make_env(name)`` imports, and so runs; None for our worlds and Gymnasium's. Imports nothing itself."""
+    prefix, colon, _ = name.partition(":")
+    if name in BUILT_IN:
+        return None
+    if (point := _plugins().get(name)) is not None:
+        module = point.module
+    elif colon:
+        module = prefix
+    else:
+        spec = gym.registry.get(name)
+        module = spec.entry_point.partition(":")[0] if spec is not None and isinstance(spec.entry_point, str) else ""
+    top = module.partition(".")[0]
+    # The prefix ``gym`` is ours, for Gymnasium's worlds.
+    return module if top not in ("", "spa", "gymnasium", "gym") else None
+
+
+def _world_class(name: str) -> Callable[..., Any]:
+    """The class that ``module:Class`` names. A config must not call what is no world: ``os:system`` would be a program."""
+    found = _import(name, name)
+    if inspect.isclass(found) and all(callable(getattr(found, method, None)) for method in ("reset", "step")):
+        return found
+    what = "a class without them" if inspect.isclass(found) else f"an object of type {type(found).__name__}"
+    raise ValueError(
+        f"{name!r} is not a world: give a class with reset() and step(), not {what} (a function that makes worlds can be "
+        f"registered as an entry point in the group {ENTRY_POINT_GROUP} or with Gymnasium)"
+    )
 
 
 def _build(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> TextEnv:
@@ -145,11 +175,10 @@ def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-def _import(path: str, name: str) -> Callable[..., Any]:
+def _import(path: str, name: str) -> Any:
     module_name, _, attribute = path.partition(":")
-    module = _import_module(module_name, name)
+    found = module = _import_module(module_name, name)
     try:
-        found: Any = module
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError:
@@ -157,9 +186,7 @@ def _import(path: str, name: str) -> Callable[..., Any]:
         near = did_you_mean(attribute, public) if attribute else ""
         hint = near if "Did you mean" in near else ""
         raise ValueError(f"unknown world {name!r}: {module_name} has no {attribute!r}.{hint}") from None
-    if not callable(found):
-        raise ValueError(f"{name!r} is no world: it is a {type(found).__name__}, not a class")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _import_module(module: str, name: str) -> Any:

@@ -76,7 +76,7 @@ def load_tokenizer(path: str) -> Any:
     folder = resolve_path(path)
     _check_tokenizer(folder, path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
@@ -94,7 +94,7 @@ def load_config(path: str, *, local_only: bool = False) -> Any:
 
     folder = resolve_path(path)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=local_only)
+        return AutoConfig.from_pretrained(folder, local_files_only=local_only, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read the model config of {path!r}: {_first_line(error)}") from error
 
@@ -126,7 +126,11 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
     folder = resolve_path(path or config.path)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=_DTYPES[config.dtype], attn_implementation="sdpa", use_safetensors=True
+            folder,
+            dtype=_DTYPES[config.dtype],
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error

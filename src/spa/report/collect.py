@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 from pathlib import Path
@@ -14,6 +13,7 @@ from spa.evaluate.summary import EvalResult
 from spa.report.data import ArmReport, ReportData
 from spa.runs.folder import RunFolder
 from spa.runs.metrics import read_metrics
+from spa.runs.secrets import redact, shown
 from spa.runs.stage import read_done
 
 
@@ -62,8 +62,8 @@ def collect(out: Path) -> ReportData:
     commands = folder.info().get("commands", [])
     last: dict[str, Any] = commands[-1] if commands else {}
     return ReportData(
-        name=cfg.name,
-        config=dataclasses.asdict(cfg),
+        name=redact(cfg.name),
+        config=shown(cfg),
         versions=last.get("versions", {}),
         machine={"processor": str(last.get("cpu", platform.machine())), "cores": os.cpu_count()},
         arms=arms,

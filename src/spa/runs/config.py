@@ -14,6 +14,7 @@ from typing import Any
 
 from spa.runs.overrides import apply_overrides, from_mapping, nearest, split_override
 from spa.runs.schema import ArmConfig, Config, EnvConfig
+from spa.runs.secrets import from_environment, learn, learn_references, shown
 from spa.runs.validate import choose, validate, validate_arm
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
@@ -41,7 +42,7 @@ def arm_names() -> list[str]:
     return names_of("arm")
 
 
-def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *, missing_ok: bool = False) -> Config:
     """The resolved, checked config ``name`` with ``overrides`` applied in order.
 
     Args:
@@ -51,6 +52,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -
             default config, except that an ``env`` block with an ``id`` stands for itself.
         overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
             with a checkpoint folder, hub name or ``builtin:`` name sets ``model.path``.
+        missing_ok: whether ``${oc.env:NAME}`` in the file stays as it is where NAME is not set; else that is an error.
 
     Raises:
         ValueError: one line: an unknown config, group choice, key or arm, a wrong type, a value out of range, a bad
@@ -63,9 +65,10 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = ()) -
         data = _compose("base", conf_folder(), [f"{group}={choice}" for group, choice in choices.items()])
         config = from_mapping(Config, data)
     else:
-        config = _load_file(Path(name).expanduser(), choices)
+        config = _load_file(Path(name).expanduser(), choices, missing_ok)
     config = apply_overrides(config, settings)
     validate(config, arm_names())
+    learn(config.engine.api_key_env)
     return config
 
 
@@ -83,7 +86,7 @@ def load_arm(name: str) -> ArmConfig:
         if not path.is_file():
             raise ValueError(f"no arm file {path}")
     try:
-        arm = from_mapping(ArmConfig, {"name": path.stem, **read_yaml(path)})
+        arm = from_mapping(ArmConfig, {"name": path.stem, **from_environment(read_yaml(path))})
         validate_arm(arm)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if _is_file_name(name) else str(error)) from error
@@ -100,10 +103,10 @@ def env_block(name: str) -> EnvConfig:
 
 
 def to_yaml(config: Any) -> str:
-    """A config (or any dataclass) as YAML that ``load_config`` reads back to an equal one."""
+    """A config (or any dataclass) as YAML that ``load_config`` reads back to an equal one; a secret is a reference (``shown``)."""
     import yaml
 
-    return str(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True, width=120))
+    return str(yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True, width=120))
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
@@ -167,7 +170,7 @@ def _is_checkpoint(value: str) -> bool:
     return value.startswith("builtin:") or "/" in value or "\\" in value or Path(value).is_dir()
 
 
-def _load_file(path: Path, choices: Mapping[str, str]) -> Config:
+def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Config:
     if not path.is_file():
         near = nearest(path.stem, config_names())
         raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
@@ -178,6 +181,7 @@ def _load_file(path: Path, choices: Mapping[str, str]) -> Config:
                 raise ValueError("a config file with a defaults list must be named *.yaml")
             overrides = [f"{group}={choice}" for group, choice in choices.items()]
             return from_mapping(Config, _compose(path.stem, path.parent, overrides))
+        data = from_environment(data, missing_ok=missing_ok)
         base = from_mapping(Config, _compose("base", conf_folder(), []))
         block = data.get("env")
         if isinstance(block, dict) and "id" in block:
@@ -193,10 +197,11 @@ def _load_file(path: Path, choices: Mapping[str, str]) -> Config:
 def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     try:
         data = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ValueError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} is no config: it must hold a mapping")
@@ -218,7 +223,9 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3", job_name="spa"):
-            data = OmegaConf.to_container(compose(name, overrides), resolve=True)
+            composed = compose(name, overrides)
+            learn_references(OmegaConf.to_container(composed))
+            data = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(" ".join(str(error).split())) from error
     finally:

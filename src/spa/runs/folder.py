@@ -14,6 +14,7 @@ from spa import __version__
 from spa.runs.config import differences, load_config, to_yaml
 from spa.runs.files import atomic_write
 from spa.runs.schema import Config
+from spa.runs.secrets import redact
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
 # A run may be resumed with other values of these: they do not change what is computed.
@@ -67,7 +68,7 @@ class RunFolder:
         """
         if not self.config_path.is_file():
             raise ValueError(f"{self.path} holds no run (no config.yaml)")
-        return load_config(self.config_path)
+        return load_config(self.config_path, missing_ok=True)
 
     def info(self) -> dict[str, Any]:
         """What ``run.json`` says; empty if there is none or it is damaged."""
@@ -97,7 +98,7 @@ class RunFolder:
         atomic_write(self.config_path, to_yaml(cfg))
         entry = {"command": command, "resume": resume, "started": _now(), **environment(), "seed": cfg.seeds.run}
         entries = self.info().get("commands", [])
-        data = {"name": cfg.name, "commands": [*(entries if isinstance(entries, list) else []), entry]}
+        data = {"name": redact(cfg.name), "commands": [*(entries if isinstance(entries, list) else []), entry]}
         atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
         return self
 

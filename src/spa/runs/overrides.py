@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from spa.runs.secrets import from_environment
+
 T = TypeVar("T")
 
 
@@ -21,10 +23,11 @@ def apply_overrides(config: T, overrides: Sequence[str]) -> T:
     """A copy of a dataclass instance with ``key=value`` settings applied in order.
 
     Keys are dotted (``ppo.steps=5``). Below a field that is a dictionary any key is allowed (``env.settings.size=6``).
-    A leading ``+`` is accepted and means nothing.
+    A leading ``+`` is accepted and means nothing. ``${oc.env:NAME}`` in a text is an environment variable.
 
     Raises:
-        ValueError: not of the form key=value, an unknown key, or a value of another type than the field's.
+        ValueError: not of the form key=value, an unknown key, a value of another type than the field's, or an environment
+            variable that is not set.
     """
     result = copy.deepcopy(config)
     for override in overrides:
@@ -137,7 +140,7 @@ def _unknown_key(config: Any, key: str) -> str:
 
 def _convert(key: str, value: Any, hint: Any, parsed: bool) -> Any:
     if not parsed:
-        value = _parse(key, value, hint)
+        value = from_environment(_parse(key, value, hint))
     return _typed(key, value, hint)
 
 

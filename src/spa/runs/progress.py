@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Generic, TextIO, TypeVar, overload
 
+from spa.runs.secrets import redact
+
 T = TypeVar("T")
 
 INTERVAL = 10.0  # seconds between two plain lines of one bar
@@ -37,7 +39,7 @@ def set_quiet(quiet: bool = True) -> None:
 def note(text: str, file: TextIO | None = None) -> None:
     """A line about what is going on ("self-play: already done, skipped"), on stderr; nothing when quiet."""
     if not _quiet:
-        print(text, file=file or sys.stderr, flush=True)
+        print(redact(text), file=file or sys.stderr, flush=True)
 
 
 @overload
@@ -154,7 +156,7 @@ class Progress(Generic[T]):
             parts.append(duration(elapsed))
         if self.values:
             parts.append(self._shown())
-        print(f"{self.description}: {', '.join(parts)}", file=self._file, flush=True)
+        print(redact(f"{self.description}: {', '.join(parts)}"), file=self._file, flush=True)
         self._last_line = now
         self._lines += 1
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from spa.runs.files import atomic_write
 from spa.runs.metrics import MetricsLog
 from spa.runs.progress import duration, note
 from spa.runs.schema import Config
+from spa.runs.secrets import redact, shown
 from spa.runs.trackers import Tracker, make_trackers
 
 
@@ -100,7 +100,7 @@ class Stage:
         return self.before + (training_time() - self.started)
 
     def _trackers(self, cfg: Config) -> list[Tracker]:
-        return make_trackers(cfg.report.trackers, self.folder, f"{cfg.name}, {self.title}", asdict(cfg))
+        return make_trackers(cfg.report.trackers, self.folder, redact(f"{cfg.name}, {self.title}"), shown(cfg))
 
     @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:

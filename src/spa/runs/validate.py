@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from spa.runs.overrides import nearest
-from spa.runs.schema import ArmConfig, Config, SeedConfig
+from spa.runs.schema import ArmConfig, Config, EngineConfig, SeedConfig
 
 SEED_RANGE = 10**9  # seeds of a split: its first seed and those that follow, this many
 TRACKERS: tuple[str, ...] = ("tensorboard", "wandb", "trackio")
@@ -216,6 +216,7 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
         raise ValueError(
             "sampling.stop cannot be used with engine=openai: a chat server leaves out the string it stops at"
         )
+    check_access(cfg.engine)
     _validate_ppo(cfg)
     if not cfg.eval.ks or not all(1 <= k <= cfg.eval.samples for k in cfg.eval.ks):
         raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({cfg.eval.samples}), not {cfg.eval.ks}")
@@ -225,6 +226,23 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
         raise ValueError(f"arms must name at least one of {', '.join(arm_names)}")
     _each("report.trackers", cfg.report.trackers, lambda tracker: choose("tracker", tracker, TRACKERS))
     _validate_seeds(cfg.seeds)
+
+
+def check_access(engine: EngineConfig) -> None:
+    """Checks that there is no password or key in a config. The messages do not show what they are about.
+
+    Raises:
+        ValueError: there is.
+    """
+    if re.search("[@?#]", engine.base_url or ""):
+        raise ValueError(
+            "engine.base_url must be an address alone, without user, password or parameters (@, ? or #): put the key into the "
+            "environment variable that engine.api_key_env names"
+        )
+    if engine.api_key_env and not re.fullmatch(r"[A-Za-z_]\w*", engine.api_key_env, re.ASCII):
+        raise ValueError(
+            "engine.api_key_env must be the name of an environment variable that holds the key, not the key"
+        )
 
 
 # Estimators that need a critic, and those that compare the episodes of a group.

@@ -1,0 +1,139 @@
+"""Keys and passwords: what must be neither printed nor saved. Imports no torch.
+
+The secrets of this process are the values of environment variables: of the one that ``engine.api_key_env`` names, of those
+that a config reads (``${oc.env:NAME}``), and of ``COMMON``. Two things are none: a value of fewer than ``SHORTEST`` characters,
+which would blank words of any text (``EMPTY``, ``ollama``, ``cuda:0``), and a path that exists (``${oc.env:SCRATCH}``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+SHORTEST = 8
+COMMON = ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+REDACTED = "[redacted]"
+
+_known: dict[str, str] = {}  # value -> its environment variable
+
+_REFERENCE = re.compile(r"""\$\{\s*oc\.env\s*:\s*(['"]?)(\w+)\1\s*(?:,\s*([^{}]*?)\s*)?\}""")
+_ANY_REFERENCE = re.compile(r"oc\.env\s*:")
+_NAMED = re.compile(r"""oc\.env\s*:\s*['"]?(\w+)""")
+# user:password@ of an address; a password may hold a slash that should have been escaped, a port is none, a path has one slash.
+_USER = re.compile(r"""([a-z][a-z0-9+.-]*://?)(?:[^\s/@:"'<>]*:(?!\d+/)[^\s"'<>]*@|[^\s/"'<>]+@)""", re.IGNORECASE)
+# A token behind "Bearer": behind Authorization any, else what is no English word.
+_BEARER = re.compile(
+    r"""(authorization["']?\s*[:=]\s*["']?(?:bearer|basic)\s+|\bbearer\s+(?=[^\s"']*\d|[^\s"']{16}))[\w.~+/=-]{4,}""",
+    re.IGNORECASE,
+)
+
+
+def learn(variable: str) -> None:
+    """Makes the value of an environment variable a secret of this process."""
+    value = os.environ.get(variable, "").strip()
+    if len(value) >= SHORTEST and not (os.sep in value and os.path.exists(value)):
+        _known[value] = variable
+
+
+def forget() -> None:
+    """Knows no secrets but those of ``COMMON`` any more; for tests."""
+    _known.clear()
+
+
+def redact(text: str) -> str:
+    """``text`` without this process's secrets, ``user:password@`` of addresses and bearer tokens."""
+    for value, _ in _secrets():
+        for form in {value, quote(value, safe=""), json.dumps(value)[1:-1]}:
+            text = text.replace(form, REDACTED)
+    return _BEARER.sub(rf"\1{REDACTED}", _USER.sub(rf"\1{REDACTED}@", text))
+
+
+def shown(config: Any) -> dict[str, Any]:
+    """A config (any dataclass) as nested dictionaries to print and to save: a secret in it is written as ``${oc.env:NAME}``."""
+
+    def hide(text: str) -> str:
+        for value, variable in _secrets():
+            text = text.replace(value, f"${{oc.env:{variable}}}")
+        return text
+
+    result: dict[str, Any] = _texts(dataclasses.asdict(config), hide)
+    return result
+
+
+def from_environment(value: Any, *, missing_ok: bool = False) -> Any:
+    """Text, or containers of it, with environment variables in place of ``${oc.env:NAME}`` and ``${oc.env:NAME,default}``.
+
+    Args:
+        missing_ok: whether a reference to a variable that is not set stays as it is.
+
+    Raises:
+        ValueError: a variable is not set and has no default, or a reference is written otherwise.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        learn(name := match[2])
+        if name in os.environ:
+            return os.environ[name]
+        if match[3] is not None:
+            return match[3].strip("'\"")
+        if missing_ok:
+            return match[0]
+        raise ValueError(f"the environment variable {name} is not set; the config reads it ({match[0]})")
+
+    def read(text: str) -> str:
+        _check_references(_REFERENCE.sub("", text) if "${" in text else "")
+        return _REFERENCE.sub(value_of, text)
+
+    return _texts(value, read)
+
+
+def learn_references(value: Any) -> None:
+    """Makes secrets of the environment variables that text, or containers of it, refers to.
+
+    Raises:
+        ValueError: a reference does not name its variable.
+    """
+
+    def look(text: str) -> str:
+        _check_references(_NAMED.sub("", text))
+        for name in _NAMED.findall(text):
+            learn(name)
+        return text
+
+    _texts(value, look)
+
+
+def _check_references(rest: str) -> None:
+    if _ANY_REFERENCE.search(rest):
+        raise ValueError("an environment variable is read as ${oc.env:NAME} or ${oc.env:NAME,default}")
+
+
+def print_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, /) -> None:
+    """Python's report of an error without the secrets; an ``excepthook``."""
+    print(redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+
+
+def _secrets() -> Iterator[tuple[str, str]]:
+    """Values and their variables; what holds another comes first."""
+    for variable in COMMON:
+        learn(variable)
+    return iter(sorted(_known.copy().items(), key=lambda pair: -len(pair[0])))
+
+
+def _texts(value: Any, change: Callable[[str], str]) -> Any:
+    """``value`` with every text in it changed, but not the keys of mappings."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _texts(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_texts(item, change) for item in value]
+    return value
