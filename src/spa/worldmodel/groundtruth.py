@@ -14,16 +14,11 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import Span, replace_spans
+from spa.agent.parse import TAG, Span, first_pair, pairs, replace_spans
 
 Message = dict[str, str]
 STATES = ("truth", "belief", "shuffled")
-
-_BODY = {
-    "observation": re.compile(r"<observation>(.*?)</observation>", re.DOTALL | re.IGNORECASE),
-    "prediction": re.compile(r"<prediction>(.*?)</prediction>", re.DOTALL | re.IGNORECASE),
-}
-_TAGS = re.compile(r"<(/?)(observation|prediction|answer|think)>")
+_LOWER_TAG = re.compile(TAG.pattern)
 
 
 @dataclass
@@ -39,9 +34,9 @@ class Row:
 def body_spans(text: str, tag: str) -> list[Span]:
     """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body keeps its place)."""
     spans = []
-    for match in _BODY[tag].finditer(text):
-        start, end = match.span(1)
-        body = match[1]
+    for pair in pairs(text, tag):
+        start, end = pair.body
+        body = text[start:end]
         if body.strip():
             start, end = start + len(body) - len(body.lstrip()), end - (len(body) - len(body.rstrip()))
         spans.append((start, end))
@@ -123,29 +118,30 @@ def rejection(response: str) -> str | None:
     there is anyone's guess.
     """
     text = response.lower()
-    think = re.search(r"<think>(.*?)</think>", text, re.DOTALL)
+    think = first_pair(text, "think")
     if not think:
         return "no think block"
-    answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    answer = first_pair(text, "answer")
     if not answer:
         return "no answer"
-    if answer.start() < think.start():
+    if answer.span < think.span:
         return "answer before think"
-    observation = _BODY["observation"].search(think[1])
-    prediction = _BODY["prediction"].search(think[1])
+    observation = first_pair(text, "observation", *think.body)
+    prediction = first_pair(text, "prediction", *think.body)
     if not observation:
         return "no observation"
     if not prediction:
         return "no prediction"
-    if prediction.start() < observation.start():
+    if prediction.span < observation.span:
         return "prediction before observation"
-    return None if _well_formed(think[1]) else "crossing tags"
+    return None if _well_formed(text[slice(*think.body)]) else "crossing tags"
 
 
 def _well_formed(think: str) -> bool:
     """Whether every state that is opened is closed before another one is opened, and nothing else is in between."""
     open_tag = ""
-    for closing, tag in _TAGS.findall(think):
+    for found in _LOWER_TAG.finditer(think):
+        closing, tag = found[0][1] == "/", found[0].strip("</>")
         if tag in ("answer", "think") or ((tag != open_tag) if closing else open_tag):
             return False
         open_tag = "" if closing else tag
