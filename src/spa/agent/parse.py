@@ -21,6 +21,9 @@ Span = tuple[int, int]
 TAG = re.compile(r"</?(?:think|answer|observation|prediction)>", re.IGNORECASE)
 """Any tag in any case."""
 
+STATE_TAG = re.compile(rf"</?(?:{'|'.join(STATE_TAGS)})>", re.IGNORECASE)
+"""The tag of a state in any case."""
+
 _MARKUP = re.compile(rf"{TAG.pattern}|<\|[^|<>]{{1,40}}\|>", re.IGNORECASE)
 _THINK_TO_ANSWER = re.compile(r"</think>\s*+<answer>")
 # Case matters in the tags that every response must have, and not in those of states.

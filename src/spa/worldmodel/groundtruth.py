@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import TAG, Span, first_pair, pairs, replace_spans
+from spa.agent.parse import STATE_TAGS, TAG, Span, first_pair, pairs, replace_spans
 
 Message = dict[str, str]
 STATES = ("truth", "belief", "shuffled")
@@ -109,13 +109,24 @@ def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     return [replace(episode, turns=[next(others) for _ in episode.turns]) for episode in episodes]
 
 
+def row_rejection(row: Row) -> str | None:
+    """Why the tag filter drops a row, or None if it keeps it.
+
+    What the model wrote decides: where its tags cross, the correction may erase one of them, and a state of the model's own
+    would be left that looks true. The corrected response must pass as well, since a true state may hold tags. Rows of others
+    may have no ``original_response``; theirs is judged as it is.
+    """
+    original = row.extra.get("original_response")
+    return (rejection(original) if original else None) or rejection(row.response)
+
+
 def rejection(response: str) -> str | None:
     """Why the original's tag filter drops a response, or None if it keeps it.
 
     Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and holds at least one observation and one
     prediction, the first observation first. Case does not matter; what the answer says is not looked at. Beyond the
-    original, tags in the think block that cross, nest or are not closed are a reason too: which text the truth would replace
-    there is anyone's guess.
+    original, tags in the think block that cross, nest or are not closed are a reason too, and so is a tag inside a state
+    anywhere else: which text the truth would replace there is anyone's guess.
     """
     text = response.lower()
     think = first_pair(text, "think")
@@ -134,7 +145,7 @@ def rejection(response: str) -> str | None:
         return "no prediction"
     if prediction.span < observation.span:
         return "prediction before observation"
-    return None if _well_formed(text[slice(*think.body)]) else "crossing tags"
+    return None if _well_formed(text[slice(*think.body)]) and _replaceable(response) else "crossing tags"
 
 
 def _well_formed(think: str) -> bool:
@@ -146,6 +157,11 @@ def _well_formed(think: str) -> bool:
             return False
         open_tag = "" if closing else tag
     return not open_tag
+
+
+def _replaceable(response: str) -> bool:
+    """Whether no state holds a tag, so that ``ground_truth`` replaces them all."""
+    return not any(TAG.search(response, *pair.body) for tag in STATE_TAGS for pair in pairs(response, tag))
 
 
 def deduplicate(rows: Iterable[Row]) -> list[Row]:
