@@ -48,6 +48,10 @@ def test_a_response_that_writes_states_keeps_the_rest() -> None:
         "<think><observation>only one</observation></think><answer>Up</answer>",
         "<think><prediction>a</prediction><observation>b</observation></think><answer>Up</answer>",
         "<answer>Up</answer>",
+        "<think><prediction>p</think><answer>Up</answer>",
+        "<think>o</observation></think><answer>Up</answer>",
+        "<think>I go.</think><answer>Up<observation>o</observation></answer>",
+        f"<think>{BOTH}<observation><prediction>o</observation>t<prediction>p</prediction>",
         "",
     ],
 )

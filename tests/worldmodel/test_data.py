@@ -71,6 +71,14 @@ def test_several_pairs_one_after_another_are_fine() -> None:
     assert rejection(f"<think>{body}</think><answer>Up</answer>") is None
 
 
+def test_rows_are_judged_by_what_the_model_wrote() -> None:
+    crossed = row()
+    crossed.extra["original_response"] = GOOD.replace("P_<", "<prediction><")
+    rows = [row(), crossed]
+    assert select_rows(rows, SelfPlayConfig(filter=True), 0) == (rows[:1], {"crossing tags": 1})
+    assert describe(rows)["rejections"] == {"crossing tags": 1}
+
+
 def test_every_drop_is_counted_in_order() -> None:
     rows = [row(), row("nothing"), row(seed=1, success=False), row(), row(seed=2, turn=1)]
     play = SelfPlayConfig(filter=True, success_only=True, deduplicate=True)

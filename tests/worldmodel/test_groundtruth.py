@@ -7,12 +7,22 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
+from spa.rl.auxiliary import true_response
 from spa.worldmodel.dataset import read_rows, split_rows, write_rows
-from spa.worldmodel.groundtruth import Row, deduplicate, ground_truth, rejection, rows_of, shuffle_states
+from spa.worldmodel.groundtruth import (
+    Row,
+    body_spans,
+    deduplicate,
+    ground_truth,
+    rejection,
+    row_rejection,
+    rows_of,
+    shuffle_states,
+)
 
 
 def turn(response: str, state: str = "S0", after: str = "S1", index: int = 0) -> Turn:
@@ -131,6 +141,57 @@ def test_unsupported_settings_are_refused() -> None:
 )
 def test_filter_reasons(response: str, reason: str | None) -> None:
     assert rejection(response) == reason
+
+
+CROSSED = "<observation><prediction>o</observation>t<prediction>p</prediction>"
+CROSSING = [
+    f"<think>{CROSSED}</think><answer>Up</answer>",
+    FULL.replace("plan", CROSSED),
+    FULL + CROSSED,
+    FULL.replace("Up", CROSSED),
+    CROSSED + FULL,
+    "<observation>" + FULL,
+    FULL + CROSSED.upper().replace("P<", "p<"),
+    FULL + CROSSED.replace("observation", "observat\u0130on"),
+]
+
+
+@pytest.mark.parametrize("response", CROSSING)
+@pytest.mark.parametrize("states", ["truth", "shuffled", "belief"])
+def test_tags_that_the_correction_would_erase_are_a_reason(response: str, states: str) -> None:
+    (made,) = rows_of(episode(turn(response)), window=1, states=states)
+    assert row_rejection(made) == "crossing tags"
+
+
+def test_a_true_state_that_breaks_the_tags_is_a_reason() -> None:
+    (made,) = rows_of(episode(turn(FULL, "</think>")), window=1)
+    assert row_rejection(made) == "no observation"
+    assert rejection(FULL) is None
+
+
+@pytest.mark.parametrize("extra", [{}, {"original_response": None}])
+def test_rows_of_others_are_judged_as_they_are(extra: dict[str, str | None]) -> None:
+    assert row_rejection(Row("Tag", [], FULL, dict(extra))) is None
+    assert row_rejection(Row("Tag", [], CROSSING[0], dict(extra))) == "crossing tags"
+
+
+_STATES = "<observation>a</observation>b<prediction>c</prediction>"
+_PIECES = [f"<{slash}{name}>" for name in ("observation", "prediction") for slash in ("", "/")] * 4
+_PIECES += [tag.upper() for tag in _PIECES[:4]] + ["<observat\u0131on>", "</predict\u0130on>", "<think>", "</think>"]
+_PIECES += ["<answer>Up</answer>", "</think><answer>Up</answer>", _STATES, f"<think>{_STATES}", " ", "d", "e", "e"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(_PIECES), max_size=6), st.lists(st.sampled_from(_PIECES), max_size=6))
+@example([CROSSED], [])
+@example([_STATES], [CROSSED])
+def test_no_state_of_the_models_own_is_trained_as_the_truth(inside: list[str], after: list[str]) -> None:
+    played = turn(f"<think>{''.join(inside)}</think><answer>Up{''.join(after)}</answer>", "S0", "S1")
+    (made,) = rows_of(episode(played), window=1)
+    kept = [made.response] if row_rejection(made) is None else []
+    for text in filter(None, [*kept, true_response(played)]):
+        assert {text[a:b] for a, b in body_spans(text, "observation")} == {"S0"}
+        assert {text[a:b] for a, b in body_spans(text, "prediction")} == {"S1"}
 
 
 def row(content: str, response: str = FULL, user: str = "u") -> Row:

@@ -1,24 +1,60 @@
 """Reading a response: the think, observation, prediction and answer spans and the actions. Imports no torch.
 
-Nothing a model writes is evaluated; a response that does not match is data (``format_ok`` False), not an exception.
+Nothing a model writes is evaluated; a response that does not match is data (``format_ok`` False), not an exception. Tags are
+looked for forwards only, never again from an earlier place: a lazy ``.*?`` between two of them would take the square or the cube
+of a response's length where a model repeats one tag.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 PROMPT_MODES: tuple[str, ...] = ("base", "world_model")
+STATE_TAGS: tuple[str, ...] = ("observation", "prediction")
 
 Span = tuple[int, int]
 """Half-open character range into the response text."""
 
-_THINK_ANSWER = re.compile(r"<think>(?P<think>.*?)</think>\s*<answer>(?P<answer>.*?)</answer>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(?P<answer>.*?)</answer>", re.DOTALL)
-_OBSERVATION = re.compile(r"<observation>(?P<body>.*?)</observation>", re.DOTALL | re.IGNORECASE)
-_PREDICTION = re.compile(r"<prediction>(?P<body>.*?)</prediction>", re.DOTALL | re.IGNORECASE)
-_MARKUP = re.compile(r"</?(?:think|answer|observation|prediction)>|<\|[^|<>]{1,40}\|>", re.IGNORECASE)
+TAG = re.compile(r"</?(?:think|answer|observation|prediction)>", re.IGNORECASE)
+"""Any tag in any case."""
+
+STATE_TAG = re.compile(rf"</?(?:{'|'.join(STATE_TAGS)})>", re.IGNORECASE)
+"""The tag of a state in any case."""
+
+_MARKUP = re.compile(rf"{TAG.pattern}|<\|[^|<>]{{1,40}}\|>", re.IGNORECASE)
+_THINK_TO_ANSWER = re.compile(r"</think>\s*+<answer>")
+# Case matters in the tags that every response must have, and not in those of states.
+_CASE = {"think": re.NOFLAG, "answer": re.NOFLAG} | dict.fromkeys(STATE_TAGS, re.IGNORECASE)
+_OPEN = {name: re.compile(f"<{name}>", case) for name, case in _CASE.items()}
+_CLOSE = {name: re.compile(f"</{name}>", case) for name, case in _CASE.items()}
+
+
+class Pair(NamedTuple):
+    """A tag that is opened and closed: its range with the tags and that of what stands between them."""
+
+    span: Span
+    body: Span
+
+
+def first_pair(text: str, name: str, start: int = 0, end: int | None = None) -> Pair | None:
+    """The first ``<name>`` and the first ``</name>`` after it, within a range of ``text``; None where there is no such pair."""
+    end = len(text) if end is None else end
+    opening = _OPEN[name].search(text, start, end)
+    closing = opening and _CLOSE[name].search(text, opening.end(), end)
+    if not opening or not closing:
+        return None  # a later <name> would have no </name> either
+    return Pair((opening.start(), closing.end()), (opening.end(), closing.start()))
+
+
+def pairs(text: str, name: str) -> Iterator[Pair]:
+    """All pairs of a tag, each beginning after the end of the one before."""
+    pair = first_pair(text, name)
+    while pair:
+        yield pair
+        pair = first_pair(text, name, pair.span[1])
 
 
 @dataclass(frozen=True)
@@ -54,8 +90,8 @@ def parse_response(
 ) -> Parsed:
     """Parses a whole response, the forced first tag included.
 
-    ``base`` searches ``<think>…</think>``, optional white space, ``<answer>…</answer>`` (both lazy: a stray inner
-    ``</think>`` is tolerated, text between the two spans is not). ``world_model`` also requires, inside the think block,
+    ``base`` searches ``<think>…</think>``, optional white space, ``<answer>…</answer>``, each as short as can be (a stray
+    inner ``</think>`` is tolerated, text between the two spans is not). ``world_model`` also requires, inside the think block,
     an observation before a prediction. Where the whole pattern does not match, there are no actions; spans that
     can be found are reported all the same. Observation and prediction are read in both modes, since a model may write them
     by habit.
@@ -67,33 +103,48 @@ def parse_response(
         raise ValueError(f"unknown prompt mode {mode!r}; choose one of {', '.join(PROMPT_MODES)}")
     spans: dict[str, Span] = {}
     observation = prediction = None
-    match = (_THINK_ANSWER if think else _ANSWER).search(text)
+    whole = _think_and_answer(text) if think else None
+    answer = whole[1] if whole else first_pair(text, "answer")
     if think:
-        start = text.find("<think>")
-        if match:
-            think_span = (match.start(), match.end("think") + len("</think>"))
-        elif start >= 0:
-            end = text.find("</think>", start)
-            think_span = (start, end + len("</think>") if end >= 0 else len(text))
-        else:
-            think_span = (0, 0)
+        think_span = whole[0] if whole else _think_alone(text)
         if think_span[1]:
-            spans["think"] = think_span
-            obs = _OBSERVATION.search(text, *think_span)
-            if obs:
-                observation, spans["observation"] = obs["body"], obs.span("body")
-            pred = _PREDICTION.search(text, obs.end() if obs else think_span[0], think_span[1])
-            if pred:
-                prediction, spans["prediction"] = pred["body"], pred.span("body")
-    answer = match or _ANSWER.search(text)
+            spans["think"] = start, end = think_span
+            if found := first_pair(text, "observation", start, end):
+                observation, spans["observation"] = text[slice(*found.body)], found.body
+                start = found.span[1]
+            if found := first_pair(text, "prediction", start, end):
+                prediction, spans["prediction"] = text[slice(*found.body)], found.body
     if answer:
-        spans["answer"] = (answer.start("answer") - len("<answer>"), answer.end("answer") + len("</answer>"))
-    ok = match is not None
+        spans["answer"] = answer.span
+    ok = (whole if think else answer) is not None
     if ok and think and mode == "world_model":
         ok = observation is not None and prediction is not None
-    named = split_actions(match["answer"], action_sep) if ok and match else ()
+    named = split_actions(text[slice(*answer.body)], action_sep) if ok and answer else ()
     actions = named[:max_actions]
     return Parsed(ok, actions, len(named) - len(actions), observation, prediction, spans)
+
+
+def _think_and_answer(text: str) -> tuple[Span, Pair] | None:
+    """The think block, tags included, and the answer right after it; None where the text has no such structure.
+
+    It begins at the first ``<think>``, since whatever follows a later one follows that, too.
+    """
+    start = text.find("<think>")
+    middle = _THINK_TO_ANSWER.search(text, start + len("<think>")) if start >= 0 else None
+    end = text.find("</answer>", middle.end()) if middle else -1
+    if not middle or end < 0:
+        return None
+    think = (start, middle.start() + len("</think>"))
+    return think, Pair((middle.end() - len("<answer>"), end + len("</answer>")), (middle.end(), end))
+
+
+def _think_alone(text: str) -> Span:
+    """The think block without an answer right after it, up to the end where it is not closed; ``(0, 0)`` where there is none."""
+    start = text.find("<think>")
+    if start < 0:
+        return 0, 0
+    end = text.find("</think>", start)
+    return start, end + len("</think>") if end >= 0 else len(text)
 
 
 def replace_spans(text: str, replacements: Sequence[tuple[Span, str]]) -> str:

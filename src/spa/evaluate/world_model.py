@@ -12,6 +12,8 @@ from spa.agent.episode import Episode, Turn
 PREFIX = "world_model/"
 _SENTENCE = re.compile(r"\s*(?:Player \(.+?\) is at|Empty positions? to be filled|No empty positions? found)")
 
+_IN_SENTENCES = ("Player (", "mpty position")  # looked for first: most states have none, and some have very many lines
+
 
 def grid_part(state: str) -> str:
     """The lines of a state before its coordinate sentence, without surrounding white space.
@@ -21,8 +23,9 @@ def grid_part(state: str) -> str:
     whole.
     """
     lines = state.strip().splitlines()
-    end = next((i for i, line in enumerate(lines) if _SENTENCE.match(line)), len(lines))
-    return "\n".join(lines[:end]).strip()
+    if any(words in state for words in _IN_SENTENCES):
+        lines = lines[: next((i for i, line in enumerate(lines) if _SENTENCE.match(line)), len(lines))]
+    return "\n".join(lines).strip()
 
 
 def is_board(grid: str) -> bool:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.parse import TAG
 from spa.evaluate.world_model import cell_accuracy, exact, grid_part
 
 Segment = tuple[str, bool]
 """Text and whether it differs from the other side."""
 
-_TAG = re.compile(r"(</?(?:think|answer|observation|prediction)>)", re.IGNORECASE)
-_LONGEST = 2000  # characters of a line that are compared word by word
+_LONGEST = 2000  # characters of a line in which differences are looked for
+_COMPARED = 10_000  # and of the lines of a text in which they are
 
 
 def mark_response(text: str) -> list[tuple[str, str]]:
@@ -22,54 +24,98 @@ def mark_response(text: str) -> list[tuple[str, str]]:
     inside, ``""`` outside. The texts joined give ``text``."""
     out: list[tuple[str, str]] = []
     open_tags: list[str] = []
-    for part in _TAG.split(text):
-        name = part.strip("</>").lower()
-        if not part:
-            continue
-        if _TAG.fullmatch(part):
-            out.append((part, "tag"))
-            if not part.startswith("</"):
-                open_tags.append(name)
-            elif name in open_tags:
-                del open_tags[len(open_tags) - 1 - open_tags[::-1].index(name) :]
-        else:
-            out.append((part, open_tags[-1] if open_tags else ""))
+    still_open: Counter[str] = Counter()
+    position = 0
+    for tag in TAG.finditer(text):
+        if tag.start() > position:
+            out.append((text[position : tag.start()], open_tags[-1] if open_tags else ""))
+        position = tag.end()
+        out.append((tag[0], "tag"))
+        name = tag[0].strip("</>").lower()
+        if not tag[0].startswith("</"):
+            open_tags.append(name)
+            still_open[name] += 1
+        elif still_open[name]:  # it closes what was opened after it, too
+            closed = ""
+            while closed != name:
+                closed = open_tags.pop()
+                still_open[closed] -= 1
+    if position < len(text):
+        out.append((text[position:], open_tags[-1] if open_tags else ""))
     return out
 
 
-def _by_position(line: str, other: str) -> list[Segment]:
-    segments: list[Segment] = []
-    for i, character in enumerate(line):
-        differs = other[i : i + 1] != character
-        if segments and segments[-1][1] == differs:
-            segments[-1] = (segments[-1][0] + character, differs)
-        else:
-            segments.append((character, differs))
+def _segments(pieces: Sequence[str], differs: Sequence[bool]) -> list[Segment]:
+    """Neighbours of the same kind joined."""
+    segments = []
+    position = 0
+    for kind, group in groupby(differs):
+        end = position + sum(1 for _ in group)
+        if text := "".join(pieces[position:end]):
+            segments.append((text, kind))
+        position = end
     return segments
+
+
+def _by_position(line: str, other: str) -> list[Segment]:
+    differs = [a != b for a, b in zip(line, other, strict=False)]
+    return _segments(line, differs + [True] * (len(line) - len(differs)))
 
 
 def _by_word(line: str, other: str) -> list[Segment]:
-    if line == other or max(len(line), len(other)) > _LONGEST:
-        return [(line, line != other)] if line else []
     words, others = re.split(r"(\s+)", line), re.split(r"(\s+)", other)
-    segments: list[Segment] = []
-    for operation, start, end, _, _ in difflib.SequenceMatcher(None, words, others, autojunk=False).get_opcodes():
-        if text := "".join(words[start:end]):
-            segments.append((text, operation != "equal"))
-    return segments
+    kept = _common(words, others)
+    return _segments(words, [index not in kept for index in range(len(words))])
+
+
+def _common(words: Sequence[str], others: Sequence[str]) -> set[int]:
+    """Places of a longest common subsequence in ``words``, in as many operations on long numbers as ``others`` has words.
+
+    difflib can take the cube of their number: minutes for one line of a thousand equal words.
+    """
+    places: dict[str, int] = {}
+    for position, word in enumerate(words):
+        places[word] = places.get(word, 0) | 1 << position
+    everything = row = (1 << len(words)) - 1
+    # Bit i of rows[j] is 0 where words[: i + 1] has more in common with others[: j + 1] than words[:i] has.
+    rows = []
+    for word in others:
+        hit = row & places.get(word, 0)
+        row = ((row + hit) | (row - hit)) & everything
+        rows.append(row)
+    kept = set()
+    i, j = len(words) - 1, len(others) - 1
+    while i >= 0 and j >= 0:
+        if rows[j] >> i & 1:
+            i -= 1
+        elif j and not rows[j - 1] >> i & 1:
+            j -= 1
+        else:
+            kept.add(i)
+            i, j = i - 1, j - 1
+    return kept
 
 
 def mark_differences(text: str, other: str) -> list[list[Segment]]:
     """Lines of ``text`` as segments, marked where they differ from ``other``.
 
-    Lines of the grid are compared character by character (cells), all later lines word by word.
+    Lines of the grid are compared character by character (cells), all later lines word by word; a very long line, and the end
+    of a very long text, as a whole. Lines that ``other`` does not have any more are in one piece.
     """
     lines, others = text.strip().splitlines(), other.strip().splitlines()
     height = max(len(grid_part(text).splitlines()), len(grid_part(other).splitlines()))
-    marked = []
-    for i, line in enumerate(lines):
-        against = others[i] if i < len(others) else ""
-        marked.append(_by_position(line, against) if i < height else _by_word(line, against))
+    marked: list[list[Segment]] = []
+    left = _COMPARED
+    for i, (line, against) in enumerate(zip(lines, others, strict=False)):
+        if not line or not against or line == against:
+            marked.append([(line, line != against)] if line else [])
+        elif (longest := max(len(line), len(against))) > min(_LONGEST, left):
+            marked.append([(line, True)])
+        else:
+            marked.append(_by_position(line, against) if i < height else _by_word(line, against))
+            left -= longest
+    if beyond := lines[len(others) :]:
+        marked.append([("\n".join(beyond), True)])
     return marked
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import parse_response
+from spa.agent.parse import STATE_TAG, parse_response
 from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.worldmodel.encode import Example, encode_row, merge_turns
@@ -19,7 +19,7 @@ def true_response(turn: Turn, style: str = "terse") -> str | None:
     """What the turn's response would have been with the true state as observation and the true next state as prediction.
 
     A response that writes both keeps everything else as it is. One in the plain format gets them around its thoughts. None for
-    a response in neither format.
+    a response in neither format: a state of the model's own, or half of its tags, would be trained as if it were true.
     """
     if rejection(turn.response) is None:
         return ground_truth(turn)
@@ -28,11 +28,13 @@ def true_response(turn: Turn, style: str = "terse") -> str | None:
         return None
     start, end = parsed.spans["think"]
     thoughts = turn.response[start + len("<think>") : end - len("</think>")].strip()
-    start, end = parsed.spans["answer"]
+    answer = turn.response[slice(*parsed.spans["answer"])]
+    if STATE_TAG.search(thoughts) or STATE_TAG.search(answer):
+        return None
     gap = " " if style == "paper" else ""
     return (
         f"<think>{gap}<observation>{turn.state}</observation>{gap}{thoughts}{gap}<prediction>{turn.next_state}</prediction>{gap}"
-        f"</think>{turn.response[start:end]}"
+        f"</think>{answer}"
     )
 
 

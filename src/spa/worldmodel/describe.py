@@ -11,7 +11,7 @@ import numpy as np
 from spa.agent.chat import Chat
 from spa.agent.parse import parse_response
 from spa.worldmodel.encode import encode_row, mask_states
-from spa.worldmodel.groundtruth import Row, body_spans, deduplicate, rejection
+from spa.worldmodel.groundtruth import Row, body_spans, deduplicate, row_rejection
 from spa.worldmodel.maskview import clean
 
 Stats = dict[str, Any]
@@ -75,7 +75,7 @@ def _worlds(rows: Sequence[Row]) -> Stats:
 def _responses(rows: Sequence[Row]) -> Stats:
     if not rows:
         return {}
-    reasons = Counter(reason for row in rows if (reason := rejection(row.response)) is not None)
+    reasons = Counter(reason for row in rows if (reason := row_rejection(row)) is not None)
     stats: Stats = {"format_rate": 1 - sum(reasons.values()) / len(rows), "rejections": dict(reasons.most_common())}
     pairs = [(_first(row.response, "observation"), _first(row.response, "prediction")) for row in rows]
     known = [(now, then) for now, then in pairs if now is not None and then is not None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from spa.agent.chat import Chat
 from spa.agent.parse import Span, parse_response, replace_spans
@@ -74,10 +76,13 @@ def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: b
         response = mask_states(response)
     ids = prompt_ids(prompt, chat)
     encoded = chat.encode_response(response)
-    spans = loss_spans(response, loss)
+    spans = sorted(loss_spans(response, loss))
+    starts = [start for start, _ in spans]
+    reach = list(accumulate((end for _, end in spans), max))
     positions = []
     for i, (low, high) in enumerate(encoded.offsets):
-        if i >= encoded.num_forced and any(low < end and start < high for start, end in spans):
+        before = bisect_left(starts, high)  # so many spans begin before the token ends
+        if i >= encoded.num_forced and before and low < reach[before - 1]:
             positions.append(len(ids) + i)
     ids = [*ids, *encoded.ids, chat.closing_ids[0]]
     if train_end and loss != "state" and positions:

@@ -14,16 +14,11 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import Span, replace_spans
+from spa.agent.parse import STATE_TAGS, TAG, Span, first_pair, pairs, replace_spans
 
 Message = dict[str, str]
 STATES = ("truth", "belief", "shuffled")
-
-_BODY = {
-    "observation": re.compile(r"<observation>(.*?)</observation>", re.DOTALL | re.IGNORECASE),
-    "prediction": re.compile(r"<prediction>(.*?)</prediction>", re.DOTALL | re.IGNORECASE),
-}
-_TAGS = re.compile(r"<(/?)(observation|prediction|answer|think)>")
+_LOWER_TAG = re.compile(TAG.pattern)
 
 
 @dataclass
@@ -39,9 +34,9 @@ class Row:
 def body_spans(text: str, tag: str) -> list[Span]:
     """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body keeps its place)."""
     spans = []
-    for match in _BODY[tag].finditer(text):
-        start, end = match.span(1)
-        body = match[1]
+    for pair in pairs(text, tag):
+        start, end = pair.body
+        body = text[start:end]
         if body.strip():
             start, end = start + len(body) - len(body.lstrip()), end - (len(body) - len(body.rstrip()))
         spans.append((start, end))
@@ -114,42 +109,59 @@ def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     return [replace(episode, turns=[next(others) for _ in episode.turns]) for episode in episodes]
 
 
+def row_rejection(row: Row) -> str | None:
+    """Why the tag filter drops a row, or None if it keeps it.
+
+    What the model wrote decides: where its tags cross, the correction may erase one of them, and a state of the model's own
+    would be left that looks true. The corrected response must pass as well, since a true state may hold tags. Rows of others
+    may have no ``original_response``; theirs is judged as it is.
+    """
+    original = row.extra.get("original_response")
+    return (rejection(original) if original else None) or rejection(row.response)
+
+
 def rejection(response: str) -> str | None:
     """Why the original's tag filter drops a response, or None if it keeps it.
 
     Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and holds at least one observation and one
     prediction, the first observation first. Case does not matter; what the answer says is not looked at. Beyond the
-    original, tags in the think block that cross, nest or are not closed are a reason too: which text the truth would replace
-    there is anyone's guess.
+    original, tags in the think block that cross, nest or are not closed are a reason too, and so is a tag inside a state
+    anywhere else: which text the truth would replace there is anyone's guess.
     """
     text = response.lower()
-    think = re.search(r"<think>(.*?)</think>", text, re.DOTALL)
+    think = first_pair(text, "think")
     if not think:
         return "no think block"
-    answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    answer = first_pair(text, "answer")
     if not answer:
         return "no answer"
-    if answer.start() < think.start():
+    if answer.span < think.span:
         return "answer before think"
-    observation = _BODY["observation"].search(think[1])
-    prediction = _BODY["prediction"].search(think[1])
+    observation = first_pair(text, "observation", *think.body)
+    prediction = first_pair(text, "prediction", *think.body)
     if not observation:
         return "no observation"
     if not prediction:
         return "no prediction"
-    if prediction.start() < observation.start():
+    if prediction.span < observation.span:
         return "prediction before observation"
-    return None if _well_formed(think[1]) else "crossing tags"
+    return None if _well_formed(text[slice(*think.body)]) and _replaceable(response) else "crossing tags"
 
 
 def _well_formed(think: str) -> bool:
     """Whether every state that is opened is closed before another one is opened, and nothing else is in between."""
     open_tag = ""
-    for closing, tag in _TAGS.findall(think):
+    for found in _LOWER_TAG.finditer(think):
+        closing, tag = found[0][1] == "/", found[0].strip("</>")
         if tag in ("answer", "think") or ((tag != open_tag) if closing else open_tag):
             return False
         open_tag = "" if closing else tag
     return not open_tag
+
+
+def _replaceable(response: str) -> bool:
+    """Whether no state holds a tag, so that ``ground_truth`` replaces them all."""
+    return not any(TAG.search(response, *pair.body) for tag in STATE_TAGS for pair in pairs(response, tag))
 
 
 def deduplicate(rows: Iterable[Row]) -> list[Row]:

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from spa.runs.schema import SelfPlayConfig
-from spa.worldmodel.groundtruth import Row, deduplicate, rejection
+from spa.worldmodel.groundtruth import Row, deduplicate, row_rejection
 
 BALANCES = ("none", "actions", "turn", "success")
 _CLASS: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
@@ -24,9 +24,9 @@ _STREAM = 0xBA1A
 def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[list[Row], Counter[str]]:
     """The rows that ``play``'s settings keep, in order, and how many were dropped for what reason.
 
-    In this order: ``filter`` (the reasons of ``rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing draws rows
-    at random, without replacement, until no class has more rows than the median of their sizes (rounded up); the same ``seed``
-    draws the same.
+    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing draws
+    rows at random, without replacement, until no class has more rows than the median of their sizes (rounded up); the same
+    ``seed`` draws the same.
 
     Raises:
         ValueError: rows without the column that a setting needs, or an unknown balance.
@@ -34,7 +34,7 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     reasons: Counter[str] = Counter()
     kept = list(rows)
     if play.filter:
-        found = [(row, rejection(row.response)) for row in kept]
+        found = [(row, row_rejection(row)) for row in kept]
         reasons.update(reason for _, reason in found if reason is not None)
         kept = [row for row, reason in found if reason is None]
     if play.success_only:
