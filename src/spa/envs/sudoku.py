@@ -93,10 +93,10 @@ class Sudoku(SeededEnv):
 
     ## Actions
     Free text that names row, column and digit, all counted from 1: ``1,3,2``, ``1 3 2`` or words such as
-    ``row 1 col 3 value 2`` and ``Place 2 at Row 1, Col 3``: the word ``row`` comes before ``col``, the digit first or last.
-    Not valid: anything else (square brackets included), numbers out of range, and a cell that was given. A digit that its row, column or box already holds is valid but not effective, and leaves the
-    board as it is. Digits entered by the player may be overwritten, but not erased; so a digit that is allowed but
-    wrong can lead into a dead end.
+    ``row 1 col 3 value 2`` and ``Place 2 at Row 1, Col 3``: the row comes before the column, the digit first or last.
+    Not valid: anything else (square brackets included), numbers out of range, and a cell that was given. A digit that
+    its row, column or box already holds is valid but not effective, and leaves the board as it is. Digits entered by
+    the player may be overwritten, but not erased; so a digit that is allowed but wrong can lead into a dead end.
 
     ## States
     A single line: for every row ``| `` and its cells, each followed by a space, ``.`` for an empty one. It ends in a
