@@ -126,7 +126,7 @@ class PPOTrainer:
         if found:
             self._restore(found[1])
         self.player.model.train()
-        if self.step == 0 and config.val_every and config.val_before_train:
+        if found is None and config.val_every and config.val_before_train:
             self.log(0, self.validate())
         try:
             self._loop()
