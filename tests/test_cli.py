@@ -39,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     pipeline.ppo = recorder("ppo", "cfg", "arm", "out")
     pipeline.evaluate = recorder("evaluate", "cfg", "arm", "out")
     pipeline.report = lambda out: out / "report.html"
-    pipeline.plan = lambda cfg, stages, arms: [f"stages {stages}", f"arms {[arm.name for arm in arms]}"]
+    pipeline.plan = lambda cfg, stages, arms, model: [f"stages {stages}", f"arms {[arm.name for arm in arms]}"]
     monkeypatch.setitem(sys.modules, "spa.pipeline", pipeline)
     monkeypatch.delenv("SPA_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -182,7 +182,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
-    options = _Options(words, out, resume, dry_run, quiet, arm)
+    options = _Options(words, out, resume, dry_run, quiet, arm, model)
     _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
 
 
@@ -239,6 +239,7 @@ class _Options:
     dry_run: bool
     quiet: bool
     arm: str | None = None
+    model: str | None = None
 
 
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
@@ -256,7 +257,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
         names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
         arms = [arm] if arm else [load_arm(name) for name in names] if command == "run" else []
         print(to_yaml(cfg), end="")
-        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms)]:
+        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms, options.model)]:
             print(f"# {line}".rstrip())
         return
     if options.out is None:
