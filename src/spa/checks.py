@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spa.models.folders import check_folder
 from spa.runs.arms import arm_config, check_arms, data_folder, given_data, needs_sft, source_config
 from spa.runs.folder import RunFolder
+from spa.runs.lock import check_free, locked
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
     from spa.agent.chat import Chat
 
 
+@contextmanager
 def begin(
     cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
-) -> None:
-    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
+) -> Iterator[None]:
+    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake.
+
+    In the block no other process can open it.
+    """
+    check_free(out)
     stage = command.partition(" ")[0]
     check_settings(cfg, stage, arms, model if stage == "eval" else None)
     served = _check_players(cfg, stage, model, arms)
@@ -40,7 +46,11 @@ def begin(
         rows, skipped = read_rows(data_files(data_folder(cfg, arm_or_none, out))[0])
         assert chat is not None
         check_rows(rows, chat, source_config(cfg, arm_or_none).sft, skipped)
-    RunFolder(out).open(cfg, command, resume)
+    folder = RunFolder(out)
+    folder.check(cfg, command, resume)
+    with locked(out):
+        folder.open(cfg, command, resume)
+        yield
 
 
 def check_settings(cfg: Config, stage: str, arms: Sequence[ArmConfig], model: str | None = None) -> None:
