@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     pipeline.ppo = recorder("ppo", "cfg", "arm", "out")
     pipeline.evaluate = recorder("evaluate", "cfg", "arm", "out")
     pipeline.report = lambda out: out / "report.html"
-    pipeline.plan = lambda cfg, stages, arms: [f"stages {stages}", f"arms {[arm.name for arm in arms]}"]
+    pipeline.plan = lambda cfg, stages, arms, model: [f"stages {stages}", f"arms {[arm.name for arm in arms]}"]
     monkeypatch.setitem(sys.modules, "spa.pipeline", pipeline)
     monkeypatch.delenv("SPA_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -206,6 +208,19 @@ def test_ctrl_c_says_how_to_go_on(
 
     monkeypatch.setattr(sys.modules["spa.pipeline"], argv[0], interrupted)
     assert fails(130, argv, capsys) == f"Interrupted. {hint}"
+
+
+def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminated(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], "run", terminated)
+    line = fails(143, ["run", "sokoban", "--out", "x"], capsys)
+    assert line == "Terminated. Continue with: spa run --out x --resume"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_quiet_turns_progress_off(calls: Calls) -> None:

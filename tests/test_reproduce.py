@@ -351,6 +351,20 @@ def test_a_terminated_reproduction_leaves_no_run_behind(tmp_path: Path, monkeypa
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize(("stop", "code", "word"), [("TERM", 143, "Terminated"), ("INT", 130, "Interrupted")])
+def test_a_stopped_reproduction_says_how_to_go_on(
+    tmp_path: Path, monkeypatch, capsys, stop: str, code: int, word: str
+) -> None:
+    def stopped(*_: object) -> list[str]:
+        os.kill(os.getpid(), getattr(signal, f"SIG{stop}"))
+        time.sleep(5)
+        return []
+
+    monkeypatch.setattr("spa.reproduce.work.run_cells", stopped)
+    assert main(["reproduce", "--scale", scale_file(tmp_path), "--out", str(tmp_path / "out")]) == code
+    assert capsys.readouterr().err.strip() == f"{word}. Run the same command again to go on."
+
+
 @pytest.mark.slow
 def test_all_of_it_goes_on_where_it_stopped_and_reports_what_failed(tmp_path: Path, capsys) -> None:
     out, path = tmp_path / "out", scale_file(tmp_path)

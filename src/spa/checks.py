@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spa.models.folders import check_folder
 from spa.runs.arms import arm_config, check_arms, data_folder, given_data, needs_sft, source_config
 from spa.runs.folder import RunFolder
+from spa.runs.lock import check_free, locked
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import model_of
+from spa.runs.trackers import check_trackers
+from spa.runs.validate import check_ppo_sampling
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
 
 
+@contextmanager
 def begin(
     cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
-) -> None:
-    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake."""
-    check_tasks(cfg, arms)
+) -> Iterator[None]:
+    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake.
+
+    In the block no other process can open it.
+    """
+    check_free(out)
     stage = command.partition(" ")[0]
+    check_settings(cfg, stage, arms, model if stage == "eval" else None)
     served = _check_players(cfg, stage, model, arms)
     chat = None if served else _check_model(cfg, model)
     if stage == "generate" or (stage == "run" and any(needs_sft(cfg, arm) for arm in arms)):
@@ -36,7 +46,73 @@ def begin(
         rows, skipped = read_rows(data_files(data_folder(cfg, arm_or_none, out))[0])
         assert chat is not None
         check_rows(rows, chat, source_config(cfg, arm_or_none).sft, skipped)
-    RunFolder(out).open(cfg, command, resume)
+    folder = RunFolder(out)
+    folder.check(cfg, command, resume)
+    with locked(out):
+        folder.open(cfg, command, resume)
+        yield
+
+
+def check_settings(cfg: Config, stage: str, arms: Sequence[ArmConfig], model: str | None = None) -> None:
+    """What ``--dry-run`` checks as well: worlds and arms, what stage 3 and the trackers need, the local models.
+
+    Args:
+        stage: a command.
+        model: what is evaluated instead of the arm's own.
+
+    Raises:
+        ValueError: something is wrong; the message names the setting, and the arm if it is an arm's.
+    """
+    check_tasks(cfg, arms)
+    if stage in ("run", "sft", "ppo"):
+        check_trackers(cfg.report.trackers)
+    for arm in arms:
+        if stage == "ppo" or (stage == "run" and arm.rl):
+            with _named(f"arm {arm.name}"):
+                own = arm_config(cfg, arm)
+                check_ppo_sampling(own.sampling)
+                check_trackers(own.report.trackers)
+    for setting, path, tokenizer in _models(cfg, stage, arms, model):
+        with _named(setting):
+            check_folder(path, tokenizer=tokenizer)
+
+
+def _models(cfg: Config, stage: str, arms: Sequence[ArmConfig], model: str | None) -> Iterator[tuple[str, str, bool]]:
+    """The models that a stage loads, but for those of earlier stages: the setting, its value, whether a tokenizer is needed."""
+    from spa.worldmodel.selfplay import is_served
+
+    if stage in ("generate", "sft", "run"):
+        tuned: Sequence[ArmConfig | None] = [a for a in arms if needs_sft(cfg, a)] if stage == "run" else arms or [None]
+        for arm in tuned:
+            source = source_config(cfg, arm)
+            plays = stage == "generate" or (stage == "run" and not given_data(cfg, arm))
+            player = source.selfplay.model if plays and not is_served(source) else None
+            if player:
+                yield "selfplay.model", player, True
+            if stage != "generate" or not (player or is_served(source)):
+                yield "model.path", source.model.path, True
+    if stage in ("ppo", "run"):
+        for arm in arms:
+            ppo = arm_config(cfg, arm).ppo
+            if arm.rl and ppo.start:
+                yield "ppo.start", model_of(ppo.start), True
+            elif not arm.sft:
+                yield "model.path", cfg.model.path, True
+            if ppo.reference and (ppo.kl_reward_coef or ppo.kl_loss_coef):
+                yield "ppo.reference", ppo.reference, False
+    if stage == "eval":
+        untrained = any(not (arm.sft or arm.rl) and arm_config(cfg, arm).engine.kind != "openai" for arm in arms)
+        if model is not None or untrained:
+            yield "model", model or cfg.model.path, True
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Puts ``what`` before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 def _check_model(cfg: Config, model: str | None) -> Chat:
@@ -87,7 +163,7 @@ def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
     check_disjoint(make_task(cfg))
     check_arms(cfg, arms)
     for arm in arms:
-        try:
+        with _named(f"arm {arm.name}"):
             own = arm_config(cfg, arm)
             check_disjoint(make_task(own, state_format=arm.state_format))
             if arm.rl:
@@ -95,5 +171,3 @@ def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
                     check_disjoint(task)
             source = source_config(cfg, arm)
             check_disjoint(make_task(source, state_format=source.selfplay.state_format))
-        except ValueError as error:
-            raise ValueError(f"arm {arm.name}: {error}") from error

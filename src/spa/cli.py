@@ -21,6 +21,7 @@ from spa.cli_export import export
 from spa.cli_perplexity import perplexity
 from spa.cli_reproduce import reproduce
 from spa.runs.secrets import print_traceback, redact
+from spa.runs.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
     from spa.runs.schema import ArmConfig, Config
@@ -62,12 +63,9 @@ SourceArm = Annotated[
 ]
 
 
-class _Interrupted(Exception):
-    """Ctrl-C; the message says how to go on."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0, 1 (a check failed), 2 (bad input, one line on stderr), 130 (Ctrl-C).
+    """Runs a command and returns its exit code: 0, 1 (a check failed), 2 (bad input, one line on stderr), 130 (Ctrl-C),
+    143 (SIGTERM).
 
     ``SPA_DEBUG=1`` shows the traceback of an error.
     """
@@ -76,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = app(args=None if argv is None else list(argv), prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
-    except _Interrupted as error:
-        return _fail(f"Interrupted. {error}", 130)
+    except Interrupted as error:
+        return _fail(str(error), error.code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
     except BrokenPipeError:  # `spa config | head`
@@ -183,7 +181,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
-    options = _Options(words, out, resume, dry_run, quiet, arm)
+    options = _Options(words, out, resume, dry_run, quiet, arm, model)
     _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
 
 
@@ -240,6 +238,7 @@ class _Options:
     dry_run: bool
     quiet: bool
     arm: str | None = None
+    model: str | None = None
 
 
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
@@ -260,16 +259,14 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConf
         print(to_yaml(cfg), end="")
         for line in imports(cfg, arms):
             print(f"# {redact(line)}", flush=True)  # said before it is done
-        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms)]:
+        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms, options.model)]:
             print(f"# {redact(line)}".rstrip())
         return
     if options.out is None:
         note(f"Run folder: {folder}")
-    try:
+    more = f" --arm {chosen}" if chosen else ""
+    with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
         work(pipeline, cfg, arm, folder)
-    except KeyboardInterrupt:
-        more = f" --arm {chosen}" if chosen else ""
-        raise _Interrupted(f"Continue with: spa {command}{more} --out {folder} --resume") from None
 
 
 def _config(options: _Options) -> Config:

@@ -47,6 +47,7 @@ def reproduce(
     from spa.reproduce.work import at_once, run_cells
     from spa.runs.files import atomic_write
     from spa.runs.schema import Config
+    from spa.runs.signals import interruptible
     from spa.runs.validate import choose
 
     chosen = load_scale(scale)
@@ -91,14 +92,15 @@ def reproduce(
             print(redact("\n".join(plan(cfg, ["run"], arms_of(cfg)))))
         return
     write_arms(chosen, folder)
-    if not only_table:
-        make_bases(chosen, folder)
-    runs = cells(chosen, folder, settings or [], existing=only_table)
-    load()
     failures: list[str] = []
-    if not only_table:
-        cores = max(1, (os.cpu_count() or 1) // chosen.threads)
-        failures = run_cells(runs, parallel or at_once(len(runs), cores))
+    with interruptible("Run the same command again to go on."):
+        if not only_table:
+            make_bases(chosen, folder)
+        runs = cells(chosen, folder, settings or [], existing=only_table)
+        load()
+        if not only_table:
+            cores = max(1, (os.cpu_count() or 1) // chosen.threads)
+            failures = run_cells(runs, parallel or at_once(len(runs), cores))
     numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))

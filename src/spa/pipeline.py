@@ -42,10 +42,17 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     Raises:
         ValueError: the training of an arm collapsed or diverged. It comes last: the other arms are finished by then.
     """
+    arms = arms_of(cfg)
+    with begin(cfg, out, "run", resume, arms=arms):
+        failed = _run(cfg, arms, out)
+    if failed:
+        raise ValueError("without " + "; ".join(f"arm {name}: {why}" for name, why in failed.items()))
+
+
+def _run(cfg: Config, arms: list[ArmConfig], out: Path) -> dict[str, str]:
+    """All stages; returns the arms whose training failed, and why."""
     from spa.rl.health import TrainingFailed
 
-    arms = arms_of(cfg)
-    begin(cfg, out, "run", resume, arms=arms)
     with_sft = [arm for arm in arms if needs_sft(cfg, arm)]
     for arm in {selfplay_folder(out, arm): arm for arm in reversed(with_sft) if not given_data(cfg, arm)}.values():
         _generate(cfg, arm, out, resume=True)
@@ -65,37 +72,36 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
         else:
             _evaluate(cfg, arm, out, model=None, resume=True)
     print(f"Report: {report(out)}")
-    if failed:
-        raise ValueError("without " + "; ".join(f"arm {name}: {why}" for name, why in failed.items()))
+    return failed
 
 
 def generate(cfg: Config, out: Path, *, resume: bool, arm: ArmConfig | None = None) -> None:
     """Stage 1, the run's or that of an arm: the base model plays itself; what it wrote of states is replaced by the truth."""
     name = selfplay_name(arm)
-    begin(cfg, out, f"generate {name}".rstrip(), resume, arms=[arm] if arm else [])
-    _generate(cfg, arm, out, resume=resume)
+    with begin(cfg, out, f"generate {name}".rstrip(), resume, arms=[arm] if arm else []):
+        _generate(cfg, arm, out, resume=resume)
 
 
 def sft(cfg: Config, out: Path, *, resume: bool, arm: ArmConfig | None = None) -> None:
     """Stage 2, the run's or that of an arm: fine-tuning on the self-play data gives the model a world model."""
     own = sft_folder(out, arm).name.removeprefix("sft").removeprefix("-")
-    begin(cfg, out, f"sft {own}".rstrip(), resume, arms=[arm] if arm else [])
-    _sft(cfg, arm, out, resume=resume)
+    with begin(cfg, out, f"sft {own}".rstrip(), resume, arms=[arm] if arm else []):
+        _sft(cfg, arm, out, resume=resume)
 
 
 def ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     """Stage 3: multi-turn PPO of one arm, from the base model or from stage 2's."""
     start = start_model(cfg, arm, out)
-    begin(cfg, out, f"ppo {arm.name}", resume, start, arms=[arm])
-    _ppo(cfg, arm, out, resume=resume)
+    with begin(cfg, out, f"ppo {arm.name}", resume, start, arms=[arm]):
+        _ppo(cfg, arm, out, resume=resume)
 
 
 def evaluate(cfg: Config, arm: ArmConfig, out: Path, *, model: str | None, resume: bool) -> None:
     """Pass@k and world-model accuracy on the test worlds: of ``model``, else of a chat server's or the arm's trained model."""
     served = model is None and arm_config(cfg, arm).engine.kind == "openai"
     model = None if served else model or trained_model(cfg, arm, out)
-    begin(cfg, out, f"eval {arm.name}", resume, model, arms=[arm])
-    _evaluate(cfg, arm, out, model=model, resume=resume, served=served)
+    with begin(cfg, out, f"eval {arm.name}", resume, model, arms=[arm]):
+        _evaluate(cfg, arm, out, model=model, resume=resume, served=served)
 
 
 def report(out: Path) -> Path:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from spa.checks import check_tasks
+from spa.checks import check_settings
 from spa.runs.arms import arm_config, changes_nothing, given_data, needs_sft, selfplay_name, sft_folder, source_config
 from spa.runs.schema import ArmConfig, Config, PPOConfig
 from spa.runs.validate import WITH_VALUES
 
 
-def plan(cfg: Config, stages: list[str], arms: list[ArmConfig]) -> list[str]:
-    """What a command would do, one line a stage; also checks what can be checked without a model.
+def plan(cfg: Config, stages: list[str], arms: list[ArmConfig], model: str | None = None) -> list[str]:
+    """What a command would do, one line a stage; also checks what can be checked without loading a model.
 
     Raises:
-        ValueError: a world, setting or prompt that does not exist.
+        ValueError: as ``spa.checks.check_settings``.
     """
     from spa.agent.player import make_task
 
-    check_tasks(cfg, arms)
+    for stage in stages:
+        check_settings(cfg, stage, arms, model)
     task = make_task(cfg)
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]

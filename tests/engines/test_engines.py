@@ -219,3 +219,48 @@ def test_models_that_are_none(tmp_path) -> None:
         load_tokenizer(str(tmp_path / "bare"))
     with pytest.raises(ValueError, match=r"model\.dtype"):
         check_model(ModelConfig(dtype="float8"))
+
+
+def damaged(data: bytes) -> dict[str, bytes]:
+    """Ways in which a file of weights breaks."""
+
+    def flipped(place: int, bit: int) -> bytes:
+        return data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :]
+
+    return {
+        "empty": b"",
+        "cut in the header": data[:50],
+        "cut in the middle": data[: len(data) // 2],
+        "cut at the end": data[:-1],
+        "another length of the header": flipped(6, 0x80),
+        "header is no text": flipped(9, 0x80),
+        "another type": flipped(data.index(b'"F32"') + 1, 1),
+    }
+
+
+def test_damaged_weights_are_one_line_with_the_file(tmp_path) -> None:
+    folder = tmp_path / "m"
+    save_model(make(), TOKENIZER, folder)
+    file = folder / "model.safetensors"
+    good = file.read_bytes()
+    for how, data in damaged(good).items():
+        file.write_bytes(data)
+        for load in (
+            lambda: load_model(ModelConfig(path=str(folder))),
+            lambda: check_model(ModelConfig(path=str(folder))),
+        ):
+            with pytest.raises(ValueError, match="is damaged") as error:
+                load()
+            assert str(error.value).startswith(str(file)) and "\n" not in str(error.value), how
+    file.unlink()
+    with pytest.raises(ValueError, match="m has no weights"):
+        check_model(ModelConfig(path=str(folder)))
+
+
+def test_weights_under_another_name_are_not_replaced_by_random_ones(tmp_path) -> None:
+    folder = tmp_path / "m"
+    save_model(make(), TOKENIZER, folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b"embed_tokens", b"dmbed_tokens", 1))
+    with pytest.raises(ValueError, match=r"m lack .*model\.embed_tokens\.weight: they are damaged"):
+        load_model(ModelConfig(path=str(folder)))

@@ -18,6 +18,7 @@ from spa.engines.base import BrokenModel
 from spa.engines.processes import can_fork, in_processes
 from spa.engines.transformers import TransformersEngine
 from spa.runs.schema import SamplingConfig
+from spa.runs.signals import terminated_as_interrupted
 from tests.models.networks import network
 from tests.scripted import lake_task, tiny_player
 
@@ -149,3 +150,18 @@ def test_processes_share_threads_and_memory(monkeypatch) -> None:
     finally:
         torch.set_num_threads(before)
     assert slots == [5, 9]  # halves of 32 until they fit: 8 and the common beginning's are 9 <= 16, 16 are too many
+
+
+class Terminates:
+    """Ends its process by SIGTERM when it is about to be sent."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        return Terminates, ()
+
+
+def test_a_terminated_process_says_nothing(capfd) -> None:
+    with terminated_as_interrupted(), pytest.warns(RuntimeWarning, match="done again"):
+        in_processes(lambda number: Terminates(), 2)
+    assert capfd.readouterr().err == ""

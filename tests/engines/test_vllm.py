@@ -195,7 +195,8 @@ def test_vllm_itself() -> None:
     """Log-probs equal those of the training forward; what is sampled does not depend on the batch."""
     import torch
 
-    from spa.models.load import load_model, resolve_path
+    from spa.models.folders import resolve_path
+    from spa.models.load import load_model
 
     config = tiny_config()
     settings = EngineConfig(kind="vllm", gpu_memory_utilization=0.2, max_model_len=512)

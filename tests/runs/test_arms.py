@@ -93,6 +93,8 @@ def test_arms_share_the_runs_stages_unless_they_change_them() -> None:
     later = ArmConfig("fast", sft=True, settings={"ppo.actor_lr": 1e-3})
     assert (sft_folder(OUT, later), selfplay_folder(OUT, later)) == (OUT / "sft", OUT / "selfplay")
     assert arm_config(load_config("sokoban"), later).ppo.actor_lr == 1e-3
+    mixed = ArmConfig("mixed", sft=True, settings={"curriculum.mixture": {"sokoban": 1.0, "frozen_lake": 1.0}})
+    assert (sft_folder(OUT, mixed), selfplay_folder(OUT, mixed)) == (OUT / "sft", OUT / "selfplay")
 
 
 def test_the_prompt_after_sft_is_that_of_arms_with_a_world_model() -> None:

@@ -61,13 +61,25 @@ def test_no_file_no_records(tmp_path: Path) -> None:
 
 def test_truncate_after_drops_later_steps_only(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "m")
-    for step in (0, 1, 1, 2, 3):
+    for step in (0, 1, 2, 3):
         log.log(step, {"x": step})
-    first = (tmp_path / "m").read_text().splitlines()[:3]
+    first = (tmp_path / "m").read_text().splitlines()[:2]
     assert log.truncate_after(1) == 2
     assert (tmp_path / "m").read_text().splitlines() == first
     log.log(2, {"x": 9})
-    assert [record["step"] for record in read_metrics(tmp_path / "m")] == [0, 1, 1, 2]
+    assert [record["step"] for record in read_metrics(tmp_path / "m")] == [0, 1, 2]
+    assert log.truncate_after(7) == 0
+
+
+def test_truncate_after_drops_what_came_after_the_checkpoint_of_the_same_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m")
+    for step in (0, 2, 2):
+        log.log(step, {"x": step})
+    assert log.truncate_after(1) == 2, "a step between two that were logged"
+    for step in (2, 2):
+        log.log(step, {"x": step})
+    assert log.truncate_after(2) == 1
+    assert [record["step"] for record in read_metrics(tmp_path / "m")] == [0, 2]
 
 
 @pytest.mark.parametrize("tear", ['{"step": 2, "ti', '{"step": 2', '"step"', "√"[:1]])

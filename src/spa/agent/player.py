@@ -65,7 +65,8 @@ class Player:
             from spa.engines.openai import OpenAIEngine
 
             return ServedPlayer(OpenAIEngine(engine), config.sampling)
-        from spa.models.load import load_model, load_tokenizer, resolve_path, set_threads
+        from spa.models.folders import resolve_path
+        from spa.models.load import load_model, load_tokenizer, set_threads
 
         set_threads(config.model)
         name = path or config.model.path

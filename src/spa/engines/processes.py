@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 import sys
 import time
 import warnings
@@ -73,6 +74,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
 
 
 def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the command ends: a fork has nothing to clean up or to say
     answer: tuple[Any, Exception | None]
     try:
         answer = work(number), None

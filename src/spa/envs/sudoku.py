@@ -25,20 +25,26 @@ _GAP = r"[^0-9\-\[\]]*"
 _WORDS = re.compile(
     rf"{_GAP}\brow{_GAP}([0-9]{{1,3}}){_GAP}\bcol{_GAP}([0-9]{{1,3}}){_GAP}([0-9]{{1,3}}){_GAP}", re.IGNORECASE
 )
+_VALUE_FIRST = re.compile(
+    rf"{_GAP}([0-9]{{1,3}}){_GAP}\brow{_GAP}([0-9]{{1,3}}){_GAP}\bcol{_GAP}([0-9]{{1,3}}){_GAP}", re.IGNORECASE
+)
 
 
 def parse_action(action: str) -> tuple[int, int, int] | None:
-    """(row, column, value) of ``"1,3,2"``, ``"1 3 2"`` or ``"row 1 col 3 value 2"``; None for anything else.
+    """(row, column, value) of ``"1,3,2"``, ``"1 3 2"``, ``"row 1 col 3 value 2"`` or ``"Place 2 at Row 1, Col 3"``; None for
+    anything else.
 
     Square brackets make it no action, as in RAGEN.
     """
     action = action.strip()
     if len(action) > MAX_ACTION or re.search(r"[0-9]\.[0-9]", action):
         return None
-    match = _NUMBERS.fullmatch(action) or _WORDS.fullmatch(action)
-    if match is None:
+    if match := _NUMBERS.fullmatch(action) or _WORDS.fullmatch(action):
+        row, column, value = map(int, match.groups())
+    elif match := _VALUE_FIRST.fullmatch(action):
+        value, row, column = map(int, match.groups())
+    else:
         return None
-    row, column, value = map(int, match.groups())
     return row, column, value
 
 
@@ -87,10 +93,10 @@ class Sudoku(SeededEnv):
 
     ## Actions
     Free text that names row, column and digit, all counted from 1: ``1,3,2``, ``1 3 2`` or words such as
-    ``row 1 col 3 value 2``. Not valid: anything else (square brackets included), numbers out of range, and a cell that
-    was given. A digit that its row, column or box already holds is valid but not effective, and leaves the
-    board as it is. Digits entered by the player may be overwritten, but not erased; so a digit that is allowed but
-    wrong can lead into a dead end.
+    ``row 1 col 3 value 2`` and ``Place 2 at Row 1, Col 3``: the row comes before the column, the digit first or last.
+    Not valid: anything else (square brackets included), numbers out of range, and a cell that was given. A digit that
+    its row, column or box already holds is valid but not effective, and leaves the board as it is. Digits entered by
+    the player may be overwritten, but not erased; so a digit that is allowed but wrong can lead into a dead end.
 
     ## States
     A single line: for every row ``| `` and its cells, each followed by a space, ``.`` for an empty one. It ends in a

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +12,23 @@ import torch
 from torch import nn
 
 from spa.agent.task import unknown
+from spa.models.folders import check_folder, check_tokenizer, check_weights, resolve_path
 from spa.runs.files import atomic_folder
 from spa.runs.schema import ModelConfig
 
-BUILTIN = ("tiny",)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def resolve_path(path: str) -> str:
-    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder.
-
-    Raises:
-        ValueError: unknown built-in model, or a path that looks local and does not exist.
-    """
-    if path.startswith("builtin:"):
-        name = path.removeprefix("builtin:")
-        if name not in BUILTIN:
-            raise ValueError(unknown("built-in model", name, BUILTIN))
-        return str(resources.files("spa.models").joinpath("builtin", name))
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"{path} holds no model (no config.json); give a Hugging Face folder such as .../global_step_N"
-            )
-        return str(folder)
-    if looks_local or folder.exists():
-        raise ValueError(f"no model folder {path}")
-    return path
 
 
 def check_model(config: ModelConfig, path: str | None = None) -> None:
     """Checks, without loading anything, that a local folder or built-in name can be a model.
 
     Raises:
-        ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing folder, tokenizer, dtype or device.
+        ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing or damaged folder, dtype or device.
     """
-    folder = resolve_path(path or config.path)
-    _check_tokenizer(folder, path or config.path)
+    check_folder(path or config.path)
     if config.dtype not in _DTYPES:
         raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
     pick_device(config.device)
-
-
-def _check_tokenizer(folder: str, path: str) -> None:
-    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-    if Path(folder).is_dir() and not any((Path(folder) / name).is_file() for name in files):
-        raise ValueError(
-            f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder"
-        )
 
 
 def load_tokenizer(path: str) -> Any:
@@ -74,7 +40,7 @@ def load_tokenizer(path: str) -> Any:
     from transformers import AutoTokenizer
 
     folder = resolve_path(path)
-    _check_tokenizer(folder, path)
+    check_tokenizer(folder, path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -113,8 +79,9 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
     """A causal language model (``sdpa`` attention) on its device, in its dtype; ``path`` overrides ``config.path``.
 
     Raises:
-        ValueError: unknown dtype or device, or a model that cannot be loaded.
+        ValueError: unknown dtype or device, or a model that cannot be loaded, is damaged or lacks weights.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -124,16 +91,23 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
         raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
     device = pick_device(config.device)
     folder = resolve_path(path or config.path)
+    check_weights(folder, path or config.path)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=_DTYPES[config.dtype],
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
+    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+        raise ValueError(
+            f"the weights of {path or config.path} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}: they are "
+            "damaged, or not those of a causal language model"
+        )
     if config.gradient_checkpointing:
         enable_checkpointing(model)
     return model.to(device)

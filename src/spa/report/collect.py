@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,12 @@ from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
 from spa.evaluate.summary import EvalResult
 from spa.report.data import ArmReport, ReportData
-from spa.runs.folder import RunFolder
+from spa.runs.folder import PACKAGES, RunFolder
 from spa.runs.metrics import read_metrics
 from spa.runs.secrets import redact, shown
 from spa.runs.stage import read_done
+
+_MACHINE = {"processor": "cpu", "cores": "cpu_count", "system": "platform"}  # as shown -> as in run.json
 
 
 def collect(out: Path) -> ReportData:
@@ -64,8 +64,8 @@ def collect(out: Path) -> ReportData:
     return ReportData(
         name=redact(cfg.name),
         config=shown(cfg),
-        versions=last.get("versions", {}),
-        machine={"processor": str(last.get("cpu", platform.machine())), "cores": os.cpu_count()},
+        versions={name: last[name] for name in ("spa", "python", *PACKAGES) if name in last},
+        machine={title: last[key] for title, key in _MACHINE.items() if key in last},
         arms=arms,
         sft=_metrics(out / "sft"),
         sft_of_arms={name: _metrics(stage) for name, stage in tuned.items()},

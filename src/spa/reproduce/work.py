@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import NoReturn
 
 from spa.reproduce.scale import Cell
 from spa.runs.progress import duration, note
+from spa.runs.signals import terminated_as_interrupted
 
 
 def at_once(runs: int, cores: int) -> int:
@@ -31,7 +29,7 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
     so does SIGTERM, after which a batch system's job must leave no run behind."""
     failures: list[str] = []
     stop = threading.Event()
-    with _terminated_as_interrupted(), ThreadPoolExecutor(parallel) as pool:
+    with terminated_as_interrupted(), ThreadPoolExecutor(parallel) as pool:
         waiting: set[Future[str]] = {pool.submit(_run, cell, stop) for cell in cells}
         try:
             while waiting:
@@ -43,23 +41,6 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
                 future.cancel()
             raise
     return failures
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Raises KeyboardInterrupt on SIGTERM, if this is the main thread: the only one that may ask for it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run(cell: Cell, stop: threading.Event) -> str:

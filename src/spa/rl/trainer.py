@@ -35,6 +35,7 @@ from spa.runs.clock import measuring
 from spa.runs.progress import note, progress
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
+from spa.runs.validate import check_ppo_sampling
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -74,11 +75,7 @@ class PPOTrainer:
         for name in ("groups", "group_size", "epochs", "mini_batches"):
             if getattr(config, name) < 1:
                 raise ValueError(f"ppo.{name} must be at least 1, not {getattr(config, name)}")
-        if self.config.sampling.top_p != 1 or self.config.sampling.top_k != 0 or self.config.sampling.temperature <= 0:
-            raise ValueError(
-                "PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0: otherwise the tokens are "
-                "drawn from another distribution than the one whose log-probs are trained"
-            )
+        check_ppo_sampling(self.config.sampling)
         self.learner = self._make_learner()
         shown = {"state_format": self.task.env.state_format}
         tasks = training_tasks(self.config, **shown)
@@ -126,7 +123,7 @@ class PPOTrainer:
         if found:
             self._restore(found[1])
         self.player.model.train()
-        if self.step == 0 and config.val_every and config.val_before_train:
+        if found is None and config.val_every and config.val_before_train:
             self.log(0, self.validate())
         try:
             self._loop()

@@ -13,7 +13,7 @@ from spa.runs.schema import ArmConfig, Config
 from spa.runs.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
-_LATER = ("ppo", "eval", "report", "arms", "name")
+_LATER = ("ppo", "curriculum", "eval", "report", "arms", "name")
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
+
+from spa.runs.files import remove_folder
 
 _NAME = re.compile(r"global_step_(\d+)")
 
@@ -14,7 +15,7 @@ def checkpoint_folder(root: Path, step: int) -> Path:
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """(step, folder) in ascending order of steps; only complete ones exist, since folders appear atomically."""
+    """(step, folder) in ascending order of steps; only complete ones exist, since folders appear and vanish atomically."""
     folder = root / "checkpoints"
     found = [(int(m[1]), path) for path in folder.glob("global_step_*") if (m := _NAME.fullmatch(path.name))]
     return sorted(found)
@@ -29,4 +30,4 @@ def prune_checkpoints(root: Path, keep: int, always: tuple[int, ...] = ()) -> No
     """Removes all but the newest ``keep`` checkpoints (0 keeps all) and those of the steps in ``always``."""
     for step, folder in list_checkpoints(root)[: -keep or None] if keep else []:
         if step not in always:
-            shutil.rmtree(folder)
+            remove_folder(folder)

@@ -1,13 +1,19 @@
-"""Atomic writes: a reader sees the old file or the new one, never half of one."""
+"""Atomic writes: a reader sees the old file or the new one, never half of one.
+
+What is not whole is named ``.NAME.RANDOM.tmp``; a process that is killed leaves it there, and ``sweep`` removes it.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_SUFFIX = ".tmp"
 
 
 def atomic_write(path: str | os.PathLike[str], text: str) -> None:
@@ -24,7 +30,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    handle, name = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -44,13 +50,33 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    temporary = Path(tempfile.mkdtemp(_SUFFIX, f".{target.name}.", target.parent))
     try:
         yield temporary
         temporary.chmod(0o755)
-        if target.exists():
-            shutil.rmtree(target)
+        remove_folder(target)
         temporary.rename(target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def remove_folder(path: str | os.PathLike[str]) -> None:
+    """Removes a folder, if it is there; under its name it is whole or gone, also after a kill in the midst of it."""
+    folder = Path(path)
+    if not folder.exists():
+        return
+    half = Path(tempfile.mkdtemp(_SUFFIX, f".{folder.name}.", folder.parent))
+    folder.rename(half / folder.name)
+    shutil.rmtree(half)
+
+
+def sweep(folder: str | os.PathLike[str]) -> None:
+    """Removes what killed writes and removals left of ``folder`` and below it; nobody else may be writing there."""
+    own = Path(folder)
+    of_itself = own.parent.glob(f".{glob.escape(own.name)}.*{_SUFFIX}")
+    for path in [*of_itself, *sorted(own.rglob(f".*{_SUFFIX}"))]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

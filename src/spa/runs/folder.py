@@ -17,7 +17,8 @@ from spa.runs.schema import Config
 from spa.runs.secrets import redact
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
-# A run may be resumed with other values of these: they do not change what is computed.
+# A run may be resumed with other values of these: they do not change what is computed, but for the last digits (model.device and
+# model.threads: sums are then made in another order).
 _FREE = (
     "arms",  # more of them may be compared; each is what it is by itself
     "report.",

@@ -46,12 +46,18 @@ class MetricsLog:
             tracker.log(int(step), numbers)
 
     def truncate_after(self, step: int) -> int:
-        """Drops the lines of steps after ``step``, atomically; returns how many. For resuming from a checkpoint."""
+        """Drops what was logged after the checkpoint of ``step``, atomically; returns how many lines.
+
+        A trainer logs a step once and then saves: after the checkpoint come the lines of later steps and what is logged of the
+        same step once more (the measurement at the end of stage 2).
+        """
         records = read_metrics(self.path)
-        kept = [record for record in records if record.get("step", 0) <= step]
-        if len(kept) < len(records):
-            atomic_write(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))
-        return len(records) - len(kept)
+        end = next(
+            (i + (r.get("step", 0) == step) for i, r in enumerate(records) if r.get("step", 0) >= step), len(records)
+        )
+        if end < len(records):
+            atomic_write(self.path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records[:end]))
+        return len(records) - end
 
     def close(self) -> None:
         """Closes the trackers."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from spa.runs.checkpoints import latest_checkpoint
 from spa.runs.clock import Spent, training_time
-from spa.runs.files import atomic_write
+from spa.runs.files import atomic_write, remove_folder, sweep
 from spa.runs.metrics import MetricsLog
 from spa.runs.progress import duration, note
 from spa.runs.schema import Config
@@ -76,6 +76,7 @@ class Stage:
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False) -> None:
         self.folder = folder
         self.title = title
+        sweep(folder)
         done = read_done(folder) if resume else None
         self.finished = done is not None
         if done is not None:
@@ -87,7 +88,7 @@ class Stage:
         if found:
             note(f"{title}: resuming from {found[1]}")
         elif folder.exists() and not (resume and keep):
-            shutil.rmtree(folder)
+            remove_folder(folder)
         self.started = training_time()
         self.before = self._spent_before()
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,10 +94,27 @@ def make_trackers(
     return [makers[tracker](Path(folder), name, config or {}) for tracker in names]
 
 
+def check_trackers(names: Iterable[str]) -> None:
+    """Checks, without importing them, that the packages of trackers are there.
+
+    Raises:
+        ValueError: as ``make_trackers``.
+    """
+    for tracker in names:
+        choose("tracker", tracker, TRACKERS)
+        if tracker in sys.modules and sys.modules[tracker] is not None:
+            continue
+        spec = find_spec(tracker)
+        if spec is None or spec.origin is None:  # a folder `wandb` of the working directory is no package
+            raise ValueError(_missing(tracker))
+
+
 def _import(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(
-            f"report.trackers: {extra} is not installed; install it with: pip install 'spa-agent[{extra}]'"
-        ) from error
+        raise ValueError(_missing(extra)) from error
+
+
+def _missing(extra: str) -> str:
+    return f"report.trackers: {extra} is not installed; install it with: pip install 'spa-agent[{extra}]'"

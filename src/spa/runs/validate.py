@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from spa.runs.overrides import nearest
-from spa.runs.schema import ArmConfig, Config, EngineConfig, SeedConfig
+from spa.runs.schema import ArmConfig, Config, EngineConfig, SamplingConfig, SeedConfig
 
 SEED_RANGE = 10**9  # seeds of a split: its first seed and those that follow, this many
 TRACKERS: tuple[str, ...] = ("tensorboard", "wandb", "trackio")
@@ -274,6 +274,15 @@ def _validate_ppo(cfg: Config) -> None:
     for name, weight in curriculum.mixture.items():
         if weight <= 0:
             raise ValueError(f"curriculum.mixture.{name} must be more than 0, not {weight:g}")
+
+
+def check_ppo_sampling(sampling: SamplingConfig) -> None:
+    """Raises ValueError for sampling that stage 3 cannot learn from (self-play and evaluation may use it)."""
+    if sampling.top_p != 1 or sampling.top_k != 0 or sampling.temperature <= 0:
+        raise ValueError(
+            "PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0: otherwise the tokens are "
+            "drawn from another distribution than the one whose log-probs are trained"
+        )
 
 
 def validate_arm(arm: ArmConfig) -> None:

@@ -1,0 +1,75 @@
+"""Where a model lies, and whether what lies there can be one. Imports no torch and reads no weights, only their header."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from spa.agent.task import unknown
+
+BUILTIN = ("tiny",)
+
+
+def resolve_path(path: str) -> str:
+    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder.
+
+    Raises:
+        ValueError: unknown built-in model, or a path that looks local and does not exist.
+    """
+    if path.startswith("builtin:"):
+        name = path.removeprefix("builtin:")
+        if name not in BUILTIN:
+            raise ValueError(unknown("built-in model", name, BUILTIN))
+        return str(resources.files("spa.models").joinpath("builtin", name))
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"{path} holds no model (no config.json); give a Hugging Face folder such as .../global_step_N"
+            )
+        return str(folder)
+    if looks_local or folder.exists():
+        raise ValueError(f"no model folder {path}")
+    return path
+
+
+def check_folder(path: str, *, tokenizer: bool = True) -> None:
+    """Checks that a local folder or built-in name holds a model; a hub name is taken on trust.
+
+    Args:
+        tokenizer: whether it needs one.
+
+    Raises:
+        ValueError: no such folder, or one without config, tokenizer or whole weights.
+    """
+    folder = resolve_path(path)
+    if tokenizer:
+        check_tokenizer(folder, path)
+    check_weights(folder, path)
+
+
+def check_tokenizer(folder: str, path: str) -> None:
+    """Raises ValueError if ``folder`` (``path`` resolved) is one without a tokenizer."""
+    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    if Path(folder).is_dir() and not any((Path(folder) / name).is_file() for name in files):
+        raise ValueError(
+            f"{path} has no tokenizer (no tokenizer.json): save the model's tokenizer into the same folder"
+        )
+
+
+def check_weights(folder: str, path: str) -> None:
+    """Raises ValueError if ``folder`` (``path`` resolved) is one without weights or with a damaged file of them."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(folder).is_dir():
+        return
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files and not any(Path(folder).glob("*.bin")):
+        raise ValueError(f"{path} has no weights (no *.safetensors): save or copy the model anew")
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): save or copy the model anew") from error

@@ -1,0 +1,29 @@
+"""What the report takes from a run folder."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+from spa.report.collect import collect
+from spa.report.html import render_report
+from spa.runs.config import load_config
+from spa.runs.folder import RunFolder, environment
+
+
+def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> None:
+    RunFolder(tmp_path).open(load_config("sokoban"), "run", resume=False)
+    data, here = collect(tmp_path), environment()
+    assert data.versions["python"] == here["python"]
+    assert data.versions["torch"] == metadata.version("torch")
+    assert data.versions["transformers"] == metadata.version("transformers")
+    assert data.machine == {"processor": here["cpu"], "cores": here["cpu_count"], "system": here["platform"]}
+    page = render_report(data)
+    for shown in ("Versions", metadata.version("transformers"), "Machine", here["cpu"]):
+        assert shown in page
+
+
+def test_a_damaged_run_json_leaves_them_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path).open(load_config("sokoban"), "run", resume=False)
+    folder.info_path.write_text("{torn")
+    assert (collect(tmp_path).versions, collect(tmp_path).machine) == ({}, {})

@@ -1,0 +1,126 @@
+"""What is wrong is said before anything is written, and by ``--dry-run`` in the same words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from spa.cli import main
+from spa.models.load import load_model, load_tokenizer, save_model
+from spa.runs.schema import ModelConfig
+from tests.test_pipeline import SMALL
+
+
+def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
+    """The one line of a command that must fail, with --dry-run and without; nothing is written."""
+    lines = []
+    for more in (["--dry-run"], []):
+        assert main([*argv, "--out", str(out), *more]) == 2, more
+        printed = capsys.readouterr()
+        assert printed.err.count("\n") == 1, printed.err
+        lines.append(printed.err.strip())
+        assert not out.exists()
+    assert lines[0] == lines[1]
+    return lines[0]
+
+
+def arm_file(folder: Path, text: str) -> str:
+    path = folder / "own.yaml"
+    path.write_text(f"name: own\n{text}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("setting", ["sampling.temperature=0", "sampling.top_p=0.9", "sampling.top_k=5"])
+@pytest.mark.parametrize("command", [["run"], ["ppo"], ["ppo", "--arm", "spa"]])
+def test_sampling_that_ppo_cannot_learn_from(capsys, tmp_path, command: list[str], setting: str) -> None:
+    if command == ["ppo", "--arm", "spa"]:  # without its SFT model it is refused for that; here is what --dry-run says
+        assert main([*command, "frozen_lake", setting, "--dry-run"]) == 2
+        assert "PPO needs sampling.top_p=1" in capsys.readouterr().err
+        return
+    line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL, setting)
+    assert line.startswith("Error: arm vanilla: PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0")
+
+
+def test_an_arm_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:
+    cold = arm_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 0.0}")
+    assert "arm own: PPO needs" in refused(capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"arms=[{cold}]")
+    warm = arm_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 1.0}")
+    assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", f"arms=[{warm}]", "--dry-run"]) == 0
+    assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", "arms=[sft]", "--dry-run"]) == 0
+
+
+def test_self_play_and_evaluation_may_be_greedy(tmp_path) -> None:
+    out = str(tmp_path / "r")
+    greedy = ["frozen_lake", *SMALL, "sampling.temperature=0", "--out", out, "--quiet"]
+    assert main(["generate", *greedy]) == 0
+    assert main(["eval", *greedy, "--arm", "spa", "--model", "builtin:tiny"]) == 0
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])
+@pytest.mark.parametrize("command", ["run", "ppo"])
+def test_a_tracker_that_is_not_installed(capsys, tmp_path, monkeypatch, command: str, tracker: str) -> None:
+    monkeypatch.setitem(sys.modules, tracker, None)
+    line = refused(capsys, tmp_path / "r", command, "frozen_lake", *SMALL, f"report.trackers=[{tracker}]")
+    assert f"{tracker} is not installed; install it with: pip install 'spa-agent[{tracker}]'" in line
+    assert main(["generate", "frozen_lake", *SMALL, f"report.trackers=[{tracker}]", "--dry-run"]) == 0
+
+
+def test_a_folder_is_no_tracker(capsys, tmp_path, monkeypatch) -> None:
+    (tmp_path / "wandb").mkdir()  # wandb makes one in the working directory
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    line = refused(capsys, tmp_path / "r", "ppo", "frozen_lake", *SMALL, "report.trackers=[wandb]")
+    assert "wandb is not installed" in line
+
+
+KL = "ppo.kl_loss_coef=0.1"
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "named"),
+    [
+        (["run"], ["model={}"], "model.path: "),
+        (["generate"], ["model={}"], "model.path: "),
+        (["ppo"], ["model={}"], "model.path: "),
+        (["eval", "--arm", "base"], ["model={}"], "model: "),
+        (["eval", "--model", "{}"], [], "model: "),
+        (["run"], ["selfplay.model={}"], "selfplay.model: "),
+        (["generate"], ["selfplay.model={}"], "selfplay.model: "),
+        (["run"], ["ppo.start={}"], "ppo.start"),
+        (["ppo"], ["ppo.start={}"], "ppo.start"),
+        (["run"], ["ppo.reference={}", KL], "ppo.reference: "),
+        (["ppo"], ["ppo.reference={}", KL], "ppo.reference: "),
+    ],
+)
+def test_a_folder_without_a_model(capsys, tmp_path, command: list[str], settings: list[str], named: str) -> None:
+    (tmp_path / "empty").mkdir()
+    given = [text.format(tmp_path / "empty") for text in [*command, "frozen_lake", *SMALL, *settings]]
+    line = refused(capsys, tmp_path / "r", *given)
+    assert line.startswith(f"Error: {named}")
+    assert "holds no model" in line
+
+
+def test_a_model_without_weights_or_tokenizer_or_with_damaged_weights(capsys, tmp_path) -> None:
+    folder = tmp_path / "m"
+    save_model(load_model(ModelConfig(device="cpu")), load_tokenizer("builtin:tiny"), folder)
+    run = ["run", "frozen_lake", *SMALL, f"model={folder}"]
+    assert main([*run, "--dry-run"]) == 0
+    capsys.readouterr()
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    assert f"{file} is damaged" in refused(capsys, tmp_path / "r", *run)
+    file.unlink()
+    assert "has no weights" in refused(capsys, tmp_path / "r", *run)
+    file.write_bytes(whole)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    assert "has no tokenizer" in refused(capsys, tmp_path / "r", *run)
+
+
+def test_a_reference_that_is_not_used_and_hub_names_are_not_looked_at(tmp_path) -> None:
+    assert main(["ppo", "frozen_lake", *SMALL, f"ppo.reference={tmp_path}", "--dry-run"]) == 0
+    assert main(["run", "frozen_lake", *SMALL, "model=org/name", "--dry-run"]) == 0
