@@ -27,8 +27,10 @@ _known: dict[str, str] = {}  # value -> its environment variable
 _REFERENCE = re.compile(r"""\$\{\s*oc\.env\s*:\s*(['"]?)(\w+)\1\s*(?:,\s*([^{}]*?)\s*)?\}""")
 _ANY_REFERENCE = re.compile(r"oc\.env\s*:")
 _NAMED = re.compile(r"""oc\.env\s*:\s*['"]?(\w+)""")
-# user:password@ of an address; a password may hold a slash that should have been escaped, a port is none, a path has one slash.
-_USER = re.compile(r"""([a-z][a-z0-9+.-]*://?)(?:[^\s/@:"'<>]*:(?!\d+/)[^\s"'<>]*@|[^\s/"'<>]+@)""", re.IGNORECASE)
+# An address, where what follows its scheme begins, and the user of user:password@; a port is no password.
+_ADDRESS = re.compile(r"""[^\s"'<>]+""")
+_SCHEME = re.compile(r"(?<=[a-z0-9+.-])://?", re.IGNORECASE)
+_USER = re.compile(r"[^/@:]*+:(?!\d++/)")
 # A token behind "Bearer": behind Authorization any, else what is no English word.
 _BEARER = re.compile(
     r"""(authorization["']?\s*[:=]\s*["']?(?:bearer|basic)\s+|\bbearer\s+(?=[^\s"']*\d|[^\s"']{16}))[\w.~+/=-]{4,}""",
@@ -53,7 +55,21 @@ def redact(text: str) -> str:
     for value, _ in _secrets():
         for form in {value, quote(value, safe=""), json.dumps(value)[1:-1]}:
             text = text.replace(form, REDACTED)
-    return _BEARER.sub(rf"\1{REDACTED}", _USER.sub(rf"\1{REDACTED}@", text))
+    return _BEARER.sub(rf"\1{REDACTED}", _ADDRESS.sub(_without_user, text))
+
+
+def _without_user(match: re.Match[str]) -> str:
+    """An address without ``user:password@`` or ``token@``: up to the last ``@``, since a password may hold one, or a slash that
+    should have been escaped."""
+    address = match[0]
+    last = address.rfind("@")
+    for scheme in _SCHEME.finditer(address, 0, max(last, 0)):
+        start = scheme.end()
+        user = _USER.match(address, start)
+        slash = address.find("/", start)
+        if (user and user.end() <= last) or address.find("@", start + 1, len(address) if slash < 0 else slash) > 0:
+            return f"{address[:start]}{REDACTED}{address[last:]}"
+    return address
 
 
 def shown(config: Any) -> dict[str, Any]:
