@@ -53,6 +53,7 @@ def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, 
     load_tokenizer(str(to))
     card = (to / "README.md").read_text(encoding="utf-8")
     assert "frozen_lake, arm spa" in card and "builtin:tiny" in card and "pass@1 " in card
+    assert "(one training run; the untrained base: pass@1 " in card, "a card claims no more than one run shows"
 
 
 def test_other_models_of_the_run(run, tmp_path) -> None:

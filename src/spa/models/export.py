@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,11 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
     }
     evaluated = read_done(stage.parent / "eval") if arm else None
     if evaluated is not None and Path(str(evaluated["model"])).name == checkpoint.name:
-        scores = {name: value for name, value in evaluated.items() if name.startswith("pass@")}
-        facts["on held-out worlds"] = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+        base = read_done(run / "arms" / "base" / "eval")
+        compared = f"; the untrained base: {_scores(base)}" if base is not None else ""
+        facts["on held-out worlds"] = f"{_scores(evaluated)} (one training run{compared})"
     return facts
+
+
+def _scores(evaluated: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in evaluated.items() if name.startswith("pass@"))
