@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from spa.models.load import load_config, load_model, load_tokenizer
 from spa.runs.schema import ModelConfig
@@ -26,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     mapped = {"model_type": "mine", "auto_map": {"AutoConfig": "code.Mine", "AutoTokenizer": ["code.Mine", None]}}
     (model / "config.json").write_text(json.dumps(mapped))
     (model / "tokenizer_config.json").write_text(json.dumps(mapped))
+    save_file({"weight": np.zeros(1)}, str(model / "model.safetensors"))
     (model / "code.py").write_text(CODE.format(marker=str(tmp_path / "ran")))
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from transformers import Qwen2Config
 
+from spa.models.load import load_tokenizer
 from spa.models.memory import GIB, count_parameters, estimate_training
 from spa.plan import plan
 from spa.rl.memory import PROMPT, memory_estimate
@@ -74,6 +77,8 @@ def test_keys_and_values_of_a_rollout(small: str) -> None:
 
 def test_the_packaged_models_fit_where_they_say(tmp_path: Path) -> None:
     BIG.save_pretrained(tmp_path)
+    load_tokenizer("builtin:tiny").save_pretrained(tmp_path)
+    save_file({"weight": torch.zeros(1)}, str(tmp_path / "model.safetensors"))  # sizes are those of the config
     full, adapted = (
         load_config("sokoban", [f"model={name}", f"model.path={tmp_path}"])
         for name in ("qwen2.5-1.5b", "qwen2.5-1.5b-lora")

@@ -352,7 +352,7 @@ def test_an_accurate_world_model_is_rewarded(tmp_path) -> None:
     cfg = tiny_config(
         steps=1, val_every=0, observation_reward=0.5, prediction_reward=0.5, state_match="cells", log_episodes=6
     )
-    cfg.agent.prompt = "world_model"
+    cfg.agent.prompt, cfg.sampling.max_tokens = "world_model", 100
     _, rows = train(tmp_path, cfg)
     metrics = rows[0][1]
     assert metrics["critic/score/mean"] > metrics["train/score"] + 0.1

@@ -65,14 +65,13 @@ class WorldSource:
     """The worlds of one split, in a fixed order from its first seed.
 
     With ``disjoint="content"`` a candidate seed is used only if its world's content hashes into the split, so that no world of
-    one split occurs in another; with ``"symmetry"`` no rotation or mirror image of it does either. A world that names its split
-    in ``info["split"]`` is used there (``split_of``). ``unique`` also leaves out worlds that this source has already given
-    (evaluation).
+    one split occurs in another; with ``"symmetry"`` no rotation or mirror image of it does either, if the world tells these
+    (``info["symmetry"]``). A world that names its split in ``info["split"]`` is used there (``split_of``). ``unique`` also leaves
+    out worlds that this source has already given (evaluation).
     ``cursor`` is the next candidate's offset: save it, and pass it to continue.
 
     Raises:
-        ValueError: unknown split or ``disjoint``, ``disjoint="symmetry"`` for a world that does not know its symmetries, a world
-            whose own split has another name, or a world too small to give more worlds.
+        ValueError: unknown split or ``disjoint``, a world whose own split has another name, or one too small to give more worlds.
     """
 
     def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
@@ -101,9 +100,7 @@ class WorldSource:
             seed = self.first_seed + self.cursor
             self.cursor += 1
             world, own_split = _look(self._env, seed)
-            if self.disjoint == "symmetry" and world.symmetry is None:
-                raise ValueError(_no_symmetries(self.task))
-            key = str(world.symmetry) if self.disjoint == "symmetry" else world.content
+            key = (world.symmetry or world.content) if self.disjoint == "symmetry" else world.content
             elsewhere = self.disjoint != "seed" and split_of(key, own_split) != self.split
             if elsewhere or (self.unique and key in self._given):
                 fruitless += 1
@@ -120,16 +117,6 @@ def _look(env: TextEnv, seed: int) -> tuple[World, str | None]:
     symmetry = info.get("symmetry")
     key = content_key(str(info.get("content", state)))
     return World(seed, key, None if symmetry is None else content_key(str(symmetry))), info.get("split")
-
-
-def check_disjoint(task: Task) -> None:
-    """Raises ValueError if the task asks for ``env.disjoint=symmetry`` and its world does not know its symmetries."""
-    if task.env.disjoint == "symmetry" and _look(task.make_env(), 0)[0].symmetry is None:
-        raise ValueError(_no_symmetries(task))
-
-
-def _no_symmetries(task: Task) -> str:
-    return f"world {task.env.id!r} does not know its symmetries (no info['symmetry']): set env.disjoint=content"
 
 
 def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:

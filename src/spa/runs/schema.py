@@ -26,7 +26,8 @@ class EnvConfig:
     response_hint: int | None = (
         None  # "Max response length" in the paper's prompt, in words; null = sampling.max_tokens
     )
-    # how splits are kept apart: content (no world in two splits) | symmetry (nor its rotations and mirror images) | seed (ranges)
+    # how splits are kept apart: content (no world in two splits) | symmetry (nor its rotations and mirror images, in worlds that
+    # know them) | seed (ranges of seeds alone)
     disjoint: str = "content"
 
 
