@@ -1,4 +1,7 @@
-"""Intervals over seeds and worlds: what they cover, against simulated truth, and against formulas worked out another way."""
+"""Intervals over seeds and worlds: what they cover, against simulated truth, and against formulas worked out another way.
+
+``PYTHONPATH=src python -m tests.evaluate.test_two_way`` prints the coverage that docs/evaluation.md shows.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +23,61 @@ def tables(seed: int, count: int, seeds: int, spread: float, world: float, rest:
 
 
 # Deviations of worlds and of the rest as runs of the built-in model have them: Pass@1 of an arm, and a difference of two arms.
-@pytest.mark.parametrize(("world", "rest"), [(0.35, 0.2), (0.15, 0.3)], ids=["arm", "difference"])
-@pytest.mark.parametrize("spread", [0.02, 0.044, 0.1])
-@pytest.mark.parametrize("seeds", [3, 6, 12])
-def test_the_interval_covers_what_it_claims(seeds: int, spread: float, world: float, rest: float) -> None:
-    count = 1500
-    intervals = [two_way(table) for table in tables(seeds, count, seeds, spread, world, rest)]
-    covered = np.mean([found.low <= 0 <= found.high for found in intervals])
-    # .93 to .97 and, with three seeds that hardly differ, a little more; the standard error of 1,500 tables is .006.
-    assert 0.93 - 0.006 <= covered <= (0.985 if seeds == 3 and spread == 0.02 else 0.97 + 0.006)
+KINDS = {"arm": (0.35, 0.2), "difference": (0.15, 0.3)}
+SPREADS, SEEDS = (0.02, 0.044, 0.1), (3, 6, 12)
 
 
-def test_a_bootstrap_over_three_seeds_does_not() -> None:
-    """What it replaced, in the same simulation: seeds and worlds drawn again, percentiles of the means."""
+def coverage(count: int, seeds: int, spread: float, kind: str) -> float:
+    intervals = [two_way(table) for table in tables(seeds, count, seeds, spread, *KINDS[kind])]
+    return float(np.mean([found.low <= 0 <= found.high for found in intervals]))
+
+
+def bootstrap_coverage(count: int, spread: float, kind: str) -> float:
+    """Of what ``two_way`` replaced, with three seeds: seeds and worlds drawn again, percentiles of the means."""
     covered = 0
-    for number, values in enumerate(tables(0, 150, 3, 0.1, 0.15, 0.3)):
+    for number, values in enumerate(tables(0, count, 3, spread, *KINDS[kind])):
         rng = np.random.default_rng(number)
         means = [values[rng.integers(0, 3, 3)][:, rng.integers(0, WORLDS, WORLDS)].mean() for _ in range(400)]
         low, high = np.quantile(means, [0.025, 0.975])
         covered += low <= 0 <= high
-    assert covered / 150 < 0.88
+    return covered / count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_the_interval_covers_what_it_claims(seeds: int, spread: float, kind: str) -> None:
+    covered = coverage(1500, seeds, spread, kind)
+    assert 0.93 - 0.006 <= covered <= 0.97 + 0.006, "the standard error of 1,500 tables is .006"
+
+
+def test_a_bootstrap_over_three_seeds_does_not() -> None:
+    assert bootstrap_coverage(150, 0.1, "difference") < 0.88
+
+
+def test_satterthwaites_degrees_of_freedom_alone_are_too_many_for_three_seeds() -> None:
+    covered = 0
+    for values in tables(0, 1500, 3, 0.044, *KINDS["difference"]):
+        half, _ = satterthwaite(values)
+        covered += abs(values.mean()) <= half
+    assert covered / 1500 < 0.935
+
+
+def satterthwaite(values: np.ndarray) -> tuple[float, float]:
+    """Half the width by the two-way variance alone, and by t over the seeds' means alone."""
+    S, W = values.shape
+    rows, columns, mean = values.mean(axis=1, keepdims=True), values.mean(axis=0, keepdims=True), values.mean()
+    squares = [
+        W * ((rows - mean) ** 2).sum(),
+        S * ((columns - mean) ** 2).sum(),
+        ((values - rows - columns + mean) ** 2).sum(),
+    ]
+    freedoms = [S - 1, W - 1, (S - 1) * (W - 1)]
+    ms = [square / freedom for square, freedom in zip(squares, freedoms, strict=True)]
+    total = max(ms[0] + ms[1] - ms[2], ms[0])
+    freedom = total**2 / sum(m**2 / f for m, f in zip(ms, freedoms, strict=True))
+    over_seeds = stats.t.ppf(0.975, S - 1) * stats.sem(values.mean(axis=1))
+    return stats.t.ppf(0.975, freedom) * np.sqrt(total / values.size), over_seeds
 
 
 def test_bimodal_seeds_are_covered_less_and_are_said_to_be_bimodal() -> None:
@@ -55,27 +93,13 @@ def test_bimodal_seeds_are_covered_less_and_are_said_to_be_bimodal() -> None:
     assert seen / 400 == pytest.approx(0.75, abs=0.08), "three in four draws have both kinds"
 
 
-def test_against_an_analysis_of_variance() -> None:
-    """The mean squares as sums over cells, one by one, and the quantile from scipy.stats."""
-    values = tables(3, 1, 4, 0.05, 0.2, 0.2)[0, :, :30] + 0.5
-    S, W = values.shape
-    mean = values.mean()
-    seed_squares = world_squares = rest_squares = 0.0
-    for s in range(S):
-        for w in range(W):
-            row, column = values[s].mean(), values[:, w].mean()
-            seed_squares += (row - mean) ** 2
-            world_squares += (column - mean) ** 2
-            rest_squares += (values[s, w] - row - column + mean) ** 2
-    ms = seed_squares / (S - 1), world_squares / (W - 1), rest_squares / ((S - 1) * (W - 1))
-    total = ms[0] + ms[1] - ms[2]
-    freedom = total**2 / (ms[0] ** 2 / (S - 1) + ms[1] ** 2 / (W - 1) + ms[2] ** 2 / ((S - 1) * (W - 1)))
-    two_sided = stats.t.ppf(0.975, freedom) * np.sqrt(total / (S * W))
-    by_seed = stats.t.ppf(0.975, S - 1) * stats.sem(values.mean(axis=1))
-    found = two_way(values)
-    assert found.mean == pytest.approx(mean)
-    assert found.high - found.mean == pytest.approx(max(two_sided, by_seed))
-    assert found.mean - found.low == pytest.approx(found.high - found.mean)
+def test_against_formulas_worked_out_by_hand() -> None:
+    for seed in range(5):
+        values = tables(seed, 1, 4, 0.05, 0.2, 0.2)[0, :, :30] + 0.5
+        found = two_way(values)
+        assert found.mean == pytest.approx(values.mean())
+        assert found.high - found.mean == pytest.approx(max(satterthwaite(values)))
+        assert found.mean - found.low == pytest.approx(found.high - found.mean)
 
 
 def test_the_published_differences_that_did_not_carry() -> None:
@@ -116,3 +140,12 @@ def test_two_groups() -> None:
     rng = np.random.default_rng(0)
     normal = [two_groups(list(rng.normal(0.4, 0.044, 6))) is not None for _ in range(1000)]
     assert np.mean(normal) < 0.05
+
+
+if __name__ == "__main__":
+    for spread_ in SPREADS:
+        for kind_ in KINDS:
+            shown = ", ".join(f"{seeds_} seeds {coverage(4000, seeds_, spread_, kind_):.3f}" for seeds_ in SEEDS)
+            print(
+                f"{kind_}, spread {spread_}: {shown}; bootstrap, 3 seeds {bootstrap_coverage(1000, spread_, kind_):.3f}"
+            )

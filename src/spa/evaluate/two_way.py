@@ -19,7 +19,7 @@ def two_way(values_SW: NDArray[np.float64], *, level: float = 0.95) -> Interval:
     The values are taken as ``mean + seed + world + rest``, each part drawn by itself. With the mean squares of the two-way table,
     ``Var(mean) = (MS_seed + MS_world - MS_rest) / (seeds * worlds)``, with Satterthwaite's degrees of freedom. These are too many
     where few seeds happen to be alike, so the interval is at least as wide as the t interval over the seeds' means alone. Simulated
-    (``tests/evaluate/test_two_way.py``), it covers the truth in .94 to .98 of the cases with 3, 6 and 12 normal seeds. Bimodal
+    (``tests/evaluate/test_two_way.py``), it covers the truth in .94 to .96 of the cases with 3, 6 and 12 normal seeds. Bimodal
     seeds need more of them than any formula can make up for: see ``two_groups``.
 
     With one seed the spread over seeds is unknown: the interval is that over worlds, a statement about this one run.
