@@ -389,8 +389,8 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
         for line in lines
     ]
     text.insert(1, "  ".join("-" * width for width in widths))
-    said = verdict(scores(rows))
-    return "\n".join([*said, *([""] if said else []), *text, f"Percent, with {INTERVALS}."])
+    sentences = verdict(scores(rows))
+    return "\n".join([*sentences, *([""] if sentences else []), *text, f"Percent, with {INTERVALS}."])
 
 
 def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
