@@ -9,15 +9,19 @@ from spa.evaluate.bootstrap import Interval
 from spa.evaluate.verdict import ArmScore, main_arm, verdict
 
 
+def score(by_seed: list[float], differences: dict[str, Interval] | None = None) -> ArmScore:
+    return ArmScore(dict(enumerate(by_seed)), differences or {})
+
+
 def arms(
     base: list[float], vanilla: list[float], spa: list[float], half: float = 0.03, **others: list[float]
 ) -> dict[str, ArmScore]:
     """Scores whose differences to ``spa`` have intervals of ``half`` on each side."""
     given_scores = {"base": base, "vanilla": vanilla, **others}
     means = {name: sum(values) / len(values) for name, values in {**given_scores, "spa": spa}.items()}
-    out = {name: ArmScore(values) for name, values in given_scores.items()}
+    out = {name: score(values) for name, values in given_scores.items()}
     gaps = {name: means["spa"] - means[name] for name in given_scores}
-    out["spa"] = ArmScore(spa, {name: Interval(gap, gap - half, gap + half) for name, gap in gaps.items()})
+    out["spa"] = score(spa, {name: Interval(gap, gap - half, gap + half) for name, gap in gaps.items()})
     return out
 
 
@@ -49,10 +53,18 @@ def test_not_told_from_plain_rl_and_below_a_control() -> None:
 
 
 def test_without_an_arm_to_compare_with() -> None:
-    alone = {"base": ArmScore([0.1, 0.1]), "spa": ArmScore([0.5, 0.5], {"base": Interval(0.4, 0.3, 0.5)})}
+    alone = {"base": score([0.1, 0.1]), "spa": score([0.5, 0.5], {"base": Interval(0.4, 0.3, 0.5)})}
     assert verdict(alone)[0] == "No claim: spa was not compared with plain RL."
-    assert verdict({"base": ArmScore([0.1])}) == []
-    assert verdict({"base": ArmScore([0.1]), "vanilla": ArmScore([0.1])}) == []
+    assert verdict({"base": score([0.1])}) == []
+    assert verdict({"base": score([0.1]), "vanilla": score([0.1])}) == []
+
+
+def test_a_difference_of_one_common_seed_carries_no_claim() -> None:
+    table = arms([0.1, 0.1, 0.1], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5])
+    table["vanilla"] = ArmScore({2: 0.2})
+    lines = verdict(table)
+    assert lines[0] == "No claim: spa and plain RL have fewer than two seeds in common."
+    assert lines[2] == "spa 50.0 is above vanilla 20.0: +30.0 [+27.0, +33.0] on what both have, 1 of 3 seeds."
 
 
 def test_bimodal_seeds_are_named() -> None:
@@ -61,7 +73,7 @@ def test_bimodal_seeds_are_named() -> None:
 
 
 def test_whose_verdict_it_is() -> None:
-    one = ArmScore([0.1])
+    one = score([0.1])
     assert main_arm({"base": one, "vanilla": one, "masked": one, "spa": one, "se": one}) == "spa"
     assert main_arm({"base": one, "vanilla": one, "no_coordinates": one, "shuffled": one}) == "no_coordinates"
     assert main_arm({"base": one, "vanilla": one, "my_arm": one}) == "my_arm"

@@ -361,7 +361,7 @@ def scores(rows: Sequence[ComparisonRow]) -> dict[str, ArmScore]:
     for row in rows:
         if row.pass_1 is not None:
             differences = {BASE: row.diff_base, row.baseline: row.diff_1}
-            out[row.arm] = ArmScore([row.pass_1.mean], {name: d for name, d in differences.items() if d is not None})
+            out[row.arm] = ArmScore({0: row.pass_1.mean}, {name: d for name, d in differences.items() if d is not None})
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spa.evaluate.bootstrap import Interval
@@ -16,12 +16,16 @@ MAIN_ARMS = ("spa", "no_coordinates")  # the whole recipe; the second where stat
 class ArmScore:
     """Pass@1 of an arm in [0, 1], by seed, and its differences to other arms (``arm - other``) by their names."""
 
-    by_seed: Sequence[float]
+    by_seed: Mapping[int, float]
     differences: Mapping[str, Interval] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
-        return sum(self.by_seed) / len(self.by_seed)
+        return sum(self.by_seed.values()) / len(self.by_seed)
+
+    def seeds_with(self, other: ArmScore) -> int:
+        """How many seeds both have: those that their difference is of."""
+        return len(self.by_seed.keys() & other.by_seed.keys())
 
 
 def main_arm(arms: Mapping[str, ArmScore]) -> str | None:
@@ -50,7 +54,9 @@ def verdict(arms: Mapping[str, ArmScore]) -> list[str]:
             "is no achievement here."
         )
     lines += [
-        _groups(arm, groups) for arm in (PLAIN_RL, name) if arm in arms and (groups := two_groups(arms[arm].by_seed))
+        _groups(arm, groups)
+        for arm in (PLAIN_RL, name)
+        if arm in arms and (groups := two_groups(list(arms[arm].by_seed.values())))
     ]
     return lines
 
@@ -62,8 +68,10 @@ def _conclusion(name: str, arms: Mapping[str, ArmScore]) -> str:
         return "One training run of each arm: no claim about the recipe, only about these models."
     for other, what in ((BASE, "its untrained base"), (PLAIN_RL, "plain RL")):
         difference = score.differences.get(other)
-        if difference is None:
+        if difference is None or other not in arms:
             return f"No claim: {name} was not compared with {what}."
+        if score.seeds_with(arms[other]) < 2:
+            return f"No claim: {name} and {what} have fewer than two seeds in common."
         if difference.low <= 0:
             return f"No claim: over {seeds} seeds {name} is not shown to be above {what}."
     return f"{name} is better than its untrained base and than plain RL, over {seeds} seeds."
@@ -78,9 +86,11 @@ def _fact(name: str, other: str, arms: Mapping[str, ArmScore]) -> str:
     else:
         relation = "is not above" if difference.mean <= 0 else "is not clearly above"
     change, low, high = (f"{round(100 * x, 1) + 0.0:+.1f}" for x in (difference.mean, difference.low, difference.high))
-    return (
-        f"{name} {_percent(arms[name].mean)} {relation} {other} {_percent(arms[other].mean)}: {change} [{low}, {high}]."
+    common = arms[name].seeds_with(arms[other])
+    fewer = (
+        f" on what both have, {common} of {len(arms[name].by_seed)} seeds" if common < len(arms[name].by_seed) else ""
     )
+    return f"{name} {_percent(arms[name].mean)} {relation} {other} {_percent(arms[other].mean)}: {change} [{low}, {high}]{fewer}."
 
 
 def _groups(arm: str, groups: tuple[list[float], list[float]]) -> str:

@@ -23,7 +23,7 @@ def table(scale: Scale, numbers: Numbers) -> str:
         paper = scale.paper(world)
         header += ["by seed", "actions a turn", "time", "CPU time", *([f"paper, {paper[1]}"] if paper else [])]
         rows = [_row(arm, found, shown, paper, compared) for arm, found in arms.items()]
-        sentences = verdict({arm: ArmScore(list(found.by_seed.values()), _first(found)) for arm, found in arms.items()})
+        sentences = verdict({arm: ArmScore(found.by_seed, _first(found)) for arm, found in arms.items()})
         lines += [f"## {world}", "", *sentences, *([""] if sentences else []), *_markdown(header, rows), ""]
         if not arms:
             lines += ["Nothing is finished yet.", ""]
