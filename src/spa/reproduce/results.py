@@ -211,7 +211,9 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
     """
     try:
         found = from_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     chosen = {
         world: {arm: of for arm, of in found[world].items() if arm in ("base", *scale.arms_of(world))}
