@@ -31,8 +31,12 @@ def test_a_run_below_its_own_base_is_no_success() -> None:
         "One training run of each arm: no claim about the recipe, only about these models.",
         "spa 50.4 is not above base 51.6: -1.2 [-4.2, +1.8].",
         "spa 50.4 is above vanilla 35.2: +15.2 [+12.2, +18.2].",
-        "Plain RL ended below the base (35.2 against 51.6): being above it is no achievement here.",
+        "Plain RL ended below the base (35.2 against 51.6): being above plain RL is no achievement here.",
     ]
+
+
+def test_plain_rl_below_a_base_that_is_beaten() -> None:
+    assert verdict(arms([0.216], [0.202], [0.388]))[-1] == "Plain RL ended below the base (20.2 against 21.6)."
 
 
 def test_the_same_over_seeds() -> None:

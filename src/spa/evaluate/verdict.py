@@ -49,9 +49,10 @@ def verdict(arms: Mapping[str, ArmScore]) -> list[str]:
     lines = [_conclusion(name, arms), *facts]
     plain = arms.get(PLAIN_RL)
     if plain is not None and BASE in arms and plain.mean < arms[BASE].mean:
+        above = score.differences.get(BASE)
         lines.append(
-            f"Plain RL ended below the base ({_percent(plain.mean)} against {_percent(arms[BASE].mean)}): being above it "
-            "is no achievement here."
+            f"Plain RL ended below the base ({_percent(plain.mean)} against {_percent(arms[BASE].mean)})"
+            + ("." if above is not None and above.low > 0 else ": being above plain RL is no achievement here.")
         )
     lines += [
         _groups(arm, groups)
