@@ -11,12 +11,12 @@ import numpy as np
 from spa.agent.task import Task, choose
 from spa.envs import TextEnv
 from spa.runs.seeds import SEEDS_OF_A_RUN
+from spa.runs.validate import CHOICES
 
 # Share of all worlds, by a hash of their content, that belongs to each split.
 SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "train": (0.5, 1.0)}
 SPLITS: tuple[str, ...] = tuple(SHARES)
 WORLD_SPLITS = ("train", "val", "test")  # what a world may call its own split
-DISJOINT = ("content", "symmetry", "seed")
 _GIVE_UP = 20_000  # candidates in a row without a new world
 
 
@@ -77,7 +77,7 @@ class WorldSource:
     def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
         self.task = task
         self.split = choose("split", split, SPLITS)
-        self.disjoint = choose("env.disjoint", task.env.disjoint, DISJOINT)
+        self.disjoint = choose("env.disjoint", task.env.disjoint, CHOICES["env.disjoint"])
         self.first_seed = first_seed
         self.unique = unique and self.disjoint != "seed"  # by seed alone, worlds may repeat
         self.cursor = cursor

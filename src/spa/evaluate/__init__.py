@@ -1,6 +1,6 @@
 """Pass@k with intervals, world-model accuracy, and the comparison of arms. Imports no torch."""
 
-from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean
+from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import (
     ComparisonRow,
@@ -8,7 +8,6 @@ from spa.evaluate.summary import (
     WorldResult,
     comparison_table,
     paired_difference,
-    percent,
     render_text,
     summarize,
 )

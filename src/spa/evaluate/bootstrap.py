@@ -23,6 +23,15 @@ class Interval:
         return value < self.low or value > self.high
 
 
+def percent(interval: Interval | None, sign: bool = False) -> str:
+    """``34.1 [30.2, 38.0]`` in percent; ``sign`` shows a plus (differences, in percentage points). None: ``-``."""
+    if interval is None:
+        return "-"
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    mean, low, high = (round(100 * x, 1) + 0.0 for x in (interval.mean, interval.low, interval.high))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if sign else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
 def _vector(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spa.agent.episode import Episode
-from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean
+from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.verdict import BASE, ArmScore, verdict
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.files import atomic_write
 
 LEVEL = 0.95
-INTERVALS = "95% intervals over worlds: other training runs would differ by more"
 
 
 def _failed(episode: Episode) -> bool:
@@ -365,15 +364,6 @@ def scores(rows: Sequence[ComparisonRow]) -> dict[str, ArmScore]:
     return out
 
 
-def percent(interval: Interval | None, sign: bool = False) -> str:
-    """``34.1 [30.2, 38.0]`` in percent; ``sign`` shows a plus (differences, in percentage points). None: ``-``."""
-    if interval is None:
-        return "-"
-    # Adding 0.0 turns a rounded -0.0 into 0.0.
-    mean, low, high = (round(100 * x, 1) + 0.0 for x in (interval.mean, interval.low, interval.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if sign else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
-
-
 def render_text(rows: Sequence[ComparisonRow]) -> str:
     """The comparison for a terminal: the verdict, then a table of percentages with 95% intervals; no trailing newline."""
     if not rows:
@@ -390,7 +380,8 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
     ]
     text.insert(1, "  ".join("-" * width for width in widths))
     sentences = verdict(scores(rows))
-    return "\n".join([*sentences, *([""] if sentences else []), *text, f"Percent, with {INTERVALS}."])
+    note = "Percent, with 95% intervals over worlds: other training runs would differ by more."
+    return "\n".join([*sentences, *([""] if sentences else []), *text, note])
 
 
 def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spa.evaluate.bootstrap import Interval
+from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.two_way import two_groups
 
 BASE, PLAIN_RL = "base", "vanilla"
@@ -86,12 +86,10 @@ def _fact(name: str, other: str, arms: Mapping[str, ArmScore]) -> str:
         relation = "is below"
     else:
         relation = "is not above" if difference.mean <= 0 else "is not clearly above"
-    change, low, high = (f"{round(100 * x, 1) + 0.0:+.1f}" for x in (difference.mean, difference.low, difference.high))
-    common = arms[name].seeds_with(arms[other])
-    fewer = (
-        f" on what both have, {common} of {len(arms[name].by_seed)} seeds" if common < len(arms[name].by_seed) else ""
-    )
-    return f"{name} {_percent(arms[name].mean)} {relation} {other} {_percent(arms[other].mean)}: {change} [{low}, {high}]{fewer}."
+    common, seeds = arms[name].seeds_with(arms[other]), len(arms[name].by_seed)
+    fewer = f" on what both have, {common} of {seeds} seeds" if common < seeds else ""
+    change = f"{percent(difference, sign=True)}{fewer}"
+    return f"{name} {_percent(arms[name].mean)} {relation} {other} {_percent(arms[other].mean)}: {change}."
 
 
 def _groups(arm: str, groups: tuple[list[float], list[float]]) -> str:

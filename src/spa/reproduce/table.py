@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spa.evaluate.bootstrap import Interval
-from spa.evaluate.summary import percent
+from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.verdict import ArmScore, verdict
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import ArmNumbers, Numbers

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from spa.runs.schema import SeedConfig
+from spa.runs.validate import SEED_RANGE
 
-SEEDS_OF_A_RUN = 5 * 10**8  # worlds that one run can look at in a split, whose range of seeds is twice as long
+SEEDS_OF_A_RUN = SEED_RANGE // 2  # candidates that one run can look at in a split
 _STRIDE = 309_016_994  # their golden section: any number of runs begin far from each other
 
 SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY = range(1, 8)
