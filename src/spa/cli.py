@@ -152,6 +152,20 @@ def sft(
 
 
 @app.command()
+def practice(
+    words: Words = None,
+    arm: Annotated[str, typer.Option("--arm", help="An arm that practises, or a YAML file.")] = "spa_plan",
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Between stages 2 and 3: plan in the model's own predictions, teach the plans (beyond the paper)."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("practice", options, lambda p, cfg, chosen, folder: p.practice(cfg, chosen, folder, resume=resume))
+
+
+@app.command()
 def ppo(
     words: Words = None,
     arm: Arm = None,

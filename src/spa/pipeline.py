@@ -4,6 +4,7 @@
     out/selfplay/                     stage 1: train.parquet, val.parquet, episodes.jsonl
     out/sft/                          stage 2: metrics.jsonl, checkpoints/
     out/selfplay-<name>/, sft-<arm>/  the same for arms that change stages 1 and 2
+    out/practice-<arm>/               between 2 and 3, for arms that practise in imagination: round_N/plans, round_N/policy
     out/arms/<arm>/ppo/               stage 3: metrics.jsonl, checkpoints/, episodes/
     out/arms/<arm>/eval/              result.json, episodes.jsonl
     out/report.html
@@ -23,6 +24,7 @@ from spa.runs.arms import (
     data_folder,
     given_data,
     needs_sft,
+    practice_folder,
     selfplay_folder,
     selfplay_name,
     sft_folder,
@@ -33,7 +35,7 @@ from spa.runs.progress import note
 from spa.runs.schema import ArmConfig, Config
 from spa.runs.stage import Stage, model_of, read_done, reopen_as
 
-__all__ = ["evaluate", "generate", "plan", "ppo", "report", "run", "sft"]
+__all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
 
 def run(cfg: Config, out: Path, *, resume: bool) -> None:
@@ -58,6 +60,8 @@ def _run(cfg: Config, arms: list[ArmConfig], out: Path) -> dict[str, str]:
         _generate(cfg, arm, out, resume=True)
     for arm in {sft_folder(out, arm): arm for arm in reversed(with_sft)}.values():
         _sft(cfg, arm, out, resume=True)
+    for arm in {practice_folder(out, arm): arm for arm in reversed(with_sft) if arm.practice}.values():
+        _practice(cfg, arm, out, resume=True)
     failed: dict[str, str] = {}
     for arm in arms:
         if arm.continues in failed:
@@ -87,6 +91,19 @@ def sft(cfg: Config, out: Path, *, resume: bool, arm: ArmConfig | None = None) -
     own = sft_folder(out, arm).name.removeprefix("sft").removeprefix("-")
     with begin(cfg, out, f"sft {own}".rstrip(), resume, arms=[arm] if arm else []):
         _sft(cfg, arm, out, resume=resume)
+
+
+def practice(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
+    """Between stages 2 and 3: plans made in the model's own predictions are taught to its plain policy (beyond the paper).
+
+    Raises:
+        ValueError: the arm does not practise, or stage 2 is missing.
+    """
+    if not arm.practice:
+        raise ValueError(f"arm {arm.name} does not practise; arms that do have `practice: true`, as spa_plan")
+    start = world_model_of(arm, out)
+    with begin(cfg, out, f"practice {arm.name}", resume, start, arms=[arm]):
+        _practice(cfg, arm, out, resume=resume)
 
 
 def ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
@@ -152,6 +169,17 @@ def _sft(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None
     stage.finish({"model": str(model.relative_to(stage.folder))})
 
 
+def _practice(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
+    folder = practice_folder(out, arm)
+    stage = Stage(folder, folder.name, resume, keep=True)
+    if stage.finished:
+        return
+    from spa.planning.practice import practice as practise
+
+    own = source_config(cfg, arm)
+    stage.finish(practise(own, stage.folder, model=world_model_of(arm, out), data=data_folder(cfg, arm, out)))
+
+
 def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     if arm.continues:
         _take_over(arm, out, resume=resume)
@@ -204,6 +232,17 @@ def start_model(cfg: Config, arm: ArmConfig, out: Path) -> str:
         return model_of(given)
     if not arm.sft:
         return cfg.model.path
+    if arm.practice:
+        return _product(practice_folder(out, arm), f"arm {arm.name}: run `spa practice --arm {arm.name}` first")
+    return world_model_of(arm, out)
+
+
+def world_model_of(arm: ArmConfig, out: Path) -> str:
+    """The model that stage 2 made for an arm.
+
+    Raises:
+        ValueError: there is none in ``out``.
+    """
     return _product(
         sft_folder(out, arm), f"arm {arm.name} starts from its SFT model: run `spa sft{_option(out, arm)}` first"
     )

@@ -35,8 +35,15 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig], model: str | Non
     for arm in arms:
         own = arm_config(cfg, arm)
         rl = own.ppo
+        if arm.practice and wanted & {"practice", "ppo"}:
+            lines.append(
+                f"practice {arm.name}: {own.practice.rounds} rounds of plans from {own.practice.worlds} starts, "
+                f"{own.planner.depth} actions deep, {own.practice.epochs} epochs (beyond the paper)"
+            )
         if "ppo" in wanted and arm.rl:
-            start = rl.start or ("the SFT model" if arm.sft else "the base model")
+            start = rl.start or (
+                "the practised model" if arm.practice else "the SFT model" if arm.sft else "the base model"
+            )
             lines.append(
                 f"ppo {arm.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
                 f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "

@@ -59,11 +59,15 @@ class Turn:
     prediction: str | None = None
     actions: list[str] = field(default_factory=list)  # as parsed
     executed: list[str] = field(default_factory=list)  # in the world's spelling
+    between: list[str] = field(default_factory=list)  # true states after each executed action but the last
+    rewards: list[float] = field(default_factory=list)  # of each executed action
+    ended: bool = False  # the last executed action won or lost the world (no limit did)
     reward: float = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
     penalty: float = 0.0  # format penalty, not shown to the model
     actions_left: int = 0  # before the response
     finish_reason: str = "stop"  # stop | length
     info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
+    imagined: dict[str, Any] = field(default_factory=dict)  # what a planner expected before it acted (``Plan.record``)
 
 
 @dataclass

@@ -105,11 +105,17 @@ class Play:
         if not valid or len(valid) < len(known) or (agent.penalize_extra_actions and parsed.extra_actions):
             turn.penalty = agent.format_penalty
         rewards: list[Any] = []
+        before = ""
         ended = False
         for action in valid[: self.actions_left]:
             self.state, reward, terminated, truncated, info = self.env.step(action)
+            if turn.executed:
+                turn.between.append(before)
+            before = self.state
             rewards.append(reward)
+            turn.rewards.append(float(reward))
             turn.executed.append(action)
+            turn.ended = bool(terminated)
             turn.info = {key: value for key, value in info.items() if isinstance(value, (bool, int, float, str))}
             if terminated or truncated:
                 ended = True

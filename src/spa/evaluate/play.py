@@ -26,7 +26,8 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
 
     ``model`` None is the model behind the chat server of ``engine``, which plays nothing else here.
 
-    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world).
+    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world); with ``agent.planner`` also what that planner reaches
+    on the same worlds (``evaluate_planner``).
 
     Returns:
         what the stage records: the model, Pass@k, the world keys.
@@ -57,6 +58,10 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
     shown = [episode for episode in episodes if episode.member == 0] + probe
     write_episodes(out / "episodes.jsonl", shown)
     scores = {f"pass@{k}": result.metrics[f"pass@{k}"] for k in result.ks}
+    if cfg.agent.planner != "none":
+        from spa.evaluate.planned import evaluate_planner
+
+        scores["planner"] = evaluate_planner(cfg, arm.name, player, task, worlds, out).metrics["pass@1"]
     player.close()
     name = player.server.name if isinstance(player, ServedPlayer) else model
     return {"model": name, **scores, "worlds": {"test": world_keys(worlds)}}

@@ -280,8 +280,9 @@ def _validated(data: Any) -> EvalResult:
 class ComparisonRow:
     """One arm of the comparison. Shares in [0, 1]; differences are ``arm - baseline`` on the same worlds.
 
-    ``k`` is the same in every row: the largest that all arms allow (1: there is no Pass@k besides Pass@1, ``pass_k`` is
-    None). Differences are None for the baseline itself, without a baseline, and where the worlds are not the same; ``diff_base``
+    ``k`` is the same in every row: the largest that all arms with more than one sample a world allow (1: there is no Pass@k beside
+    Pass@1). ``pass_k`` is None where an arm (a planner) was played once. Differences are None for the baseline itself,
+    without a baseline, and where the worlds are not the same; ``diff_base``
     is the difference in Pass@1 to the untrained base.
     """
 
@@ -324,7 +325,8 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
 def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
     """One row an arm, in the order of ``results``; differences to ``baseline`` where that arm is present."""
     played = [result for result in results.values() if result.worlds]
-    shared = [k for k in (played[0].ks if played else []) if all(k in result.ks for result in played)]
+    sampled = [result for result in played if result.ks != [1]]
+    shared = [k for k in (sampled[0].ks if sampled else []) if all(k in result.ks for result in sampled)]
     k = max(shared, default=1)
     reference = results.get(baseline)
     rows = []
@@ -344,7 +346,9 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
                 errors=int(result.metrics.get("errors", 0)),
                 pass_1=pass_interval(result.worlds, 1, *settings) if result.worlds else None,
                 k=k,
-                pass_k=pass_interval(result.worlds, k, *settings) if result.worlds and k > 1 else None,
+                pass_k=pass_interval(result.worlds, k, *settings)
+                if k in result.ks and k > 1 and result.worlds
+                else None,
                 baseline=baseline if diff_1 is not None else "",
                 diff_1=diff_1,
                 diff_k=diff_k,

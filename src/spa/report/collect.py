@@ -45,6 +45,8 @@ def collect(out: Path) -> ReportData:
     for stage in sorted(out.glob("selfplay-*")):
         finished(stage, f"self-play, {stage.name.removeprefix('selfplay-')}")
     finished(out / "sft", "SFT")
+    for stage in sorted(out.glob("practice-*")):
+        finished(stage, f"practice, {stage.name.removeprefix('practice-')}")
     tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
     for name, stage in tuned.items():
         finished(stage, f"SFT, {name}")
@@ -59,6 +61,11 @@ def collect(out: Path) -> ReportData:
             result=EvalResult.read(result) if result.is_file() else None,
             episodes=_episodes(folder_of_arm / "eval" / "episodes.jsonl"),
         )
+        planned = folder_of_arm / "eval" / "planner.json"
+        if planned.is_file():
+            found = EvalResult.read(planned)
+            episodes = _episodes(folder_of_arm / "eval" / "planner_episodes.jsonl")
+            arms[found.name] = ArmReport(result=found, episodes=episodes)
     commands = folder.info().get("commands", [])
     last: dict[str, Any] = commands[-1] if commands else {}
     return ReportData(

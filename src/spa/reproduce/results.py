@@ -21,7 +21,7 @@ from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.reproduce.scale import BASELINE, Cell, Scale
-from spa.runs.arms import needs_sft, selfplay_folder, sft_folder
+from spa.runs.arms import needs_sft, practice_folder, selfplay_folder, sft_folder
 from spa.runs.clock import Spent
 from spa.runs.config import load_arm, load_config
 from spa.runs.metrics import read_metrics
@@ -44,6 +44,7 @@ class ArmNumbers:
         by_seed: Pass@1 of each seed.
         actions_by_seed: actions a turn on the test worlds: whether a policy acts step by step or writes whole plans can differ
             between seeds, and counts for much.
+        tokens_by_seed: tokens written in an episode, those of what a planner imagined included.
         seconds: what the arm's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
         world_model: what was measured of the world model at the end.
@@ -56,6 +57,7 @@ class ArmNumbers:
     differences: dict[str, dict[int, Interval]] = field(default_factory=dict)
     by_seed: dict[int, float] = field(default_factory=dict)
     actions_by_seed: dict[int, float] = field(default_factory=dict)
+    tokens_by_seed: dict[int, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -70,7 +72,8 @@ class ArmNumbers:
         return np.stack([pass_at_k(self.successes[s], np.full(len(self.successes[s]), self.samples), k) for s in seeds])
 
 
-Numbers = dict[str, dict[str, ArmNumbers]]  # world -> arm
+ByArm = dict[str, ArmNumbers]  # arm ->
+Numbers = dict[str, ByArm]  # world ->
 
 
 def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) -> Numbers:
@@ -86,8 +89,9 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
     for world in dict.fromkeys(cell.world for cell in cells):
         folders = {cell.seed: cell.folder for cell in cells if cell.world == world}
         arms = next(cell.arms for cell in cells if cell.world == world)
-        measured = [_measured(folders, load_arm(arm)) for arm in dict.fromkeys(["base", *arms])]
-        numbers[world] = {name: found for name, found in measured if found is not None}
+        numbers[world] = {}
+        for arm in dict.fromkeys(["base", *arms]):
+            numbers[world] |= _measured(folders, load_arm(arm))
     compute(numbers, versus)
     return numbers
 
@@ -99,7 +103,10 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
         ValueError: as ``collect_cells``.
     """
     for world, arms in numbers.items():
-        if len({(found.worlds, found.samples) for found in arms.values()}) > 1:
+        if (
+            len({found.worlds for found in arms.values()}) > 1
+            or len({found.samples for found in arms.values()} - {1}) > 1
+        ):
             raise ValueError(f"{world}: the arms were not all evaluated on the same worlds with as many samples")
         for found in arms.values():
             ks = [k for k in (2**i for i in range(11)) if k <= found.samples]
@@ -110,26 +117,35 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
                 other = arms.get(name)
                 both = [seed for seed in found.seeds if other is not None and seed in other.successes]
                 if other is not None and other is not found and both:
-                    found.differences[name] = {k: two_way(found.table(k, both) - other.table(k, both)) for k in ks}
+                    common = [k for k in ks if k <= other.samples]
+                    found.differences[name] = {k: two_way(found.table(k, both) - other.table(k, both)) for k in common}
 
 
-def _measured(folders: Mapping[int, Path], arm: ArmConfig) -> tuple[str, ArmNumbers | None]:
-    """The arm's name and what its runs left; None where none is finished."""
-    paths = {seed: folder / "arms" / arm.name / "eval" / "result.json" for seed, folder in folders.items()}
-    results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
-    if not results:
-        return arm.name, None
+def _measured(folders: Mapping[int, Path], arm: ArmConfig) -> ByArm:
+    """What an arm's runs left, under its name, and what its planner did, under that of both; empty where none is finished."""
+    found: ByArm = {}
+    for file in ("result.json", "planner.json"):
+        paths = {seed: folder / "arms" / arm.name / "eval" / file for seed, folder in folders.items()}
+        results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
+        if results:
+            found[next(iter(results.values())).name] = _of_results(results, folders, arm)
+    return found
+
+
+def _of_results(results: Mapping[int, EvalResult], folders: Mapping[int, Path], arm: ArmConfig) -> ArmNumbers:
     out = ArmNumbers()
     for seed, result in results.items():
         worlds = sorted(result.worlds, key=lambda world: world.seed)
         digest = content_key(" ".join(f"{world.seed}:{world.content}" for world in worlds))
         samples = {world.samples for world in worlds}
         if len(samples) > 1 or (out.worlds and (digest, samples) != (out.worlds, {out.samples})):
-            raise ValueError(f"{paths[seed]} is of other worlds or samples than the arm's other seeds")
+            raise ValueError(f"{folders[seed]}, arm {arm.name}: of other worlds or samples than the arm's other seeds")
         out.worlds, out.samples = digest, samples.pop()
         out.successes[seed] = [world.successes for world in worlds]
         if turns := result.metrics.get("num_turns"):
             out.actions_by_seed[seed] = result.metrics["num_actions"] / turns
+            written = result.metrics.get("response_tokens", 0.0) * turns
+            out.tokens_by_seed[seed] = result.metrics.get("planner/tokens_written", written)
     done = [folders[seed] for seed in out.seeds]
     times = [_spent(folder, arm) for folder in done]
     for stage in dict.fromkeys(name for found in times for name in found):
@@ -143,7 +159,7 @@ def _measured(folders: Mapping[int, Path], arm: ArmConfig) -> tuple[str, ArmNumb
     models = [result.world_model for result in results.values()]
     shared = set.intersection(*(set(each) for each in models))
     out.world_model = {name: float(np.mean([each[name] for each in models])) for name in sorted(shared)}
-    return arm.name, out
+    return out
 
 
 def _spent(folder: Path, arm: ArmConfig) -> dict[str, Spent]:
@@ -152,6 +168,8 @@ def _spent(folder: Path, arm: ArmConfig) -> dict[str, Spent]:
     stages = {}
     if needs_sft(cfg, arm):
         stages = {"self-play": selfplay_folder(folder, arm), "SFT": sft_folder(folder, arm)}
+    if arm.practice:
+        stages["practice"] = practice_folder(folder, arm)
     if arm.rl:
         stages["PPO"] = folder / "arms" / arm.name / "ppo"
     found = {name: read_done(stage) for name, stage in stages.items()}
@@ -194,10 +212,12 @@ def from_json(text: str) -> Numbers:
 
 
 def _read(names: Sequence[str], data: Mapping[str, Any]) -> ArmNumbers:
+    data = {"tokens_by_seed": {}, **data}  # older files have none
     found = ArmNumbers(**{name: data[name] for name in names})
     found.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in found.successes.items()}  # type: ignore[attr-defined]
     found.curves = {name: [(step, value) for step, value in curve] for name, curve in found.curves.items()}
     found.actions_by_seed = {int(seed): value for seed, value in found.actions_by_seed.items()}
+    found.tokens_by_seed = {int(seed): value for seed, value in found.tokens_by_seed.items()}
     if len({len(row) for row in found.successes.values()}) != 1 or not found.samples:
         raise ValueError("every seed must have the same worlds")
     return found
@@ -216,7 +236,8 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     chosen = {
-        world: {arm: of for arm, of in found[world].items() if arm in ("base", *scale.arms_of(world))}
+        # With their planners' numbers, which are under "arm+planner".
+        world: {arm: of for arm, of in found[world].items() if arm.partition("+")[0] in ("base", *scale.arms_of(world))}
         for world in scale.worlds
         if world in found
     }

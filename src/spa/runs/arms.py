@@ -13,7 +13,7 @@ from spa.runs.schema import ArmConfig, Config
 from spa.runs.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
-_LATER = ("ppo", "curriculum", "eval", "report", "arms", "name")
+_LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "arms", "name")
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 
@@ -36,6 +36,7 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
     """Raises ValueError as ``arms_of``."""
     earlier: dict[str, ArmConfig] = {}
     sources: dict[str, tuple[str, Config]] = {}
+    shared: dict[str, tuple[ArmConfig, Config]] = {}
     for arm in arms:
         if arm.name in earlier:
             raise ValueError(f"two arms are named {arm.name!r}")
@@ -45,6 +46,10 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
         earlier[arm.name] = arm
         if not arm.sft:
             continue
+        if arm.practice and source.selfplay.rows != "transitions":
+            raise ValueError(f"arm {arm.name} practises, which asks about single moves: set selfplay.rows=transitions")
+        if arm.shares:
+            _check_shares(arm, source, *shared.setdefault(arm.shares, (arm, source)))
         key = selfplay_name(arm)
         other, known = sources.setdefault(key, (arm.name, source))
         changed = [name for name in differences(known, source) if name.partition(".")[0] in _STAGE_1]
@@ -53,6 +58,17 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
                 f"arms {other} and {arm.name} share the self-play data {key or 'of the run'!r} but not its settings "
                 f"({', '.join(changed)}); give one of them another `selfplay` name"
             )
+
+
+def _check_shares(arm: ArmConfig, source: Config, other: ArmConfig, known: Config) -> None:
+    """Raises ValueError where two arms of one ``shares`` would not make the same stages 1 and 2 and the same practice."""
+    own = set(_LATER) - {"planner", "practice"}
+    changed = [name for name in differences(known, source) if name.partition(".")[0] not in own]
+    if changed:
+        raise ValueError(
+            f"arms {other.name} and {arm.name} share stages 1 and 2 ({arm.shares!r}) but not their settings "
+            f"({', '.join(changed)}); give one of them another `shares` name"
+        )
 
 
 def _check_continues(cfg: Config, arm: ArmConfig, own: Config, other: ArmConfig) -> None:
@@ -110,7 +126,7 @@ def selfplay_name(arm: ArmConfig | None) -> str:
     if arm is None:
         return ""
     touched = any(key.partition(".")[0] in _STAGE_1 for key in [*arm.settings, *arm.source])
-    return arm.selfplay or (arm.name if touched else "")
+    return arm.selfplay or arm.shares or (arm.name if touched else "")
 
 
 def selfplay_folder(out: Path, arm: ArmConfig | None) -> Path:
@@ -137,7 +153,12 @@ def data_folder(cfg: Config, arm: ArmConfig | None, out: Path) -> Path:
 def sft_folder(out: Path, arm: ArmConfig | None) -> Path:
     """Where the arm's stage 2 writes: ``sft``, or ``sft-ARM`` where it differs from the run's in any setting of stages 1 and 2."""
     own = arm is not None and any(key.partition(".")[0] not in _LATER for key in [*arm.settings, *arm.source])
-    return out / (f"sft-{arm.name}" if arm is not None and own else "sft")
+    return out / (f"sft-{arm.shares or arm.name}" if arm is not None and own else "sft")
+
+
+def practice_folder(out: Path, arm: ArmConfig) -> Path:
+    """Where an arm's practice in imagination writes."""
+    return out / f"practice-{arm.shares or arm.name}"
 
 
 def changes_nothing(cfg: Config, arm: ArmConfig) -> bool:

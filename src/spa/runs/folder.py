@@ -36,7 +36,7 @@ _FREE = (
     "ppo.collapse_patience",
     "ppo.keep_checkpoints",
 )
-_STAGES = ("generate", "sft", "ppo")  # what `run` does as well
+_STAGES = ("generate", "sft", "practice", "ppo")  # what `run` does as well
 
 
 class RunFolder:

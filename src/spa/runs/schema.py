@@ -43,6 +43,9 @@ class AgentConfig:
     think: bool = True  # force `<think>` at the start of a response; False forces `<answer>`
     action_sep: str = "||"
     window: int = 0  # turns of history the model sees; 0 = all (one token sequence an episode)
+    planner: str = (
+        "none"  # none | lookahead | beam | mcts: who chooses in evaluation (see the block planner); beyond the paper
+    )
     format_penalty: float = -0.1  # once per turn with a dropped action, no valid action or a bad format
     penalize_extra_actions: bool = False  # ... or with more actions than a turn may have (the original: no penalty)
 
@@ -103,6 +106,9 @@ class SelfPlayConfig:
         "truth"  # truth | belief (keep what the model wrote; paper, Table 3) | shuffled (of other turns: a control)
     )
     prompt: str = "world_model"  # world_model | base: with base no states are written (a control; needs filter=false)
+    # written (the responses with true states; the paper's) | transitions (each move by itself, with its reward and end, in a fixed
+    # layout that can be asked "what if?": beyond the paper, for planning)
+    rows: str = "written"
     filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
     success_only: bool = False  # keep rows of won episodes only
     deduplicate: bool = False  # drop rows with the same prompt and response
@@ -250,6 +256,38 @@ class PPOConfig:
 
 
 @dataclass
+class PlannerConfig:
+    """How ``agent.planner`` searches in the model's own predictions (docs/planning.md). Beyond the paper."""
+
+    depth: int = 10  # actions looked ahead, at most those left
+    width: int = 0  # beam: states of a layer that are followed; 0 = all
+    simulations: int = 64  # mcts: per decision
+    exploration: float = 1.25  # mcts: weight of the prior (PUCT)
+    samples: int = 1  # answers to a question: 1 = the likeliest, more are drawn (for worlds with chance)
+    proposals: int = 0  # actions drawn from the plain policy: mcts' prior, and the actions of a world that lists none
+    gamma: float = 0.95  # discount per action: what makes a short way better than a long one
+    min_probability: float = 0.5  # answers that the model gives less are not built on; of several samples all are
+    optimism: float = 0.1  # value of a state at which the search stops, in units of reward
+    max_questions: int = 0  # per decision; 0 = no limit
+    model: str | None = None  # who imagines: a checkpoint, a stage's folder or a hub name; null = the model that plays
+
+
+@dataclass
+class PracticeConfig:
+    """Practice in imagination, for arms with ``practice: true``: between stages 2 and 3 (docs/planning.md). Beyond the paper."""
+
+    rounds: int = (
+        1  # of planning and teaching; from the second on the policy plays before, and the world model is trained anew
+    )
+    worlds: int = 1000  # self-play worlds whose start states are planned from, each round
+    whole: bool = False  # imagine all that planner.depth reaches, not only up to the first way to a gain
+    epochs: int = 3  # of fine-tuning on the plans; the rest is as in stage 2
+    rehearsal: float = 0.25  # rows of transitions beside those of plans, by number: against forgetting the world
+    groups: int = 100  # worlds played before the second round and each later one
+    group_size: int = 8  # episodes per world
+
+
+@dataclass
 class CurriculumConfig:
     """Which worlds stage 3 trains on. Validation and evaluation always play the run's own."""
 
@@ -292,10 +330,12 @@ class ArmConfig:
     name: str = "vanilla"
     state_format: str = "grid"
     sft: bool = False  # start from stage 2's model
+    practice: bool = False  # ... after practice in imagination (beyond the paper)
     rl: bool = True
     settings: dict[str, Any] = field(default_factory=dict)  # of all stages of this arm, over the run's
     source: dict[str, Any] = field(default_factory=dict)  # of its stages 1 and 2 alone; `env: NAME` plays another world
     selfplay: str = ""  # name of a stage 1 of its own: folder selfplay-NAME; arms with one name share it
+    shares: str = ""  # name of stages 1, 2 and practice of its own; arms with one name share them
     continues: str = ""  # an arm like this one but for fewer ppo.steps: its stage 3 is gone on with, not done again
 
 
@@ -319,6 +359,8 @@ class Config:
     sft: SFTConfig = field(default_factory=SFTConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    practice: PracticeConfig = field(default_factory=PracticeConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     seeds: SeedConfig = field(default_factory=SeedConfig)
     arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])

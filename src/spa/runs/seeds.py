@@ -10,7 +10,8 @@ from spa.runs.validate import SEED_RANGE
 SEEDS_OF_A_RUN = SEED_RANGE // 2  # candidates that one run can look at in a split
 _STRIDE = 309_016_994  # their golden section: any number of runs begin far from each other
 
-SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY = range(1, 8)
+SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY, PLANNER = range(1, 9)
+PRACTICE = 100  # and the numbers after it: its rounds
 
 
 def stream_seed(run: int, purpose: int, step: int) -> int:

@@ -20,12 +20,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "agent.style": ("paper", "terse"),
     "agent.prompt": ("base", "world_model"),
     "agent.prompt_after_sft": ("same", "base", "world_model"),
+    "agent.planner": ("none", "lookahead", "beam", "mcts"),
     "model.dtype": ("float32", "bfloat16"),
     "engine.kind": ("transformers", "vllm", "openai"),
     "selfplay.state_format": ("grid", "coordinates", "random_coordinates"),
     "selfplay.policy": ("model", "random"),
     "selfplay.prompt": ("world_model", "base"),
     "selfplay.states": ("truth", "belief", "shuffled"),
+    "selfplay.rows": ("written", "transitions"),
     "selfplay.balance": ("none", "actions", "turn", "success"),
     "sft.loss": ("think_answer", "state", "masked"),
     "sft.precision": ("float32", "bfloat16"),
@@ -151,6 +153,22 @@ RANGES: dict[str, tuple[float, float]] = {
     "ppo.min_valid_rate": (0, 1),
     "ppo.max_repetition": (0, 1),
     "ppo.min_entropy": (0, _INFINITY),
+    "planner.depth": (1, _INFINITY),
+    "planner.width": (0, _INFINITY),
+    "planner.simulations": (1, _INFINITY),
+    "planner.exploration": (0, _INFINITY),
+    "planner.samples": (1, _INFINITY),
+    "planner.proposals": (0, _INFINITY),
+    "planner.gamma": (0, 1),
+    "planner.min_probability": (0, 1),
+    "planner.optimism": (0, _INFINITY),
+    "planner.max_questions": (0, _INFINITY),
+    "practice.rounds": (1, _INFINITY),
+    "practice.worlds": (1, _INFINITY),
+    "practice.epochs": (1, _INFINITY),
+    "practice.rehearsal": (0, _INFINITY),
+    "practice.groups": (1, _INFINITY),
+    "practice.group_size": (1, _INFINITY),
     "curriculum.threshold": (0, 1),
     "curriculum.window": (1, _INFINITY),
     "curriculum.rehearsal": (0, 0.9),
@@ -287,8 +305,15 @@ def check_ppo_sampling(sampling: SamplingConfig) -> None:
 
 def validate_arm(arm: ArmConfig) -> None:
     """Checks one arm's settings; ValueError as in ``validate``."""
+    if arm.practice and not arm.sft:
+        raise ValueError(f"arm {arm.name} practises in the world model of stage 2: practice needs sft: true")
     choose(f"state_format of arm {arm.name}", arm.state_format, CHOICES["env.state_format"])
-    for label, name in (("name", arm.name), ("selfplay", arm.selfplay), ("continues", arm.continues)):
+    for label, name in (
+        ("name", arm.name),
+        ("selfplay", arm.selfplay),
+        ("shares", arm.shares),
+        ("continues", arm.continues),
+    ):
         if not re.fullmatch(r"[\w.-]*", name) or name.startswith(".") or (label == "name" and not name):
             raise ValueError(f"{label} of an arm names a folder: letters, digits, _, - and . only, not {name!r}")
 

@@ -23,16 +23,19 @@ from spa.runs.seeds import SELFPLAY, first_seed
 from spa.worldmodel.dataset import split_rows, write_rows
 from spa.worldmodel.groundtruth import rows_of, shuffle_states
 from spa.worldmodel.select import select_rows
+from spa.worldmodel.transitions import transition_rows
 
 POLICIES = ("model", "random")
 
 
 def row_window(cfg: Config) -> int:
-    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` where that is null.
+    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` where that is null; one in rows of transitions.
 
     Raises:
         ValueError: neither 0 (all turns) nor 1.
     """
+    if cfg.selfplay.rows == "transitions":
+        return 1  # a planner asks about states that have no history
     window = cfg.agent.window if cfg.sft.window is None else cfg.sft.window
     if window not in (0, 1):
         raise ValueError(f"stage 1 makes rows with all turns or one: set sft.window=0 or sft.window=1, not {window}")
@@ -85,8 +88,11 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     played = [episode for episode in episodes if episode.status != "error"]
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
-    told = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
-    rows = [row for episode in told for row in rows_of(episode, window=window, states=play.states)]
+    if play.rows == "transitions":
+        rows = transition_rows(played, task, play.states, cfg.seeds.run)
+    else:
+        told = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
+        rows = [row for episode in told for row in rows_of(episode, window=window, states=play.states)]
     rows, reasons = select_rows(rows, play, cfg.seeds.run)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     if not rows:

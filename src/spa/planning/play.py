@@ -1,0 +1,127 @@
+"""Playing with a planner: before each action it searches in the model's predictions; the world is not asked before it acts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from spa.agent.episode import Episode, Turn
+from spa.agent.play import Play
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.planning.search import PLANNERS, Answer, Imagined, Move, Plan, Question
+from spa.planning.world_model import WorldModel
+from spa.runs.schema import PlannerConfig
+from spa.worldmodel.transitions import LAYOUTS, transitions_of
+
+T = TypeVar("T")
+Memory = Mapping[Move, tuple[Imagined, ...]]
+
+
+def search_all(
+    world_model: WorldModel,
+    searches: Sequence[Generator[list[Question], list[Answer], T]],
+    memories: Sequence[Memory] = (),
+) -> list[T]:
+    """Runs searches side by side; all that they ask at once goes to the model together.
+
+    Args:
+        memories: for each search answers that are known better than the model knows them.
+    """
+    results: dict[int, T] = {}
+    asked: dict[int, list[Question]] = {}
+
+    def advance(number: int, answers: list[Answer] | None) -> None:
+        try:
+            asked[number] = searches[number].send(answers)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            results[number] = stop.value
+            asked.pop(number, None)
+
+    for number in range(len(searches)):
+        advance(number, None)
+    while asked:
+        order = list(asked)
+        known: list[Memory] = [memories[number] if memories else {} for number in order]
+        unknown = [
+            [question for question in asked[number] if question not in memory]
+            for number, memory in zip(order, known, strict=True)
+        ]
+        answers = iter(world_model.ask([question for questions in unknown for question in questions]))
+        for number, memory in zip(order, known, strict=True):
+            advance(number, [memory[q] if q in memory else next(answers) for q in asked[number]])  # type: ignore[index]
+    return [results[number] for number in range(len(searches))]
+
+
+def play_with_planner(
+    world_model: WorldModel,
+    task: Task,
+    worlds: Sequence[World],
+    kind: str,
+    config: PlannerConfig,
+    *,
+    seed: int,
+    group_size: int = 1,
+) -> list[Episode]:
+    """Plays every world ``group_size`` times, replanning each turn; returns ``len(worlds) * group_size`` episodes, group by group.
+
+    A turn plays as much of the plan as it may (``env.max_actions_per_turn``). What an episode has seen of its world it does not
+    imagine again. Episodes have texts but no token sequences; each turn's ``imagined`` says what was expected. A world that raises
+    ends its own episode with ``status="error"``.
+
+    Args:
+        kind: lookahead, beam or mcts.
+        seed: of ties between actions and of what mcts draws.
+    """
+    search = PLANNERS[kind]
+    plays = [
+        Play.start(task, world, group, member) for group, world in enumerate(worlds) for member in range(group_size)
+    ]
+    memories: list[dict[Move, tuple[Imagined, ...]]] = [{} for _ in plays]
+    for index in range(task.env.max_turns):
+        live = [number for number, play in enumerate(plays) if play.live]
+        searches = [
+            search(
+                plays[number].state,
+                world_model.actions,
+                plays[number].actions_left,
+                config,
+                np.random.default_rng(np.random.SeedSequence([seed, number, index])),
+            )
+            for number in live
+        ]
+        plans = search_all(world_model, searches, [memories[number] for number in live])
+        for number, plan in zip(live, plans, strict=True):
+            play = plays[number]
+            play.open_turn(index, play.user_text(index, play.first_shown(index)))
+            turn = play.episode.turns[-1]
+            turn.imagined = plan.record()
+            play.answer(_response(play, plan, config), "stop")
+            if config.samples == 1 and play.episode.status != "error":
+                memories[number].update(_seen(turn))
+    for play in plays:
+        play.env.close()
+    return [play.episode for play in plays]
+
+
+def _seen(turn: Turn) -> dict[Move, tuple[Imagined, ...]]:
+    """What a turn showed of the world. Where chance decides, one look says little, and nothing is remembered."""
+    return {
+        Move(move.state, move.action): (Imagined(move.next_state, move.reward, move.ended, 1.0),)
+        for move in transitions_of(turn)
+    }
+
+
+def _response(play: Play, plan: Plan, config: PlannerConfig) -> str:
+    """What a model would write that had this plan. Where chance decides, one action a turn is all that was planned."""
+    task, layout = play.task, LAYOUTS[play.task.agent.style]
+    take = min(task.env.max_actions_per_turn, play.actions_left) if config.samples == 1 else 1
+    path = plan.path[:take]
+    actions = f" {task.agent.action_sep} ".join(action for action, _ in path)
+    if not task.agent.think:
+        return layout.answer.format(actions)
+    if task.agent.prompt == "base":
+        return layout.choice(actions)
+    return layout.guess(play.state, actions, path[-1][1].state)

@@ -1,0 +1,225 @@
+"""Practice in imagination: plan in a model's own predictions, teach its plain policy the plans. Beyond the paper.
+
+A round takes the start states of self-play worlds, imagines from them what can be reached, and makes a row of each imagined state
+in which a gain can be had: the plain prompt of that state, answered by an action that leads there soonest. Fine-tuning on these
+rows (and on some of the transitions, so that the world is not forgotten) gives a policy that needs no search. The next round plays
+with it, trains the world model anew on all that was ever seen, a better policy's sights included, and plans again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spa.agent.player import Player, make_task
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource, world_keys
+from spa.evaluate.play import play_chunks
+from spa.planning.play import search_all
+from spa.planning.search import Answer, ImaginedGraph, Question, expand
+from spa.planning.world_model import WorldModel
+from spa.runs.clock import Spent
+from spa.runs.progress import progress
+from spa.runs.schema import Config, PlannerConfig
+from spa.runs.seeds import PRACTICE, first_seed
+from spa.runs.stage import Stage, model_of, read_done
+from spa.worldmodel.dataset import read_rows, write_rows
+from spa.worldmodel.groundtruth import Row
+from spa.worldmodel.stage2 import data_files, run_sft
+from spa.worldmodel.transitions import LAYOUTS, transition_rows
+
+CHUNK = 128  # worlds imagined at once
+
+Lesson = tuple[str, int, list[str]]  # a state, the actions that led there, the best actions in it
+
+
+def imagine(
+    root: str, actions: Sequence[str], config: PlannerConfig, depth: int, *, whole: bool
+) -> Generator[list[Question], list[Answer], list[Lesson]]:
+    """What is to be learnt from one start: each imagined state from which a gain can be reached within ``depth`` actions of the
+    start, and the best actions there.
+
+    Args:
+        whole: imagine everything within ``depth``, not only up to the first way to a gain.
+    """
+    graph = ImaginedGraph(root, config)
+    yield from expand(graph, actions, depth, stop_at_goal=not whole)
+    values, gains = graph.solve(depth)
+    lessons = []
+    for here, of_actions in sorted(gains.items()):
+        if values[here] > config.optimism:
+            highest = max(of_actions.values())
+            lessons.append(
+                (graph.states[here], graph.depth[here], [a for a, gain in of_actions.items() if gain >= highest - 1e-9])
+            )
+    return lessons
+
+
+def lesson_rows(
+    world_model: WorldModel,
+    task: Task,
+    worlds: Sequence[World],
+    config: PlannerConfig,
+    *,
+    whole: bool,
+    title: str = "planning",
+) -> tuple[list[Row], int]:
+    """Rows of the plain prompt from ``worlds``, of which only the start states are looked at; and from how many of them a gain was
+    imagined.
+
+    Several best actions in a state are a row each.
+    """
+    layout, agent = LAYOUTS[task.agent.style], task.agent
+    env = task.make_env()
+    depth = min(config.depth, task.env.max_actions)
+    rows: list[Row] = []
+    solved = 0
+    with progress(len(worlds), title) as bar:
+        for start in range(0, len(worlds), CHUNK):
+            chunk = worlds[start : start + CHUNK]
+            roots, headers = [], []
+            for world in chunk:
+                state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+                roots.append(state)
+                headers.append(task.header(env))
+            searches = [imagine(root, world_model.actions, config, depth, whole=whole) for root in roots]
+            for place, lessons in enumerate(search_all(world_model, searches)):
+                solved += any(met == 0 for _, met, _ in lessons)
+                world, header = chunk[place], headers[place]
+                for state, met, best in lessons:
+                    prompt = [] if task.system is None else [{"role": "system", "content": task.system}]
+                    text = header + task.turn_text(1, state, task.env.max_actions - met)
+                    prompt.append({"role": "user", "content": text})
+                    for action in best:
+                        response = layout.choice(action) if agent.think else layout.answer.format(action)
+                        extra = {"seed": world.seed, "content": world.content, "executed": [action], "turn": met}
+                        rows.append(Row(task.tag, prompt, response, extra))
+            world_model.forget()
+            bar.advance(len(chunk), rows=len(rows), solved=solved)
+    return rows, solved
+
+
+def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
+    """All rounds of ``practice``, each step a stage of its own in ``out``: what is finished there is not done again.
+
+    Args:
+        cfg: as the arm's stage 2 saw it.
+        model: the world model that stage 2 made.
+        data: its transitions (a folder with train.parquet, or one parquet).
+
+    Returns:
+        the model of the last round, what all steps took, and each round's counts.
+
+    Raises:
+        ValueError: a split with too few worlds, no start from which a gain was imagined, or what ``run_sft`` raises.
+    """
+    settings = cfg.practice
+    known = [data_files(data)[0]]
+    rounds, policy = [], model
+    for number in range(1, settings.rounds + 1):
+        folder = out / f"round_{number}"
+        record: dict[str, Any] = {"steps": 0}
+        if number > 1:
+            played = _step(folder / "play", f"practice {number}, play", partial(_play, cfg, policy, number))
+            known.append(folder / "play" / "train.parquet")
+            record["steps"] = played["steps"]
+            _step(folder / "transitions", f"practice {number}, transitions", partial(_join, known))
+            model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
+        record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, known))
+        tuned = dataclasses.replace(
+            cfg,
+            model=dataclasses.replace(cfg.model, path=model),
+            sft=dataclasses.replace(cfg.sft, epochs=settings.epochs, eval_worlds=0),
+        )
+        policy = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
+        rounds.append(
+            {key: record[key] for key in ("steps", "worlds_planned", "solved", "lessons", "questions", "tokens")}
+        )
+    spent = sum((Spent.of(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Spent())
+    return {**spent.record(), "model": str(Path(policy).relative_to(out)), "rounds": rounds}
+
+
+def _done(path: Path) -> dict[str, Any]:
+    done = read_done(path.parent)
+    assert done is not None
+    return done
+
+
+def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` returned, now or before."""
+    stage = Stage(folder, title, True)
+    if not stage.finished:
+        stage.finish(work(folder))
+    return read_done(folder) or {}
+
+
+def _train(cfg: Config, data: Path, folder: Path, title: str) -> str:
+    stage = Stage(folder, title, True)
+    if not stage.finished:
+        with stage.metrics(cfg) as log:
+            model = run_sft(cfg, folder, data=data, resume=stage.resume, log=log)
+        stage.finish({"model": str(model.relative_to(folder))})
+    return model_of(str(folder))
+
+
+def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
+    """Real episodes of the policy in self-play worlds; their transitions."""
+    settings, seeds = cfg.practice, cfg.seeds
+    own = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=1))
+    task = make_task(own, state_format=cfg.selfplay.state_format, prompt="base")
+    source = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"))
+    worlds = source.take(cfg.selfplay.groups + (number - 1) * settings.groups)[-settings.groups :]
+    player = Player.load(own, model)
+    episodes = play_chunks(
+        player, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
+    )
+    player.close()
+    told = make_task(own, state_format=cfg.selfplay.state_format, prompt="world_model")
+    rows = transition_rows((e for e in episodes if e.status != "error"), told, cfg.selfplay.states, seeds.run)
+    write_rows(out / "train.parquet", rows)
+    steps = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
+    success = sum(episode.success for episode in episodes) / len(episodes)
+    return {"steps": steps, "success": success, "worlds": {"selfplay": world_keys(worlds)}}
+
+
+def _join(parts: Sequence[Path], out: Path) -> dict[str, Any]:
+    """All transitions in one file."""
+    rows = [row for part in parts for row in read_rows(part)[0]]
+    write_rows(out / "train.parquet", rows)
+    return {"rows": len(rows)}
+
+
+def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Lessons planned with ``model``, and some transitions beside them."""
+    settings, seeds, planner = cfg.practice, cfg.seeds, cfg.planner
+    player = Player.load(cfg, model)
+    task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
+    worlds = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"), unique=True).take(settings.worlds)
+    world_model = WorldModel(player, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
+    rows, solved = lesson_rows(world_model, task, worlds, planner, whole=settings.whole)
+    player.close()
+    if not rows:
+        raise ValueError(
+            f"from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: look at the world model "
+            "(imagination/ in the evaluation), at planner.depth and planner.min_probability"
+        )
+    told = [row for part in known for row in read_rows(part)[0]]
+    rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
+    count = min(len(told), round(settings.rehearsal * len(rows)))
+    kept = [told[i] for i in sorted(rng.permutation(len(told))[:count])]
+    write_rows(out / "train.parquet", [*rows, *kept])
+    usage = world_model.usage
+    return {
+        "worlds_planned": len(worlds),
+        "solved": solved,
+        "lessons": len(rows),
+        "rehearsed": len(kept),
+        "questions": usage.questions,
+        "tokens": usage.tokens,
+        "worlds": {"selfplay": world_keys(worlds)},
+    }

@@ -1,0 +1,326 @@
+"""Planners: which action to take, by asking a world model "what if?". They see no world, only states as text and its answers.
+
+A search is a generator for one decision. It yields lists of questions and is sent the list of their answers, so that a caller can
+ask for many worlds at once; it returns a ``Plan``.
+
+* ``lookahead`` asks about every action in every state it can imagine, layer by layer to ``planner.depth``, and backs values up
+  by dynamic programming. With ``planner.width`` (``beam``) only that many states of a layer are followed.
+* ``mcts`` is Monte Carlo tree search with the PUCT rule (Silver et al. 2017, AlphaGo Zero; values scaled as in MuZero), with the
+  plain policy as prior.
+
+The value of a plan is its imagined discounted reward. A state at which a search stops is worth ``planner.optimism``, so that
+unknown land is better than a lost world and a longer way to it worse than a short one. Answers that the model itself gives less than
+``planner.min_probability`` are not built on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spa.runs.schema import PlannerConfig
+
+KINDS = ("none", "lookahead", "beam", "mcts")
+_TIE = 1e-9  # values closer than this are equal
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """What a model expects of a move.
+
+    ``probability`` is what it gives to its own words, next state and outcome together; 0 where it wrote no state or no outcome.
+    """
+
+    state: str
+    reward: float
+    ended: bool
+    probability: float
+
+
+class Move(NamedTuple):
+    """What if ``action`` in ``state``? Answered by one or more equally likely ``Imagined``."""
+
+    state: str
+    action: str
+
+
+class Choice(NamedTuple):
+    """What would the plain policy do in ``state``? Answered by the shares of its actions."""
+
+    state: str
+    actions_left: int
+
+
+Question = Move | Choice
+Answer = Any  # tuple[Imagined, ...] to a Move, dict[str, float] to a Choice
+Search = Generator[list[Question], list[Answer], "Plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, and what is expected of it.
+
+    ``path`` is the likeliest way that the planner means to go: actions and what it imagines of them. ``values`` are those of the
+    actions at hand. ``questions`` were asked, answers from the cache included.
+    """
+
+    path: list[tuple[str, Imagined]]
+    values: dict[str, float] = field(default_factory=dict)
+    questions: int = 0
+
+    @property
+    def action(self) -> str:
+        return self.path[0][0]
+
+    def record(self) -> dict[str, Any]:
+        """As an episode keeps it."""
+        return {
+            "path": [
+                {
+                    "action": action,
+                    "state": seen.state,
+                    "reward": seen.reward,
+                    "ended": seen.ended,
+                    "probability": round(seen.probability, 4),
+                }
+                for action, seen in self.path
+            ],
+            "values": {action: round(value, 4) for action, value in self.values.items()},
+            "questions": self.questions,
+        }
+
+
+class ImaginedGraph:
+    """States that were imagined from one start, and what was expected of the actions asked about in them."""
+
+    def __init__(self, root: str, config: PlannerConfig) -> None:
+        self.config = config
+        self.index = {root: 0}
+        self.states = [root]
+        self.depth = [0]  # at which a state was first met
+        self.edges: dict[int, dict[str, tuple[Imagined, ...]]] = {}
+
+    def add(self, state: str, action: str, answers: Sequence[Imagined]) -> list[str]:
+        """Takes in the answers to a question; returns the states that are new and go on."""
+        believed = tuple(answer for answer in answers if self.believes(answer))
+        here = self.index[state]
+        self.edges.setdefault(here, {})[action] = believed
+        new = []
+        for answer in believed:
+            if not answer.ended and answer.state not in self.index:
+                self.index[answer.state] = len(self.states)
+                self.states.append(answer.state)
+                self.depth.append(self.depth[here] + 1)
+                new.append(answer.state)
+        return new
+
+    def answers(self, state: str, action: str) -> tuple[Imagined, ...] | None:
+        """What is believed of an action; None where it was not asked about."""
+        return self.edges.get(self.index[state], {}).get(action)
+
+    def believes(self, answer: Imagined) -> bool:
+        """Whether an answer is built on. Of several samples, all that are whole."""
+        least = self.config.min_probability if self.config.samples == 1 else 0.0
+        return answer.probability > 0 and answer.probability >= least
+
+    def solve(self, horizon: int) -> tuple[np.ndarray[Any, Any], dict[int, dict[str, float]]]:
+        """Values (states,) with ``horizon`` actions to go, and those of actions asked about (-inf: nothing is believed of it)."""
+        config = self.config
+        rows = [(here, action, answers) for here, edges in self.edges.items() for action, answers in edges.items()]
+        width = max((len(answers) for *_, answers in rows), default=0)
+        weight, reward = np.zeros((len(rows), width)), np.zeros((len(rows), width))
+        after = np.full(
+            (len(rows), width), len(self.states)
+        )  # the last place stands for the end, which is worth nothing more
+        for number, (_, _, answers) in enumerate(rows):
+            for place, answer in enumerate(answers):
+                weight[number, place] = 1 / len(answers)
+                reward[number, place] = answer.reward
+                if not answer.ended:
+                    after[number, place] = self.index[answer.state]
+        unknown = np.array([not answers for *_, answers in rows], dtype=bool)
+        place = np.array([here for here, *_ in rows], dtype=np.int64)
+        asked = np.zeros(len(self.states) + 1, dtype=bool)
+        asked[place] = True
+        values = np.where(asked, 0.0, config.optimism)
+        values[-1] = 0.0
+        gains = np.zeros(len(rows))
+        for _ in range(max(1, horizon)):
+            gains = (weight * (reward + config.gamma * values[after])).sum(1)
+            gains[unknown] = -np.inf
+            best = np.full(len(values), -np.inf)
+            np.maximum.at(best, place, gains)
+            new = np.where(asked & np.isfinite(best), best, np.where(asked, 0.0, values))
+            if np.allclose(new, values, rtol=0, atol=1e-12):
+                break
+            values = new
+        found: dict[int, dict[str, float]] = {}
+        for (here, action, _), gain in zip(rows, gains.tolist(), strict=True):
+            found.setdefault(here, {})[action] = gain
+        return values[:-1], found
+
+    def path(self, gains: Mapping[int, Mapping[str, float]], first: str, length: int) -> list[tuple[str, Imagined]]:
+        """The way from the root through ``first`` and then by the best actions, as far as it is imagined."""
+        way: list[tuple[str, Imagined]] = []
+        here, action, seen = 0, first, {0}
+        for _ in range(length):
+            answers = self.edges[here][action]
+            if not answers:
+                way.append((action, Imagined("", 0.0, False, 0.0)))
+                break
+            answer = max(answers, key=lambda one: sum(other.state == one.state for other in answers))
+            way.append((action, answer))
+            here = self.index.get(answer.state, -1)
+            if answer.ended or here in seen or here not in gains:
+                break
+            seen.add(here)
+            known = {name: gain for name, gain in gains[here].items() if name in self.edges[here]}
+            action = max(known, key=lambda name: known[name])
+        return way
+
+
+def lookahead(
+    root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
+) -> Search:
+    """Layer by layer from ``root``; see the module."""
+    graph = ImaginedGraph(root, config)
+    yield from expand(graph, actions, min(config.depth, actions_left), stop_at_goal=True)
+    _, gains = graph.solve(min(config.depth, actions_left))
+    at_root = gains[0]
+    return _decided(at_root, graph.path(gains, _best(at_root, rng), config.depth), graph)
+
+
+def expand(
+    graph: ImaginedGraph, actions: Sequence[str], depth: int, *, stop_at_goal: bool
+) -> Generator[list[Question], list[Answer], None]:
+    """Asks about the actions in all states of the graph up to ``depth``; with ``stop_at_goal`` no further than the first way that
+    is imagined to end the world with a gain."""
+    config = graph.config
+    frontier = [graph.states[0]]
+    returns = {graph.states[0]: 0.0}
+    left = config.max_questions or math.inf
+    for layer in range(depth):
+        if not actions:
+            shares: list[dict[str, float]] = yield [Choice(state, depth - layer) for state in frontier]
+            moves = [Move(state, action) for state, share in zip(frontier, shares, strict=True) for action in share]
+        else:
+            moves = [Move(state, action) for state in frontier for action in actions]
+        if layer and len(moves) > left:
+            return
+        left -= len(moves)
+        answers: list[tuple[Imagined, ...]] = yield list(moves)
+        found: dict[str, float] = {}
+        goal = False
+        for move, imagined in zip(moves, answers, strict=True):
+            new = graph.add(move.state, move.action, imagined)
+            for answer in graph.edges[graph.index[move.state]][move.action]:
+                gained = returns[move.state] + config.gamma**layer * answer.reward
+                goal |= answer.ended and gained > 0 and config.samples == 1
+                if answer.state in new:
+                    found[answer.state] = max(gained, found.get(answer.state, -math.inf))
+        if not found or (goal and stop_at_goal):
+            return
+        frontier = list(found)
+        if config.width:
+            frontier = sorted(found, key=lambda state: -found[state])[: config.width]
+        returns |= found
+
+
+def _best(values: Mapping[str, float], rng: np.random.Generator) -> str:
+    """The action of the highest value; of several, any."""
+    highest = max(values.values())
+    names = [name for name, value in values.items() if value == highest or value >= highest - _TIE]
+    return names[int(rng.integers(len(names)))]
+
+
+def _decided(values: Mapping[str, float], path: list[tuple[str, Imagined]], graph: ImaginedGraph) -> Plan:
+    finite = {action: value for action, value in values.items() if math.isfinite(value)}
+    return Plan(path, finite, sum(len(edges) for edges in graph.edges.values()))
+
+
+class _Node:
+    """What simulations found of the actions in a state."""
+
+    def __init__(self, shares: Mapping[str, float], actions: Sequence[str]) -> None:
+        names = actions or list(shares)
+        total = sum(shares.get(name, 0.0) for name in names)
+        # An action that the policy never took in a few samples is not ruled out.
+        self.prior = {name: 0.9 * shares.get(name, 0.0) / total + 0.1 / len(names) for name in names} if total else {}
+        self.prior = self.prior or dict.fromkeys(names, 1 / len(names))
+        self.visits = dict.fromkeys(names, 0)
+        self.total = dict.fromkeys(names, 0.0)
+
+    def mean(self, action: str) -> float:
+        return self.total[action] / self.visits[action]
+
+    def select(self, exploration: float, low: float, high: float, rng: np.random.Generator) -> str:
+        """The PUCT rule with values scaled to [0, 1]; what was not tried counts as the worst."""
+        root = math.sqrt(1 + sum(self.visits.values()))
+        spread = high - low
+
+        def score(action: str) -> float:
+            tried = self.visits[action]
+            known = (self.mean(action) - low) / spread if tried and spread > 0 else 0.0
+            return known + exploration * self.prior[action] * root / (1 + tried)
+
+        return _best({action: score(action) for action in self.visits}, rng)
+
+
+def mcts(
+    root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
+) -> Search:
+    """``planner.simulations`` simulations from ``root``; the action that was taken most often in them is chosen.
+
+    States that are met again share their node.
+    """
+    graph = ImaginedGraph(root, config)
+    nodes: dict[str, _Node] = {}
+    horizon = min(config.depth, actions_left)
+    low, high = math.inf, -math.inf
+    for _ in range(config.simulations):
+        state, value = root, config.optimism
+        trail: list[tuple[_Node, str, float]] = []
+        while len(trail) < horizon:
+            if state not in nodes:
+                shares: list[dict[str, float]] = yield [Choice(state, actions_left - len(trail))]
+                nodes[state] = _Node(shares[0], actions)
+                if state != root:
+                    break
+            action = nodes[state].select(config.exploration, low, high, rng)
+            believed = graph.answers(state, action)
+            if believed is None:
+                imagined: list[tuple[Imagined, ...]] = yield [Move(state, action)]
+                graph.add(state, action, imagined[0])
+                believed = graph.answers(state, action)
+            if not believed:  # no better than the worst that is known
+                trail.append((nodes[state], action, min(low, 0.0)))
+                value = 0.0
+                break
+            seen = believed[int(rng.integers(len(believed)))]
+            trail.append((nodes[state], action, seen.reward))
+            if seen.ended:
+                value = 0.0
+                break
+            state = seen.state
+        for node, action, reward in reversed(trail):
+            value = reward + config.gamma * value
+            node.visits[action] += 1
+            node.total[action] += value
+            low, high = min(low, value), max(high, value)
+    top = nodes[root]
+    tried = {action: top.mean(action) for action, visits in top.visits.items() if visits}
+    most = max(top.visits.values())
+    first = _best({action: mean for action, mean in tried.items() if top.visits[action] == most}, rng)
+    visits = {graph.index[state]: node.visits for state, node in nodes.items() if graph.index[state] in graph.edges}
+    return _decided(tried, graph.path(visits, first, horizon), graph)
+
+
+PLANNERS: dict[str, Callable[[str, Sequence[str], int, PlannerConfig, np.random.Generator], Search]] = {
+    "lookahead": lookahead,
+    "beam": lookahead,
+    "mcts": mcts,
+}

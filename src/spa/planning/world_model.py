@@ -1,0 +1,213 @@
+"""The world model that stage 2 trains, as something to ask: what comes of an action, and what the plain policy would do."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TypeVar
+
+from spa.agent.parse import match_action, parse_response
+from spa.agent.player import Player, ServedPlayer, sampling_for
+from spa.agent.task import Task
+from spa.engines.base import Completion, SplittingEngine, serve
+from spa.engines.processes import in_processes
+from spa.planning.search import Answer, Choice, Imagined, Move, Question
+from spa.runs.schema import SamplingConfig
+from spa.worldmodel.transitions import LAYOUTS, Layout, read_outcome
+
+T = TypeVar("T")
+_CLOSE = "</"  # no state holds it: what a model writes up to there is its answer
+
+
+@dataclasses.dataclass
+class Usage:
+    """What was asked of a model: questions that it answered, those that the cache did, tokens read and tokens written."""
+
+    questions: int = 0
+    cached: int = 0
+    tokens_read: int = 0
+    tokens_written: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_read + self.tokens_written
+
+
+class WorldModel:
+    """Answers questions about a world out of a model that was trained on rows of transitions (``selfplay.rows=transitions``).
+
+    A question is put as the beginning of such a row's response, which the engine continues: first the next state, then the outcome.
+    Equal questions are asked once. Nothing here knows the world: states are texts, and a text that is no state is told from one by
+    the probability that the model gives it alone.
+
+    Args:
+        player: whose model is asked; any engine that continues tokens.
+        task: the world as it is put to a model. Its prompt mode does not matter.
+        samples: answers to a question about a move. 1 is the likeliest; more are drawn at temperature 1.
+        proposals: actions drawn from the plain policy to answer a ``Choice``; with 0 it is answered by ``{}`` (no preference).
+        seed: of what is drawn. An answer depends on it and on the question, not on what else is asked.
+
+    Raises:
+        ValueError: the model is behind a chat server, which continues messages but no responses.
+    """
+
+    def __init__(self, player: Player, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
+        if isinstance(player, ServedPlayer):
+            raise ValueError("a planner asks the model in the middle of a response: use engine=transformers or vllm")
+        self.player = player
+        self.samples, self.proposals, self.seed = samples, proposals, seed
+        self.usage = Usage()
+        self._layout: Layout = LAYOUTS[task.agent.style]
+        told = dataclasses.replace(task.agent, prompt="world_model", window=1)
+        self._told = dataclasses.replace(task, agent=told)
+        self._plain = dataclasses.replace(task, agent=dataclasses.replace(told, prompt="base"))
+        env = task.make_env()
+        self.actions = tuple(env.actions)
+        self._headers = {shown.agent.prompt: shown.header(env) for shown in (self._told, self._plain)}
+        self._known: dict[Question, Answer] = {}
+
+    def ask(self, questions: Sequence[Question]) -> list[Answer]:
+        """An answer to each question, in order: see ``Move`` and ``Choice``."""
+        keys = [self._key(question) for question in questions]
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        self.usage += Usage(cached=len(questions) - len(new))
+        moves = [key for key in new if isinstance(key, Move)]
+        choices = [key for key in new if isinstance(key, Choice)]
+        self._known.update(zip(moves, self.predict(moves), strict=True))
+        self._known.update(zip(choices, self._choose(choices), strict=True))
+        return [self._known[key] for key in keys]
+
+    def forget(self) -> None:
+        """Empties the cache: after the model was trained on."""
+        self._known.clear()
+
+    def _key(self, question: Question) -> Question:
+        return question if isinstance(question, Move) or self.proposals else Choice(question.state, 0)
+
+    def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
+        """What the model expects of moves, ``samples`` answers each; past the cache.
+
+        An answer whose text breaks off or that lacks a readable outcome has probability 0.
+        """
+        sampling = dataclasses.replace(
+            self.player.sampling,
+            temperature=0.0 if self.samples == 1 else 1.0,
+            top_p=1.0,
+            top_k=0,
+            stop=[_CLOSE],
+            max_tokens=max(self.player.sampling.max_tokens, 16),
+        )
+        asked = [(move, sample) for move in moves for sample in range(self.samples)]
+
+        def share(places: range) -> tuple[list[Imagined], Usage]:
+            return self._imagine([asked[place] for place in places], sampling)
+
+        answers = self._spread(share, len(asked), sampling)
+        return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
+
+    def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
+        """One session a question: first the state, then the outcome."""
+        chat, layout = self.player.chat, self._layout
+        prompts = {move.state: self._prompt(self._told, move.state, self._told.env.max_actions) for move, _ in asked}
+        moves = {self._session(*key): key[0] for key in asked}
+        states: dict[int, tuple[str, float]] = {}
+        done: dict[int, Imagined] = {}
+        usage = Usage(questions=len(moves))
+
+        def context(move: Move, text: str) -> list[int]:
+            return [*prompts[move.state], *chat.encode_response(text).ids]
+
+        def answer(session: int, completion: Completion) -> list[int] | None:
+            move = moves[session]
+            usage.tokens_written += len(completion.ids)
+            text, closed, _ = chat.decode(completion.ids).partition(_CLOSE)
+            sure = math.exp(min(0.0, math.fsum(completion.logprobs)))
+            if session in states:
+                state, likely = states[session]
+                outcome = read_outcome(text) if closed else None
+                reward, ended = outcome or (0.0, False)
+                done[session] = Imagined(state, reward, ended, likely * sure if outcome else 0.0)
+                return None
+            state = text.removesuffix(layout.after_state.partition(_CLOSE)[0])
+            if not closed:
+                done[session] = Imagined(state, 0.0, False, 0.0)
+                return None
+            states[session] = state, sure
+            following = context(move, layout.predicted(move.state, move.action, state))
+            usage.tokens_read += max(0, len(following) - len(contexts[session]) - len(completion.ids))
+            return following
+
+        contexts = {session: context(move, layout.question(*move)) for session, move in moves.items()}
+        usage.tokens_read += sum(map(len, contexts.values()))
+        serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        return [done[self._session(*key)] for key in asked], usage
+
+    def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
+        """Shares of the first actions that the plain policy names, without those that cannot be read."""
+        if not self.proposals:
+            return [{} for _ in choices]
+        sampling = sampling_for(self._plain, self.player.sampling)
+        asked = [(choice, sample) for choice in choices for sample in range(self.proposals)]
+
+        def share(places: range) -> tuple[list[str | None], Usage]:
+            return self._propose([asked[place] for place in places], sampling)
+
+        named = self._spread(share, len(asked), sampling)
+        shares = []
+        for start in range(0, len(named), self.proposals):
+            counts = Counter(name for name in named[start : start + self.proposals] if name is not None)
+            shares.append({name: count / counts.total() for name, count in counts.most_common()})
+        return shares
+
+    def _propose(self, asked: Sequence[tuple[Choice, int]], sampling: SamplingConfig) -> tuple[list[str | None], Usage]:
+        chat, agent = self.player.chat, self._plain.agent
+        contexts = {
+            self._session(*key): [*self._prompt(self._plain, key[0].state, key[0].actions_left), *chat.forced_ids]
+            for key in asked
+        }
+        usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
+        named: dict[int, str | None] = {}
+
+        def answer(session: int, completion: Completion) -> None:
+            usage.tokens_written += len(completion.ids)
+            text = chat.forced + chat.decode(completion.ids)
+            parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
+            named[session] = match_action(parsed.actions[0], self.actions) if parsed.actions else None
+
+        serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        return [named[self._session(*key)] for key in asked], usage
+
+    def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
+        header = self._headers[task.agent.prompt]
+        return self.player.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
+
+    def _session(self, question: Question, sample: int) -> int:
+        """A number by which the engine draws for this question and sample, whatever else is asked."""
+        digest = hashlib.sha256(repr((tuple(question), sample)).encode()).digest()
+        return int.from_bytes(digest[:6])
+
+    def _spread(self, share: Callable[[range], tuple[list[T], Usage]], count: int, sampling: SamplingConfig) -> list[T]:
+        """``share`` of the places 0 to ``count``, in several processes where that is faster."""
+        if not count:
+            return []
+        engine = self.player.engine
+        processes = engine.split(sampling, count, 1) if isinstance(engine, SplittingEngine) else 1
+
+        def work(number: int) -> tuple[list[T], Usage]:
+            with engine.alone(processes) if isinstance(engine, SplittingEngine) else nullcontext():
+                return share(range(number, count, processes))
+
+        parts = in_processes(work, processes)
+        for _, usage in parts:
+            self.usage += usage
+        return [parts[place % processes][0][place // processes] for place in range(count)]
