@@ -33,7 +33,7 @@ from spa.worldmodel.groundtruth import Row
 from spa.worldmodel.stage2 import data_files, run_sft
 from spa.worldmodel.transitions import LAYOUTS, transition_rows
 
-CHUNK = 128  # worlds imagined at once
+CHUNK = 256  # worlds imagined at once
 
 Lesson = tuple[str, int, list[str]]  # a state, the actions that led there, the best actions in it
 

@@ -9,8 +9,8 @@ ask for many worlds at once; it returns a ``Plan``.
   plain policy as prior.
 
 The value of a plan is its imagined discounted reward. A state at which a search stops is worth ``planner.optimism``, so that
-unknown land is better than a lost world and a longer way to it worse than a short one. Answers that the model itself gives less than
-``planner.min_probability`` are not built on.
+unknown land is better than a lost world and a longer way to it worse than a short one. Answers that the model itself gives less
+than ``planner.min_probability`` are not built on.
 """
 
 from __future__ import annotations
@@ -137,11 +137,11 @@ class ImaginedGraph:
             (len(rows), width), len(self.states)
         )  # the last place stands for the end, which is worth nothing more
         for number, (_, _, answers) in enumerate(rows):
-            for place, answer in enumerate(answers):
-                weight[number, place] = 1 / len(answers)
-                reward[number, place] = answer.reward
+            for column, answer in enumerate(answers):
+                weight[number, column] = 1 / len(answers)
+                reward[number, column] = answer.reward
                 if not answer.ended:
-                    after[number, place] = self.index[answer.state]
+                    after[number, column] = self.index[answer.state]
         unknown = np.array([not answers for *_, answers in rows], dtype=bool)
         place = np.array([here for here, *_ in rows], dtype=np.int64)
         asked = np.zeros(len(self.states) + 1, dtype=bool)

@@ -15,6 +15,7 @@ from spa.agent.player import Player, ServedPlayer, sampling_for
 from spa.agent.task import Task
 from spa.engines.base import Completion, SplittingEngine, serve
 from spa.engines.processes import in_processes
+from spa.models.packing import common_length
 from spa.planning.search import Answer, Choice, Imagined, Move, Question
 from spa.runs.schema import SamplingConfig
 from spa.worldmodel.transitions import LAYOUTS, Layout, read_outcome
@@ -116,41 +117,61 @@ class WorldModel:
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 
     def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
-        """One session a question: first the state, then the outcome."""
+        """Each question takes two turns of a session: first the state, then the outcome."""
         chat, layout = self.player.chat, self._layout
         prompts = {move.state: self._prompt(self._told, move.state, self._told.env.max_actions) for move, _ in asked}
-        moves = {self._session(*key): key[0] for key in asked}
-        states: dict[int, tuple[str, float]] = {}
-        done: dict[int, Imagined] = {}
-        usage = Usage(questions=len(moves))
+        # The likeliest answers to questions about one state come in one session: their contexts begin alike, and engines that keep
+        # keys and values read that beginning once. What is drawn depends on the session, so that there each question has its own.
+        sessions: dict[int, list[tuple[Move, int]]] = {}
+        for move, sample in asked:
+            sessions.setdefault(self._session(move if self.samples > 1 else (move.state,), sample), []).append(
+                (move, sample)
+            )
+        place = dict.fromkeys(sessions, 0)
+        state: dict[int, tuple[str, float]] = {}
+        done: dict[tuple[Move, int], Imagined] = {}
+        usage = Usage(questions=len(asked))
 
         def context(move: Move, text: str) -> list[int]:
             return [*prompts[move.state], *chat.encode_response(text).ids]
 
+        def read(session: int, ids: list[int], known: Sequence[int] = ()) -> list[int]:
+            usage.tokens_read += len(ids) - common_length(ids, known)
+            before[session] = ids
+            return ids
+
+        def following(session: int, imagined: Imagined) -> list[int] | None:
+            done[sessions[session][place[session]]] = imagined
+            place[session] += 1
+            if place[session] == len(sessions[session]):
+                return None
+            move, _ = sessions[session][place[session]]
+            return read(session, context(move, layout.question(*move)), before[session])
+
         def answer(session: int, completion: Completion) -> list[int] | None:
-            move = moves[session]
+            move, _ = sessions[session][place[session]]
             usage.tokens_written += len(completion.ids)
             text, closed, _ = chat.decode(completion.ids).partition(_CLOSE)
             sure = math.exp(min(0.0, math.fsum(completion.logprobs)))
-            if session in states:
-                state, likely = states[session]
+            if session in state:
+                next_state, likely = state.pop(session)
                 outcome = read_outcome(text) if closed else None
                 reward, ended = outcome or (0.0, False)
-                done[session] = Imagined(state, reward, ended, likely * sure if outcome else 0.0)
-                return None
-            state = text.removesuffix(layout.after_state.partition(_CLOSE)[0])
+                return following(session, Imagined(next_state, reward, ended, likely * sure if outcome else 0.0))
+            next_state = text.removesuffix(layout.after_state.partition(_CLOSE)[0])
             if not closed:
-                done[session] = Imagined(state, 0.0, False, 0.0)
-                return None
-            states[session] = state, sure
-            following = context(move, layout.predicted(move.state, move.action, state))
-            usage.tokens_read += max(0, len(following) - len(contexts[session]) - len(completion.ids))
-            return following
+                return following(session, Imagined(next_state, 0.0, False, 0.0))
+            state[session] = next_state, sure
+            before[session] = [*before[session], *completion.ids]
+            return read(session, context(move, layout.predicted(*move, next_state)), before[session])
 
-        contexts = {session: context(move, layout.question(*move)) for session, move in moves.items()}
-        usage.tokens_read += sum(map(len, contexts.values()))
+        before: dict[int, list[int]] = {}
+        contexts = {
+            session: read(session, context(moves[0][0], layout.question(*moves[0][0])))
+            for session, moves in sessions.items()
+        }
         serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
-        return [done[self._session(*key)] for key in asked], usage
+        return [done[key] for key in asked], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
         """Shares of the first actions that the plain policy names, without those that cannot be read."""
@@ -191,7 +212,7 @@ class WorldModel:
         header = self._headers[task.agent.prompt]
         return self.player.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
 
-    def _session(self, question: Question, sample: int) -> int:
+    def _session(self, question: tuple[object, ...], sample: int) -> int:
         """A number by which the engine draws for this question and sample, whatever else is asked."""
         digest = hashlib.sha256(repr((tuple(question), sample)).encode()).digest()
         return int.from_bytes(digest[:6])

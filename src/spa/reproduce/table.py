@@ -9,7 +9,6 @@ from spa.reproduce.results import ArmNumbers, Numbers
 from spa.reproduce.scale import Scale
 from spa.runs.progress import duration
 
-
 _TOKENS = ", tokens those written in an episode, a planner's included"
 
 
