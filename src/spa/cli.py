@@ -19,6 +19,7 @@ from spa.cli_data import data_app
 from spa.cli_env import env_app
 from spa.cli_export import export
 from spa.cli_perplexity import perplexity
+from spa.cli_play import play
 from spa.cli_reproduce import reproduce
 from spa.runs.secrets import print_traceback, redact
 from spa.runs.signals import Interrupted, interruptible
@@ -207,6 +208,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
     print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
 
 
+app.command()(play)
 app.command()(perplexity)
 app.command()(export)
 app.command()(bench)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spa.agent.episode import write_episodes
+from spa.agent.episode import Episode, write_episodes
+from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player
 from spa.agent.task import Task
 from spa.agent.worlds import World
@@ -35,21 +36,10 @@ def evaluate_planner(
     Its metrics hold what it cost: ``planner/questions``, ``planner/tokens_read`` and ``planner/tokens_written`` an episode, those
     that a cache answered left out. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
-    planner = cfg.planner
+    planner, title = cfg.planner, f"planning with {name}"
     imagines = Player.load(cfg, model_of(planner.model)) if planner.model else player
-    seed = stream_seed(cfg.seeds.run, PLANNER, 0)
-    world_model = WorldModel(imagines, task, samples=planner.samples, proposals=planner.proposals, seed=seed)
-    episodes = []
-    with progress(len(worlds), f"planning with {name}") as bar:
-        for start in range(0, len(worlds), CHUNK):
-            played = play_with_planner(
-                world_model, task, worlds[start : start + CHUNK], cfg.agent.planner, planner, seed=seed + start
-            )
-            for episode in played:
-                episode.group += start
-            episodes += played
-            world_model.forget()
-            bar.advance(len(played), success=sum(episode.success for episode in episodes) / len(episodes))
+    world_model = _world_model(cfg, imagines, task)
+    episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, title)
     result = EvalResult.from_episodes(f"{name}+{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, cfg.seeds.run)
     usage = world_model.usage
     cost = {
@@ -57,13 +47,48 @@ def evaluate_planner(
     }
     asked = worlds[: cfg.eval.world_model_worlds]
     depth = min(planner.depth, task.env.max_actions)
-    honesty = imagination_metrics(world_model, task, asked, depth=depth, seed=seed) if asked else {}
+    honesty = imagination_metrics(world_model, task, asked, depth=depth, seed=cfg.seeds.run) if asked else {}
     result = dataclasses.replace(result, metrics={**result.metrics, **cost}, world_model=honesty)
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
     if imagines is not player:
         imagines.close()
     return result
+
+
+def _world_model(cfg: Config, player: Player, task: Task) -> WorldModel:
+    seed = stream_seed(cfg.seeds.run, PLANNER, 0)
+    return WorldModel(player, task, samples=cfg.planner.samples, proposals=cfg.planner.proposals, seed=seed)
+
+
+def plan_chunks(
+    cfg: Config,
+    who: Player | WorldModel,
+    task: Task,
+    worlds: Sequence[World],
+    samples: int,
+    purpose: int,
+    title: str,
+    kept: KeptEpisodes | None = None,
+) -> list[Episode]:
+    """As ``play_chunks``, with ``agent.planner``."""
+    kept = KeptEpisodes() if kept is None else kept
+    world_model = who if isinstance(who, WorldModel) else _world_model(cfg, who, task)
+    with progress(len(worlds), title) as bar:
+        for number, start in enumerate(range(0, len(worlds), CHUNK)):
+            chunk = worlds[start : start + CHUNK]
+            keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
+            if not all(key in kept for key in keys):
+                seed = stream_seed(cfg.seeds.run, purpose, number)
+                played = play_with_planner(
+                    world_model, task, chunk, cfg.agent.planner, cfg.planner, seed=seed, group_size=samples
+                )
+                for episode in played:
+                    episode.group += start
+                kept.add(played)
+                world_model.forget()
+            bar.advance(len(chunk), success=kept.success)
+    return kept.in_order()
 
 
 def imagination_metrics(

@@ -101,7 +101,9 @@ class SelfPlayConfig:
     groups: int = 160  # worlds
     group_size: int = 8  # episodes per world
     state_format: str = "coordinates"
-    policy: str = "model"  # model | random (uniform random actions with a fixed thought; paper, Table 5)
+    # model | random (uniform random actions with a fixed thought; paper, Table 5) | planner (agent.planner, with a selfplay.model that
+    # was trained on transitions: beyond the paper)
+    policy: str = "model"
     states: str = (
         "truth"  # truth | belief (keep what the model wrote; paper, Table 3) | shuffled (of other turns: a control)
     )

@@ -24,7 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("float32", "bfloat16"),
     "engine.kind": ("transformers", "vllm", "openai"),
     "selfplay.state_format": ("grid", "coordinates", "random_coordinates"),
-    "selfplay.policy": ("model", "random"),
+    "selfplay.policy": ("model", "random", "planner"),
     "selfplay.prompt": ("world_model", "base"),
     "selfplay.states": ("truth", "belief", "shuffled"),
     "selfplay.rows": ("written", "transitions"),
