@@ -127,7 +127,7 @@ def imagination_metrics(
             imagined[number] = guess.state if guess.probability else ""
         if going:
             found[f"{PREFIX}depth_{step + 1}/walks"] = [float(len(going))]
-        area = _auc(scores)
+        area = area_under_curve(scores)
         if area is not None:
             found[f"{PREFIX}depth_{step + 1}/ended_auc"] = [area]
     return {name: float(np.mean(values)) for name, values in found.items()}
@@ -150,7 +150,7 @@ def _walk(task: Task, world: World, number: int, depth: int, seed: int) -> list[
     return moves
 
 
-def _auc(scores: Sequence[tuple[float, bool]]) -> float | None:
+def area_under_curve(scores: Sequence[tuple[float, bool]]) -> float | None:
     """The probability that a case of the first kind scores above one of the second, ties counting half."""
     from scipy.stats import mannwhitneyu
 

@@ -9,6 +9,7 @@ with it, trains the world model anew on all that was ever seen, a better policy'
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, expand
 from spa.planning.world_model import WorldModel
 from spa.runs.clock import Spent
-from spa.runs.progress import progress
+from spa.runs.progress import note, progress
 from spa.runs.schema import Config, PlannerConfig
 from spa.runs.seeds import PRACTICE, first_seed
 from spa.runs.stage import Stage, model_of, read_done
@@ -113,10 +114,10 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
         data: its transitions (a folder with train.parquet, or one parquet).
 
     Returns:
-        the model of the last round, what all steps took, and each round's counts.
+        the model of the last round (``model`` where nothing could be learnt), what all steps took, and each round's counts.
 
     Raises:
-        ValueError: a split with too few worlds, no start from which a gain was imagined, or what ``run_sft`` raises.
+        ValueError: a split with too few worlds, or what ``run_sft`` raises.
     """
     settings = cfg.practice
     known = [data_files(data)[0]]
@@ -136,12 +137,15 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             model=dataclasses.replace(cfg.model, path=model),
             sft=dataclasses.replace(cfg.sft, epochs=settings.epochs, eval_worlds=0),
         )
-        policy = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
+        if record["lessons"]:
+            policy = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
+        else:
+            policy = model
         rounds.append(
             {key: record[key] for key in ("steps", "worlds_planned", "solved", "lessons", "questions", "tokens")}
         )
     spent = sum((Spent.of(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Spent())
-    return {**spent.record(), "model": str(Path(policy).relative_to(out)), "rounds": rounds}
+    return {**spent.record(), "model": os.path.relpath(policy, out), "rounds": rounds}
 
 
 def _done(path: Path) -> dict[str, Any]:
@@ -204,9 +208,9 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
     rows, solved = lesson_rows(world_model, task, worlds, planner, whole=settings.whole)
     player.close()
     if not rows:
-        raise ValueError(
-            f"from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: look at the world model "
-            "(imagination/ in the evaluation), at planner.depth and planner.min_probability"
+        note(
+            f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions, so there is nothing to "
+            "learn. Look at the world model (imagination/ in the evaluation), planner.depth and planner.min_probability"
         )
     told = [row for part in known for row in read_rows(part)[0]]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))

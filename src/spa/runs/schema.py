@@ -101,7 +101,7 @@ class SelfPlayConfig:
     groups: int = 160  # worlds
     group_size: int = 8  # episodes per world
     state_format: str = "coordinates"
-    # model | random (uniform random actions with a fixed thought; paper, Table 5) | planner (agent.planner, with a selfplay.model that
+    # model | random (uniform actions, a fixed thought; paper, Table 5) | planner (agent.planner; with a selfplay.model that
     # was trained on transitions: beyond the paper)
     policy: str = "model"
     states: str = (

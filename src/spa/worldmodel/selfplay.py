@@ -93,6 +93,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
     if play.rows == "transitions":
         rows = transition_rows(played, task, play.states, cfg.seeds.run)
+        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
+            rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
     else:
         told = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
         rows = [row for episode in told for row in rows_of(episode, window=window, states=play.states)]
