@@ -209,7 +209,7 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
     player.close()
     if not rows:
         note(
-            f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions, so there is nothing to "
+            f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: nothing to "
             "learn. Look at the world model (imagination/ in the evaluation), planner.depth and planner.min_probability"
         )
     told = [row for part in known for row in read_rows(part)[0]]
