@@ -9,8 +9,9 @@ ask for many worlds at once; it returns a ``Plan``.
   plain policy as prior.
 
 The value of a plan is its imagined discounted reward. A state at which a search stops is worth ``planner.optimism``, so that
-unknown land is better than a lost world and a longer way to it worse than a short one. Answers that the model itself gives less
-than ``planner.min_probability`` are not built on.
+unknown land is better than a lost world and a longer way to it worse than a short one. A gain counts as much as the model's
+probability for the words that promise it; answers to which it gives less than ``planner.min_probability`` are not built on. Where
+several answers are drawn (``planner.samples``), their shares say the same.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class ImaginedGraph:
         config = self.config
         rows = [(here, action, answers) for here, edges in self.edges.items() for action, answers in edges.items()]
         width = max((len(answers) for *_, answers in rows), default=0)
-        weight, reward = np.zeros((len(rows), width)), np.zeros((len(rows), width))
+        weight, reward, sure = (np.zeros((len(rows), width)) for _ in range(3))
         after = np.full(
             (len(rows), width), len(self.states)
         )  # the last place stands for the end, which is worth nothing more
@@ -140,6 +141,7 @@ class ImaginedGraph:
             for column, answer in enumerate(answers):
                 weight[number, column] = 1 / len(answers)
                 reward[number, column] = answer.reward
+                sure[number, column] = answer.probability if config.samples == 1 else 1.0
                 if not answer.ended:
                     after[number, column] = self.index[answer.state]
         unknown = np.array([not answers for *_, answers in rows], dtype=bool)
@@ -150,7 +152,8 @@ class ImaginedGraph:
         values[-1] = 0.0
         gains = np.zeros(len(rows))
         for _ in range(max(1, horizon)):
-            gains = (weight * (reward + config.gamma * values[after])).sum(1)
+            worth = reward + config.gamma * values[after]
+            gains = (weight * np.where(worth > 0, sure * worth, worth)).sum(1)
             gains[unknown] = -np.inf
             best = np.full(len(values), -np.inf)
             np.maximum.at(best, place, gains)

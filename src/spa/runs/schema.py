@@ -268,7 +268,7 @@ class PlannerConfig:
     samples: int = 1  # answers to a question: 1 = the likeliest, more are drawn (for worlds with chance)
     proposals: int = 0  # actions drawn from the plain policy: mcts' prior, and the actions of a world that lists none
     gamma: float = 0.95  # discount per action: what makes a short way better than a long one
-    min_probability: float = 0.5  # answers that the model gives less are not built on; of several samples all are
+    min_probability: float = 0.2  # answers that the model gives less are not built on; of several samples all are
     optimism: float = 0.1  # value of a state at which the search stops, in units of reward
     max_questions: int = 0  # per decision; 0 = no limit
     model: str | None = None  # who imagines: a checkpoint, a stage's folder or a hub name; null = the model that plays
