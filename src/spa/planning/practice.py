@@ -1,6 +1,6 @@
 """Practice in imagination: plan in a model's own predictions, teach its plain policy the plans. Beyond the paper.
 
-A round takes the start states of self-play worlds, imagines from them what can be reached, and makes a row of each imagined state
+A round takes the start states of self-play and training worlds, imagines from them what can be reached, and makes a row of each imagined state
 in which a gain can be had: the plain prompt of that state, answered by an action that leads there soonest. Fine-tuning on these
 rows (and on some of the transitions, so that the world is not forgotten) gives a policy that needs no search. The next round plays
 with it, trains the world model anew on all that was ever seen, a better policy's sights included, and plans again.
@@ -203,7 +203,10 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
     settings, seeds, planner = cfg.practice, cfg.seeds, cfg.planner
     player = Player.load(cfg, model)
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
-    worlds = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"), unique=True).take(settings.worlds)
+    counts = {"selfplay": -(-settings.worlds // 2), "train": settings.worlds // 2}
+    sources = {split: WorldSource(task, split, first_seed(seeds, split), unique=True) for split in counts}
+    starts = {split: sources[split].take(count) for split, count in counts.items()}
+    worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(player, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     rows, solved = lesson_rows(world_model, task, worlds, planner, whole=settings.whole)
     player.close()
@@ -225,5 +228,5 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
         "rehearsed": len(kept),
         "questions": usage.questions,
         "tokens": usage.tokens,
-        "worlds": {"selfplay": world_keys(worlds)},
+        "worlds": {split: world_keys(chosen) for split, chosen in starts.items()},
     }
