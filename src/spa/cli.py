@@ -187,7 +187,7 @@ def evaluate(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", help="A checkpoint folder or hub name. Default: the arm's in --out.", show_default=False
+            "--model", help="A checkpoint, a stage's folder or a hub name. Default: the arm's in --out.", show_default=False
         ),
     ] = None,
     out: Out = None,
@@ -196,6 +196,9 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
+    from spa.runs.stage import model_of
+
+    model = model_of(model) if model else None
     options = _Options(words, out, resume, dry_run, quiet, arm, model)
     _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
 

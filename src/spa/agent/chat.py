@@ -139,6 +139,14 @@ class Chat:
         ended = bool(response_ids) and response_ids[-1] == self.closing_ids[0]
         return self.closing_ids[1:] if ended else self.closing_ids
 
+    def response_ids(self, text: str) -> list[int]:
+        """The ids of ``encode_response``, without offsets and in half the time."""
+        start = len(self.forced) if self.forced and text.startswith(self.forced) else 0
+        if not self.tokenizer.is_fast:
+            return [*(self.forced_ids if start else ()), *self.encode(text[start:])]
+        rest = self.tokenizer.backend_tokenizer.encode(text[start:], add_special_tokens=False).ids
+        return [*(self.forced_ids if start else ()), *rest]
+
     def encode_response(self, text: str) -> EncodedResponse:
         """Tokenises a response text as a rollout would have: the forced tag on its own, then the rest.
 

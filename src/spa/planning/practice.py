@@ -1,9 +1,9 @@
 """Practice in imagination: plan in a model's own predictions, teach its plain policy the plans. Beyond the paper.
 
-A round takes the start states of self-play and training worlds, imagines from them what can be reached, and makes a row of each imagined state
-in which a gain can be had: the plain prompt of that state, answered by an action that leads there soonest. Fine-tuning on these
-rows (and on some of the transitions, so that the world is not forgotten) gives a policy that needs no search. The next round plays
-with it, trains the world model anew on all that was ever seen, a better policy's sights included, and plans again.
+A round takes the start states of self-play and training worlds, imagines from them what can be reached, and makes a row of each
+imagined state in which a gain can be had: the plain prompt of that state, answered by an action that leads there soonest.
+Fine-tuning on these rows (and on some of the transitions, so that the world is not forgotten) gives a policy that needs no search.
+The next round plays with it, trains the world model anew on all that was ever seen, and plans again.
 """
 
 from __future__ import annotations

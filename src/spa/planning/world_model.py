@@ -133,7 +133,7 @@ class WorldModel:
         usage = Usage(questions=len(asked))
 
         def context(move: Move, text: str) -> list[int]:
-            return [*prompts[move.state], *chat.encode_response(text).ids]
+            return [*prompts[move.state], *chat.response_ids(text)]
 
         def read(session: int, ids: list[int], known: Sequence[int] = ()) -> list[int]:
             usage.tokens_read += len(ids) - common_length(ids, known)

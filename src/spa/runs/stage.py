@@ -46,7 +46,7 @@ def model_of(path: str) -> str:
     found = latest_checkpoint(folder)
     if found is None:
         raise ValueError(
-            f"ppo.start={path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
+            f"{path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
         )
     return str(found[1])
 
