@@ -203,7 +203,9 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
     settings, seeds, planner = cfg.practice, cfg.seeds, cfg.planner
     player = Player.load(cfg, model)
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
-    counts = {"selfplay": -(-settings.worlds // 2), "train": settings.worlds // 2}
+    # As many of each split as it has of all worlds, so that neither runs dry first.
+    few = max(1, settings.worlds // 3)
+    counts = {"selfplay": few, "train": settings.worlds - few}
     sources = {split: WorldSource(task, split, first_seed(seeds, split), unique=True) for split in counts}
     starts = {split: sources[split].take(count) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
