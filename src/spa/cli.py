@@ -187,7 +187,9 @@ def evaluate(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", help="A checkpoint, a stage's folder or a hub name. Default: the arm's in --out.", show_default=False
+            "--model",
+            help="A checkpoint, a stage's folder or a hub name. Default: the arm's in --out.",
+            show_default=False,
         ),
     ] = None,
     out: Out = None,

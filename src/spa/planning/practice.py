@@ -124,11 +124,11 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
     rounds, policy = [], model
     for number in range(1, settings.rounds + 1):
         folder = out / f"round_{number}"
-        record: dict[str, Any] = {"steps": 0}
+        record: dict[str, Any] = {"actions": 0}
         if number > 1:
             played = _step(folder / "play", f"practice {number}, play", partial(_play, cfg, policy, number))
             known.append(folder / "play" / "train.parquet")
-            record["steps"] = played["steps"]
+            record["actions"] = played["actions"]
             _step(folder / "transitions", f"practice {number}, transitions", partial(_join, known))
             model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
         record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, known))
@@ -142,10 +142,11 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
         else:
             policy = model
         rounds.append(
-            {key: record[key] for key in ("steps", "worlds_planned", "solved", "lessons", "questions", "tokens")}
+            {key: record[key] for key in ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")}
         )
     spent = sum((Spent.of(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Spent())
-    return {**spent.record(), "model": os.path.relpath(policy, out), "rounds": rounds}
+    actions = sum(int(each["actions"]) for each in rounds)
+    return {**spent.record(), "model": os.path.relpath(policy, out), "actions": actions, "rounds": rounds}
 
 
 def _done(path: Path) -> dict[str, Any]:
@@ -186,9 +187,9 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     told = make_task(own, state_format=cfg.selfplay.state_format, prompt="world_model")
     rows = transition_rows((e for e in episodes if e.status != "error"), told, cfg.selfplay.states, seeds.run)
     write_rows(out / "train.parquet", rows)
-    steps = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
+    actions = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
     success = sum(episode.success for episode in episodes) / len(episodes)
-    return {"steps": steps, "success": success, "worlds": {"selfplay": world_keys(worlds)}}
+    return {"actions": actions, "success": success, "worlds": {"selfplay": world_keys(worlds)}}
 
 
 def _join(parts: Sequence[Path], out: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class ArmNumbers:
         actions_by_seed: actions a turn on the test worlds: whether a policy acts step by step or writes whole plans can differ
             between seeds, and counts for much.
         tokens_by_seed: tokens written in an episode, those of what a planner imagined included.
+        actions_played: by seed, actions that the world had to answer before the evaluation: self-play, practice and RL.
         seconds: what the arm's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
         world_model: what was measured of the world model at the end.
@@ -58,6 +59,7 @@ class ArmNumbers:
     by_seed: dict[int, float] = field(default_factory=dict)
     actions_by_seed: dict[int, float] = field(default_factory=dict)
     tokens_by_seed: dict[int, float] = field(default_factory=dict)
+    actions_played: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -147,7 +149,11 @@ def _of_results(results: Mapping[int, EvalResult], folders: Mapping[int, Path], 
             written = result.metrics.get("response_tokens", 0.0) * turns
             out.tokens_by_seed[seed] = result.metrics.get("planner/tokens_written", written)
     done = [folders[seed] for seed in out.seeds]
-    times = [_spent(folder, arm) for folder in done]
+    recorded = [_recorded(folder, arm) for folder in done]
+    if all("actions" in found for stages in recorded for name, found in stages.items() if name != "SFT"):
+        played = [sum(int(found.get("actions", 0)) for found in stages.values()) for stages in recorded]
+        out.actions_played = dict(zip(out.seeds, played, strict=True))
+    times = [{name: Spent.of(found) for name, found in stages.items()} for stages in recorded]
     for stage in dict.fromkeys(name for found in times for name in found):
         spent = sum((found.get(stage, Spent()) for found in times), Spent())
         out.seconds[stage], out.cpu_seconds[stage] = spent.wall / len(times), spent.cpu / len(times)
@@ -162,8 +168,8 @@ def _of_results(results: Mapping[int, EvalResult], folders: Mapping[int, Path], 
     return out
 
 
-def _spent(folder: Path, arm: ArmConfig) -> dict[str, Spent]:
-    """What each stage of an arm took; stages that it shares with others count in full."""
+def _recorded(folder: Path, arm: ArmConfig) -> dict[str, dict[str, Any]]:
+    """What each stage of an arm recorded; stages that it shares with others count in full."""
     cfg = load_config(folder / "config.yaml")
     stages = {}
     if needs_sft(cfg, arm):
@@ -173,7 +179,7 @@ def _spent(folder: Path, arm: ArmConfig) -> dict[str, Spent]:
     if arm.rl:
         stages["PPO"] = folder / "arms" / arm.name / "ppo"
     found = {name: read_done(stage) for name, stage in stages.items()}
-    return {name: Spent.of(done) for name, done in found.items() if done}
+    return {name: done for name, done in found.items() if done}
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> dict[float, float]:
@@ -212,12 +218,13 @@ def from_json(text: str) -> Numbers:
 
 
 def _read(names: Sequence[str], data: Mapping[str, Any]) -> ArmNumbers:
-    data = {"tokens_by_seed": {}, **data}  # older files have none
+    data = {"tokens_by_seed": {}, "actions_played": {}, **data}  # older files have none
     found = ArmNumbers(**{name: data[name] for name in names})
     found.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in found.successes.items()}  # type: ignore[attr-defined]
     found.curves = {name: [(step, value) for step, value in curve] for name, curve in found.curves.items()}
     found.actions_by_seed = {int(seed): value for seed, value in found.actions_by_seed.items()}
     found.tokens_by_seed = {int(seed): value for seed, value in found.tokens_by_seed.items()}
+    found.actions_played = {int(seed): value for seed, value in found.actions_played.items()}
     if len({len(row) for row in found.successes.values()}) != 1 or not found.samples:
         raise ValueError("every seed must have the same worlds")
     return found

@@ -9,7 +9,10 @@ from spa.reproduce.results import ArmNumbers, Numbers
 from spa.reproduce.scale import Scale
 from spa.runs.progress import duration
 
-_TOKENS = ", tokens those written in an episode, a planner's included"
+_TOKENS = (
+    ", tokens those written in an episode, a planner's included, actions played those that the world answered in self-play, "
+    "practice and RL together"
+)
 
 
 def table(scale: Scale, numbers: Numbers) -> str:
@@ -26,7 +29,7 @@ def table(scale: Scale, numbers: Numbers) -> str:
         header += [
             "by seed",
             "actions a turn",
-            *(["tokens"] if counted else []),
+            *(["tokens", "actions played"] if counted else []),
             "time",
             "CPU time",
             *([f"paper, {paper[1]}"] if paper else []),
@@ -58,6 +61,8 @@ def _row(
     if counted:
         tokens = list(found.tokens_by_seed.values())
         cells.append(f"{sum(tokens) / len(tokens):,.0f}" if tokens else "-")
+        played = list(found.actions_played.values())
+        cells.append(f"{sum(played) / len(played):,.0f}" if played else "-")
     cells += [_time(found.seconds), _time(found.cpu_seconds)]
     if paper:
         theirs = paper_numbers(paper[0], arm, paper[1])

@@ -13,6 +13,7 @@ from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.worldmodel.encode import Example, encode_row, merge_turns
 from spa.worldmodel.groundtruth import Message, Row, ground_truth, rejection
+from spa.worldmodel.transitions import transition_rows
 
 
 def true_response(turn: Turn, style: str = "terse") -> str | None:
@@ -62,18 +63,28 @@ def world_model_rows(episode: Episode, task: Task) -> list[Row]:
 
 
 def world_model_examples(
-    episodes: Sequence[Episode], tasks: Sequence[Task], chat: Chat, *, fraction: float, rng: np.random.Generator
+    episodes: Sequence[Episode],
+    tasks: Sequence[Task],
+    chat: Chat,
+    *,
+    fraction: float,
+    rng: np.random.Generator,
+    transitions: bool = False,
 ) -> list[Example]:
     """Examples with the loss on the states alone, of ``fraction`` of the episodes (drawn at random, at least one).
 
     Args:
         tasks: the world-model task of each episode.
+        transitions: a row for each move, as in stage 1 with ``selfplay.rows=transitions``, with the loss on all of its response.
     """
     usable = [i for i, episode in enumerate(episodes) if episode.status != "error" and episode.turns]
     if not usable:
         return []
     count = max(1, round(fraction * len(usable)))
     chosen = sorted(rng.choice(usable, size=count, replace=False).tolist())
+    if transitions:
+        rows = [row for i in chosen for row in transition_rows([episodes[i]], tasks[i])]
+        return [encode_row(row, chat, train_end=False) for row in rows]
     rows = [row for i in chosen for row in world_model_rows(episodes[i], tasks[i])]
     examples = [encode_row(row, chat, loss="state", train_end=False) for row in rows]
     return merge_turns([example for example in examples if example.positions])

@@ -65,6 +65,7 @@ class PPOTrainer:
     played: dict[str, str | None] = field(default_factory=dict)  # worlds trained on: content -> symmetry
     step: int = 0
     episodes: int = 0
+    actions: int = 0  # that the training worlds answered
     empty_steps: int = 0
     skipped_steps: int = 0
     best_score: float = -math.inf
@@ -175,6 +176,7 @@ class PPOTrainer:
         episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
         played = time.perf_counter()
         self.episodes += len(episodes)
+        self.actions += sum(len(turn.executed) for episode in episodes for turn in episode.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
         if config.log_episodes:
@@ -194,6 +196,7 @@ class PPOTrainer:
             "time/update_s": ended - played,
             "charts/episodes_per_second": len(episodes) / (ended - started),
             "charts/episodes": float(self.episodes),
+            "charts/actions": float(self.actions),
             "charts/skipped_steps": float(self.skipped_steps),
         }
 
@@ -260,7 +263,14 @@ class PPOTrainer:
             told = [self.told[index] for index in tasks]
             draw = np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step))
             fraction = config.world_model_fraction
-            examples = world_model_examples(episodes, told, chat, fraction=fraction, rng=draw)
+            examples = world_model_examples(
+                episodes,
+                told,
+                chat,
+                fraction=fraction,
+                rng=draw,
+                transitions=self.config.selfplay.rows == "transitions",
+            )
         if alike and self.learner.critic is None and not examples:
             self.skipped_steps += 1
             return {"rollout/all_equal": 1.0}
@@ -356,6 +366,7 @@ class PPOTrainer:
             "step": self.step,
             "played": sorted(self.played.items()),
             "episodes": self.episodes,
+            "actions": self.actions,
             "empty_steps": self.empty_steps,
             "skipped_steps": self.skipped_steps,
             "best_score": self.best_score,
@@ -375,6 +386,7 @@ class PPOTrainer:
         self.step = int(state["step"])
         self.played = dict(state["played"])
         self.episodes, self.empty_steps = int(state["episodes"]), int(state["empty_steps"])
+        self.actions = int(state.get("actions", 0))  # checkpoints of earlier versions have none
         self.skipped_steps = int(state["skipped_steps"])
         self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
         self.curriculum.load_state(state["curriculum"])
@@ -410,7 +422,8 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
     """Stage 3 for one arm, from the model at ``start`` or, with ``resume``, from the last checkpoint in ``out``.
 
     Returns:
-        what the stage records: the model that counts, the last and the best one kept (relative to ``out``), the keys of the worlds.
+        what the stage records: the model that counts, the last and the best one kept (relative to ``out``), the actions played in
+        training, the keys of the worlds.
 
     Raises:
         ValueError: as ``PPOTrainer``, and for a model that cannot be loaded.
@@ -433,7 +446,7 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
             bar.advance(min(found[0], cfg.ppo.steps))
         model = trainer.train(resume=resume)
     worlds = {"train": dict(sorted(trainer.played.items())), "val": world_keys(trainer.val_worlds)}
-    result: dict[str, Any] = {"model": str(model.relative_to(out)), "worlds": worlds}
+    result: dict[str, Any] = {"model": str(model.relative_to(out)), "actions": trainer.actions, "worlds": worlds}
     result["last"] = str(checkpoint_folder(out, trainer.step).relative_to(out))
     best = trainer.best_checkpoint()
     if best is not None:

@@ -281,7 +281,9 @@ class PracticeConfig:
     rounds: int = (
         1  # of planning and teaching; from the second on the policy plays before, and the world model is trained anew
     )
-    worlds: int = 1000  # whose start states are planned from, each round: a third self-play worlds, the rest training worlds
+    worlds: int = (
+        1000  # whose start states are planned from, each round: a third self-play worlds, the rest training worlds
+    )
     whole: bool = False  # imagine all that planner.depth reaches, not only up to the first way to a gain
     epochs: int = 3  # of fine-tuning on the plans; the rest is as in stage 2
     rehearsal: float = 0.25  # rows of transitions beside those of plans, by number: against forgetting the world

@@ -124,6 +124,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     return {
         "rows_train": len(train),
         "rows_val": len(val),
+        "actions": sum(len(turn.executed) for episode in episodes for turn in episode.turns),
         "dropped": dropped,
         "worlds": {"selfplay": world_keys(worlds)},
     }
