@@ -92,12 +92,13 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
     if play.rows == "transitions":
-        rows = transition_rows(played, task, play.states, cfg.seeds.run)
+        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
+        rows = transition_rows(played, told, play.states, cfg.seeds.run)
         if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
             rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
     else:
-        told = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
-        rows = [row for episode in told for row in rows_of(episode, window=window, states=play.states)]
+        shown = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
+        rows = [row for episode in shown for row in rows_of(episode, window=window, states=play.states)]
     rows, reasons = select_rows(rows, play, cfg.seeds.run)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     if not rows:
