@@ -22,6 +22,7 @@ from spa.runs.arms import (
     arm_config,
     arms_of,
     data_folder,
+    dream_folder,
     given_data,
     needs_sft,
     practice_folder,
@@ -190,9 +191,22 @@ def _ppo(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     from spa.rl.trainer import train_ppo
 
     own = arm_config(cfg, arm)
+    if own.curriculum.imagined and not own.curriculum.imagined_file:
+        own.curriculum.imagined_file = str(_dream(cfg, arm, out, resume=True))
     with stage.metrics(own) as log:
         result = train_ppo(own, arm, start_model(cfg, arm, out), stage.folder, resume=stage.resume, log=log)
     stage.finish(result)
+
+
+def _dream(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> Path:
+    """The file of the worlds that the arm's stage 2 imagines."""
+    from spa.planning.dream import FILE, imagine_worlds
+
+    stage = Stage(dream_folder(out, arm), dream_folder(out, arm).name, resume)
+    if not stage.finished:
+        own = source_config(cfg, arm)
+        stage.finish(imagine_worlds(own, stage.folder, model=world_model_of(arm, out)))
+    return stage.folder / FILE
 
 
 def _take_over(arm: ArmConfig, out: Path, *, resume: bool) -> None:

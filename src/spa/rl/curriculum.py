@@ -8,16 +8,20 @@ from typing import Any
 from spa.agent.player import make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.envs import make_env
 from spa.runs.config import env_block
-from spa.runs.schema import Config
+from spa.runs.schema import Config, EnvConfig
 from spa.runs.seeds import first_seed
+
+IMAGINED = "spa.planning.dream:ImaginedWorld"
 
 Batch = list[tuple[int, list[World]]]
 """Index of a task and worlds of it."""
 
 
 def training_tasks(cfg: Config, *, state_format: str | None = None, prompt: str | None = None) -> list[Task]:
-    """The tasks that stage 3 trains on: those of the mixture; or the levels, easiest first, and the run's own; or that alone.
+    """The tasks that stage 3 trains on: those of the mixture; or the levels, easiest first, and the run's own; or that alone, or
+    with its imagined worlds after it (once ``curriculum.imagined_file`` is there).
 
     Raises:
         ValueError: an unknown config, or a setting that a world does not take.
@@ -28,8 +32,32 @@ def training_tasks(cfg: Config, *, state_format: str | None = None, prompt: str 
     else:
         blocks = [dataclasses.replace(cfg.env, settings={**cfg.env.settings, **level}) for level in levels]
         blocks.append(cfg.env)
+    if cfg.curriculum.imagined and cfg.curriculum.imagined_file:
+        blocks.append(_imagined(cfg, state_format or cfg.env.state_format))
     configs = [dataclasses.replace(cfg, env=block) for block in blocks]
     return [make_task(one, state_format=state_format, prompt=prompt) for one in configs]
+
+
+def _imagined(cfg: Config, state_format: str) -> EnvConfig:
+    """The imagined worlds of a run, put to the model in the real ones' words."""
+    from spa.agent.instructions import instruction
+
+    real = make_env(cfg.env.id, **cfg.env.settings)
+    told = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}
+    settings = {"path": cfg.curriculum.imagined_file, "world": cfg.env.id, "settings": dict(cfg.env.settings)}
+    return dataclasses.replace(
+        cfg.env,
+        id=IMAGINED,
+        tag=f"{cfg.env.tag}Imagined",
+        settings={**settings, "state_format": state_format},
+        instruction=told["base"],
+        instruction_world_model=told["world_model"],
+    )
+
+
+def is_real(task: Task) -> bool:
+    """Whether a task's worlds are real, and not imagined."""
+    return task.env.id != IMAGINED
 
 
 class Curriculum:
@@ -56,6 +84,8 @@ class Curriculum:
         if self.config.mixture:
             total = sum(self.config.mixture.values())
             return [weight / total for weight in self.config.mixture.values()]
+        if self.config.imagined and len(self.tasks) > 1:
+            return [1 - self.config.imagined, self.config.imagined]
         shares = [0.0] * len(self.tasks)
         rehearsal = self.config.rehearsal if self.level else 0.0
         shares[self.level] = 1.0 - rehearsal

@@ -24,7 +24,7 @@ from spa.models.load import load_model, load_state, load_weights, save_model
 from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
-from spa.rl.curriculum import Curriculum, training_tasks
+from spa.rl.curriculum import Curriculum, is_real, training_tasks
 from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
 from spa.rl.health import Health, TrainingCollapsed, repetition
 from spa.rl.ppo import Learner, TrainingDiverged, update
@@ -176,7 +176,8 @@ class PPOTrainer:
         episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
         played = time.perf_counter()
         self.episodes += len(episodes)
-        self.actions += sum(len(turn.executed) for episode in episodes for turn in episode.turns)
+        real = [is_real(self.curriculum.tasks[index]) for index in tasks]
+        self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
         if config.log_episodes:
@@ -213,7 +214,8 @@ class PPOTrainer:
         while True:
             for index, worlds in self.curriculum.take(config.groups):
                 task = self.curriculum.tasks[index]
-                self.played.update(world_keys(worlds))
+                if is_real(task):
+                    self.played.update(world_keys(worlds))
                 # The first batch has the step's own seed, whatever else is played.
                 own = stream_seed(seed, rounds, index) if rounds or index else seed
                 played = self.player.play(task, worlds, samples=config.group_size, seed=own)
@@ -260,11 +262,12 @@ class PPOTrainer:
         alike = nothing_to_learn([training_reward(episode, config) for episode in episodes], config)
         examples = []
         if config.world_model_coef and not warming_up:
-            told = [self.told[index] for index in tasks]
+            lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # what was imagined is no truth
+            told = [self.told[index] for index, is_true in zip(tasks, lived, strict=True) if is_true]
             draw = np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step))
             fraction = config.world_model_fraction
             examples = world_model_examples(
-                episodes,
+                [episode for episode, is_true in zip(episodes, lived, strict=True) if is_true],
                 told,
                 chat,
                 fraction=fraction,
@@ -298,7 +301,7 @@ class PPOTrainer:
         metrics: dict[str, float] = {}
         if self.curriculum.by_level:
             metrics["curriculum/level"] = float(self.curriculum.level)
-        if self.config.curriculum.mixture:
+        if self.config.curriculum.mixture or self.config.curriculum.imagined:
             metrics |= {f"train/{self.curriculum.tasks[index].tag}/success": value for index, value in success.items()}
         self.curriculum.observe(success)
         return metrics

@@ -46,6 +46,10 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
         earlier[arm.name] = arm
         if not arm.sft:
             continue
+        if stage_3.curriculum.imagined and not (arm.sft and source.selfplay.rows == "transitions"):
+            raise ValueError(
+                f"arm {arm.name} trains in worlds that stage 2 imagines: it needs sft and selfplay.rows=transitions"
+            )
         if arm.practice and source.selfplay.rows != "transitions":
             raise ValueError(f"arm {arm.name} practises, which asks about single moves: set selfplay.rows=transitions")
         if arm.shares:
@@ -159,6 +163,11 @@ def sft_folder(out: Path, arm: ArmConfig | None) -> Path:
 def practice_folder(out: Path, arm: ArmConfig) -> Path:
     """Where an arm's practice in imagination writes."""
     return out / f"practice-{arm.shares or arm.name}"
+
+
+def dream_folder(out: Path, arm: ArmConfig) -> Path:
+    """Where the worlds that an arm's stage 2 imagines are."""
+    return out / f"imagined-{arm.shares or arm.name}"
 
 
 def changes_nothing(cfg: Config, arm: ArmConfig) -> bool:

@@ -111,6 +111,9 @@ class SelfPlayConfig:
     # written (the responses with true states; the paper's) | transitions (each move by itself, with its reward and end, in a fixed
     # layout that can be asked "what if?": beyond the paper, for planning)
     rows: str = "written"
+    plain_rows: float = (
+        0.0  # transitions with prompt=base: answers as they were given beside them, by number, to keep the policy
+    )
     filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
     success_only: bool = False  # keep rows of won episodes only
     deduplicate: bool = False  # drop rows with the same prompt and response
@@ -304,6 +307,10 @@ class CurriculumConfig:
     threshold: float = 0.7  # training success at which the next level begins
     window: int = 3  # steps over which it is measured
     rehearsal: float = 0.0  # share of the worlds that is drawn from levels already passed
+    # Beyond the paper (docs/planning.md): share of the worlds that are not real but imagined by the model of stage 2
+    imagined: float = 0.0
+    imagined_worlds: int = 500  # how many of them it imagines, once
+    imagined_file: str | None = None  # them, if they are there already; null = the run makes them
 
 
 @dataclass

@@ -85,6 +85,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "engine.max_model_len": (0, _INFINITY),
     "selfplay.groups": (1, _INFINITY),
     "selfplay.group_size": (1, _INFINITY),
+    "selfplay.plain_rows": (0, _INFINITY),
     "selfplay.val_fraction": (0, 0.9),
     "sft.window": (0, _INFINITY),
     "sft.epochs": (0, _INFINITY),
@@ -172,6 +173,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "curriculum.threshold": (0, 1),
     "curriculum.window": (1, _INFINITY),
     "curriculum.rehearsal": (0, 0.9),
+    "curriculum.imagined": (0, 1),
+    "curriculum.imagined_worlds": (1, _INFINITY),
     "eval.worlds": (1, _INFINITY),
     "eval.samples": (1, _INFINITY),
     "eval.bootstrap": (0, _INFINITY),
@@ -226,6 +229,8 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
             raise ValueError(f"{key} must be two numbers from 0 to below 1, not {betas}")
     if 0 < cfg.ppo.dual_clip <= 1:
         raise ValueError(f"ppo.dual_clip must be 0 (off) or more than 1, not {cfg.ppo.dual_clip}")
+    if cfg.selfplay.plain_rows and (cfg.selfplay.prompt != "base" or cfg.selfplay.rows != "transitions"):
+        raise ValueError("selfplay.plain_rows needs selfplay.rows=transitions and selfplay.prompt=base")
     if cfg.selfplay.prompt == "base" and (cfg.selfplay.filter or cfg.sft.loss != "think_answer"):
         raise ValueError(
             "selfplay.prompt=base writes no states: it needs selfplay.filter=false and sft.loss=think_answer"
@@ -289,6 +294,8 @@ def _validate_ppo(cfg: Config) -> None:
         raise ValueError("ppo.world_model_coef trains states in the think block: it needs agent.think=true")
     if curriculum.mixture and curriculum.levels:
         raise ValueError("curriculum.mixture and curriculum.levels exclude each other")
+    if curriculum.imagined and (curriculum.mixture or curriculum.levels):
+        raise ValueError("curriculum.imagined excludes curriculum.mixture and curriculum.levels")
     for name, weight in curriculum.mixture.items():
         if weight <= 0:
             raise ValueError(f"curriculum.mixture.{name} must be more than 0, not {weight:g}")

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player, make_task
@@ -22,7 +24,7 @@ from spa.runs.progress import note
 from spa.runs.schema import Config
 from spa.runs.seeds import SELFPLAY, first_seed
 from spa.worldmodel.dataset import split_rows, write_rows
-from spa.worldmodel.groundtruth import rows_of, shuffle_states
+from spa.worldmodel.groundtruth import Row, rows_of, shuffle_states
 from spa.worldmodel.select import select_rows
 from spa.worldmodel.transitions import transition_rows
 
@@ -96,6 +98,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         rows = transition_rows(played, told, play.states, cfg.seeds.run)
         if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
             rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
+        rows += _plain_rows(played, round(play.plain_rows * len(rows)), cfg.seeds.run)
     else:
         shown = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
         rows = [row for episode in shown for row in rows_of(episode, window=window, states=play.states)]
@@ -129,6 +132,15 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "dropped": dropped,
         "worlds": {"selfplay": world_keys(worlds)},
     }
+
+
+def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
+    """So many answers to the plain prompt, drawn from those in its format: a model trained on moves alone forgets how to answer."""
+    rows = [
+        row for episode in episodes for row in rows_of(episode, window=1, states="belief") if row.extra["format_ok"]
+    ]
+    chosen = np.random.default_rng(np.random.SeedSequence([seed, 0x91A1])).permutation(len(rows))[:count]
+    return [rows[i] for i in sorted(chosen)]
 
 
 def _play(cfg: Config, task: Task, kept: KeptEpisodes) -> tuple[list[World], list[Episode]]:

@@ -1,0 +1,163 @@
+"""Imagined worlds to train in: what stage 2's model expects of every action within reach of a start, to be played often.
+
+Stage 3 can mix them with real worlds (``curriculum.imagined``): Dyna (Sutton 1990) with a language model as the model. Nothing that
+happens in them costs an action of the real world.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gymnasium.error import ResetNeeded
+
+from spa.agent.player import Player, make_task
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource, world_keys
+from spa.envs import TextEnv, make_env
+from spa.envs.spaces import AnyText
+from spa.planning.play import search_all
+from spa.planning.search import Answer, ImaginedGraph, Question, expand
+from spa.planning.world_model import WorldModel
+from spa.runs.files import atomic_write
+from spa.runs.progress import progress
+from spa.runs.schema import Config, PlannerConfig
+from spa.runs.seeds import first_seed
+
+CHUNK = 256  # worlds imagined at once
+FILE = "worlds.json"
+
+Moves = dict[str, dict[str, tuple[str, float, bool]]]  # state -> action -> next state, reward, end
+
+
+def dream(
+    root: str, actions: Sequence[str], config: PlannerConfig, depth: int
+) -> Generator[list[Question], list[Answer], Moves]:
+    """Everything within ``depth`` actions of a start. Of several answers the likeliest counts; one not believed is left out."""
+    graph = ImaginedGraph(root, config)
+    yield from expand(graph, actions, depth, stop_at_goal=False)
+    moves: Moves = {}
+    for here, edges in graph.edges.items():
+        known = {
+            action: max(answers, key=lambda one: sum(other.state == one.state for other in answers))
+            for action, answers in edges.items()
+            if answers
+        }
+        moves[graph.states[here]] = {
+            action: (answer.state, answer.reward, answer.ended) for action, answer in known.items()
+        }
+    return moves
+
+
+def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
+    """Imagines ``curriculum.imagined_worlds`` training worlds from their start states; writes ``worlds.json`` to ``out``.
+
+    Returns:
+        what the stage records: counts and the keys of the worlds.
+
+    Raises:
+        ValueError: a model that cannot be loaded or asked, or too few worlds.
+    """
+    planner, seeds = cfg.planner, cfg.seeds
+    player = Player.load(cfg, model)
+    task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
+    worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(cfg.curriculum.imagined_worlds)
+    world_model = WorldModel(player, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
+    depth = min(planner.depth, task.env.max_actions)
+    found: list[dict[str, Any]] = []
+    with progress(len(worlds), "imagining worlds") as bar:
+        for first in range(0, len(worlds), CHUNK):
+            chunk = worlds[first : first + CHUNK]
+            starts = [_start(task, world) for world in chunk]
+            searches = [dream(start, world_model.actions, planner, depth) for start in starts]
+            dreamt = search_all(world_model, searches)
+            found += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
+            world_model.forget()
+            bar.advance(len(chunk))
+    player.close()
+    atomic_write(out / FILE, json.dumps(found, ensure_ascii=False) + "\n")
+    usage = world_model.usage
+    states = sum(len(one["moves"]) for one in found)
+    record = {"imagined": len(found), "states": states, "questions": usage.questions, "tokens": usage.tokens}
+    return {**record, "actions": 0, "worlds": {"train": world_keys(worlds)}}
+
+
+def _start(task: Task, world: World) -> str:
+    env = task.make_env()
+    state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+    env.close()
+    return state
+
+
+@lru_cache(maxsize=4)
+def _read(path: str) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not found or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in found):
+            raise ValueError("no imagined worlds in it")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"cannot read imagined worlds from {path}: {error}") from error
+    return list(found)
+
+
+class ImaginedWorld(TextEnv):
+    """Plays what a model imagined. A move that it did not imagine leaves the state as it is and cuts the episode off.
+
+    Args:
+        path: the file of ``imagine_worlds``.
+        world, settings: the real world, whose action names, symbols and rules these are.
+        state_format: that in which it was imagined.
+
+    Raises:
+        ValueError: no such file or world.
+    """
+
+    def __init__(
+        self, path: str, world: str, settings: dict[str, Any] | None = None, state_format: str = "grid"
+    ) -> None:
+        self._worlds = _read(path)
+        real = make_env(world, **(settings or {}))
+        self.rules, self.actions, self.symbols = real.rules, tuple(real.actions), dict(real.symbols)
+        self._real = real
+        self.state_format = state_format
+        self.observation_space, self.action_space = AnyText(100_000), real.action_space
+        self._moves: Moves = {}
+        self._state: str | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        chosen = self._worlds[(seed or 0) % len(self._worlds)]
+        self._moves, self._state = chosen["moves"], str(chosen["start"])
+        return self._state, {
+            **_info(success=False, valid=True, effective=False),
+            "content": self._state,
+            "split": "train",
+        }
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._state is None:
+            raise ResetNeeded("reset this world before step")
+        before = self._state
+        known = self._moves.get(before, {})
+        if action not in known:
+            if not self.actions or action in self.actions:
+                self._state = None
+                return before, 0.0, False, True, _info(success=False, valid=True, effective=False)
+            return before, 0.0, False, False, _info(success=False, valid=False, effective=False)
+        after, reward, ended = known[action]
+        self._state = None if ended else after
+        info = _info(success=bool(ended and reward > 0), valid=True, effective=after != before)
+        return after, float(reward), bool(ended), False, info
+
+    def render(self) -> str:
+        return self._state or ""
+
+    def sample_action(self, rng: Any) -> str:
+        return self._real.sample_action(rng)
+
+
+def _info(**flags: bool) -> dict[str, Any]:
+    return dict(flags)
