@@ -130,24 +130,27 @@ def _measured(folders: Mapping[int, Path], arm: ArmConfig) -> ByArm:
         paths = {seed: folder / "arms" / arm.name / "eval" / file for seed, folder in folders.items()}
         results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
         if results:
-            found[next(iter(results.values())).name] = _of_results(results, folders, arm)
+            found[next(iter(results.values())).name] = _of_results(results, paths, folders, arm)
     return found
 
 
-def _of_results(results: Mapping[int, EvalResult], folders: Mapping[int, Path], arm: ArmConfig) -> ArmNumbers:
+def _of_results(
+    results: Mapping[int, EvalResult], paths: Mapping[int, Path], folders: Mapping[int, Path], arm: ArmConfig
+) -> ArmNumbers:
     out = ArmNumbers()
     for seed, result in results.items():
         worlds = sorted(result.worlds, key=lambda world: world.seed)
         digest = content_key(" ".join(f"{world.seed}:{world.content}" for world in worlds))
         samples = {world.samples for world in worlds}
         if len(samples) > 1 or (out.worlds and (digest, samples) != (out.worlds, {out.samples})):
-            raise ValueError(f"{folders[seed]}, arm {arm.name}: of other worlds or samples than the arm's other seeds")
+            raise ValueError(f"{paths[seed]} is of other worlds or samples than the arm's other seeds")
         out.worlds, out.samples = digest, samples.pop()
         out.successes[seed] = [world.successes for world in worlds]
         if turns := result.metrics.get("num_turns"):
             out.actions_by_seed[seed] = result.metrics["num_actions"] / turns
             written = result.metrics.get("response_tokens", 0.0) * turns
-            out.tokens_by_seed[seed] = result.metrics.get("planner/tokens_written", written)
+            if tokens := result.metrics.get("planner/tokens_written", written):
+                out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
     recorded = [_recorded(folder, arm) for folder in done]
     if all("actions" in found for stages in recorded for name, found in stages.items() if name != "SFT"):
