@@ -179,7 +179,7 @@ class TrueEngine:
             text = self.outcome(move, outcome_text(true.reward, true.ended) + "</")
         else:
             assert asked.end() == len(response), response
-            text = self.state(move, f"{true.state}{gap}</")
+            text = self.state(move, f"{true.state}{gap}</prediction>")
         ids = CHAT.encode(text)
         return Completion(ids, [float(np.log(self.sure)) / len(ids)] * len(ids), "stop" if "</" in text else "length")
 
