@@ -124,9 +124,13 @@ def test_usage_counts_what_was_read_and_written() -> None:
     model.ask(ASKED[:1])
     first, second = (CHAT.tokenizer(text, add_special_tokens=False)["input_ids"] for text in engine.contexts)
     look = true_moves(TASK)(ASKED[0])
-    written = [CHAT.encode(f"{look.state}</prediction>"), CHAT.encode("0</" if not look.ended else f"{look.reward:g} end</")]
+    written = [
+        CHAT.encode(f"{look.state}</prediction>"),
+        CHAT.encode("0</" if not look.ended else f"{look.reward:g} end</"),
+    ]
     assert model.usage.tokens_written == sum(map(len, written))
-    assert len(first) < model.usage.tokens_read <= len(second), "what was read once is not read again"
+    assert model.usage.tokens_read == len(second) - len(written[0]), "what was read or written is not read again"
+    assert len(second) > len(first) + len(written[0])
     assert model.usage.tokens == model.usage.tokens_read + model.usage.tokens_written
 
 
