@@ -82,7 +82,8 @@ def values_of(
         answers = believed(table, state, action, samples, least)
         if not answers:
             return None
-        return sum(one.reward + gamma * worth(one.state, left - 1) for one in answers) / len(answers)
+        gains = [(one.reward + gamma * worth(one.state, left - 1), one.probability) for one in answers]
+        return sum(gain * sure if gain > 0 and samples == 1 else gain for gain, sure in gains) / len(gains)
 
     return {action: of_action("0", action, depth) for action in table["0"]}
 
@@ -90,7 +91,8 @@ def values_of(
 def compare(table: Table, depth: int, gamma: float, optimism: float, samples: int) -> None:
     expected = values_of(table, depth, gamma, optimism, samples, 0.5)
     model = of_table(table)
-    plan = decide("lookahead", "0", model, depth=depth, gamma=gamma, optimism=optimism, samples=samples)
+    settings = {"depth": depth, "gamma": gamma, "optimism": optimism, "samples": samples, "min_probability": 0.5}
+    plan = decide("lookahead", "0", model, **settings)
     known = {action: value for action, value in expected.items() if value is not None}
     assert plan.values == pytest.approx(known, abs=1e-9)
     best = max(known.values(), default=0.0)
@@ -123,7 +125,7 @@ def test_where_chance_decides_values_are_means_over_all_whole_samples(
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(tables(1), st.integers(1, 6))
 def test_a_plan_is_a_chain_of_what_was_believed(table: Table, depth: int) -> None:
-    plan = decide("lookahead", "0", of_table(table), depth=depth)
+    plan = decide("lookahead", "0", of_table(table), depth=depth, min_probability=0.5)
     state = "0"
     for number, (action, imagined) in enumerate(plan.path):
         if not believed(table, state, action, 1, 0.5):
@@ -186,14 +188,26 @@ def doubtful(probability: float) -> Table:
 @pytest.mark.parametrize("kind", PLANNERS)
 def test_what_the_model_itself_doubts_is_not_built_on(kind: str) -> None:
     model = of_table(doubtful(0.49))
-    plan = decide(kind, "0", model, depth=3)
+    plan = decide(kind, "0", model, depth=3, min_probability=0.5)
     assert plan.action == "b"
     assert {move.state for move in model.moves} == {"0", "2"}
-    assert decide(kind, "0", of_table(doubtful(0.5)), depth=3).action == "a"
+    assert decide(kind, "0", of_table(doubtful(0.5)), depth=3, min_probability=0.5).action == "a"
     assert decide(kind, "0", of_table(doubtful(0.49)), depth=3, min_probability=0.4).action == "a"
     assert decide(kind, "0", of_table(doubtful(0.0)), depth=3, min_probability=0.0).action == "b", (
         "0: it wrote no answer"
     )
+
+
+@pytest.mark.parametrize("kind", PLANNERS)
+def test_a_gain_counts_as_much_as_it_is_believed_and_a_loss_in_full(kind: str) -> None:
+    table: Table = {"0": {"a": (seen(END, 1.0, True, 0.6),), "b": (seen(END, 0.7, True, 0.9),)}}
+    plan = decide(kind, "0", of_table(table), depth=2, simulations=100)
+    assert plan.values == pytest.approx({"a": 0.6, "b": 0.63})
+    assert plan.action == "b"
+    drawn = decide(kind, "0", of_table(table), depth=2, simulations=100, samples=2)
+    assert drawn.values == pytest.approx({"a": 1.0, "b": 0.7}), "the shares of what is drawn say the same"
+    losses: Table = {"0": {"a": (seen(END, -1.0, True, 0.6),), "b": (seen(END, -0.7, True, 0.9),)}}
+    assert decide(kind, "0", of_table(losses), depth=2).values == pytest.approx({"a": -1.0, "b": -0.7})
 
 
 @pytest.mark.parametrize("kind", PLANNERS)

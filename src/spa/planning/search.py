@@ -132,6 +132,10 @@ class ImaginedGraph:
         least = self.config.min_probability if self.config.samples == 1 else 0.0
         return answer.probability > 0 and answer.probability >= least
 
+    def weight(self, answer: Imagined) -> float:
+        """What a gain behind an answer counts."""
+        return answer.probability if self.config.samples == 1 else 1.0
+
     def solve(self, horizon: int) -> tuple[np.ndarray[Any, Any], dict[int, dict[str, float]]]:
         """Values (states,) with ``horizon`` actions to go, and those of actions asked about (-inf: nothing is believed of it)."""
         config = self.config
@@ -145,7 +149,7 @@ class ImaginedGraph:
             for column, answer in enumerate(answers):
                 weight[number, column] = 1 / len(answers)
                 reward[number, column] = answer.reward
-                sure[number, column] = answer.probability if config.samples == 1 else 1.0
+                sure[number, column] = self.weight(answer)
                 if not answer.ended:
                     after[number, column] = self.index[answer.state]
         unknown = np.array([not answers for *_, answers in rows], dtype=bool)
@@ -296,7 +300,7 @@ def mcts(
     asked, limit = 0, config.max_questions or math.inf
     for _ in range(config.simulations):
         state, value = root, config.optimism
-        trail: list[tuple[_Node, str, float]] = []
+        trail: list[tuple[_Node, str, float, float]] = []
         imagined_all = True
         while len(trail) < horizon:
             if state not in nodes:
@@ -316,18 +320,19 @@ def mcts(
                 graph.add(state, action, imagined[0])
                 believed = graph.answers(state, action)
             if not believed:  # no better than the worst that is known
-                trail.append((nodes[state], action, min(low, 0.0)))
+                trail.append((nodes[state], action, min(low, 0.0), 1.0))
                 value = 0.0
                 imagined_all = False
                 break
             seen = believed[int(rng.integers(len(believed)))]
-            trail.append((nodes[state], action, seen.reward))
+            trail.append((nodes[state], action, seen.reward, graph.weight(seen)))
             if seen.ended:
                 value = 0.0
                 break
             state = seen.state
-        for node, action, reward in reversed(trail):
+        for node, action, reward, sure in reversed(trail):
             value = reward + config.gamma * value
+            value = sure * value if value > 0 else value
             node.visits[action] += 1
             node.total[action] += value
             if imagined_all:
