@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -114,31 +114,44 @@ def start_of(task: Task, world: World) -> str:
     return str(state)
 
 
-def distances(task: Task, root: str, *, won: Callable[[True_], bool] = lambda move: move.reward > 0) -> dict[str, int]:
-    """Fewest actions from each state that can be reached from ``root`` to winning, by search in the true world."""
+def depths(task: Task, root: str) -> dict[str, int]:
+    """Fewest actions from ``root`` to each state in which the world goes on, by search in the true world."""
     look, actions = true_moves(task), task.make_env().actions
-    before: dict[str, set[str]] = {}
-    reached, queue, goals = {root}, deque([root]), set()
+    found, queue = {root: 0}, deque([root])
     while queue:
         state = queue.popleft()
-        for action in actions:
-            move = look(Move(state, action))
-            if won(move):
-                goals.add(state)
-            if not move.ended:
-                before.setdefault(move.state, set()).add(state)
-                if move.state not in reached:
-                    reached.add(move.state)
-                    queue.append(move.state)
-    found = dict.fromkeys(goals, 1)
-    queue = deque(goals)
-    while queue:
-        state = queue.popleft()
-        for other in before.get(state, ()):
-            if other not in found:
-                found[other] = found[state] + 1
-                queue.append(other)
+        for move in (look(Move(state, action)) for action in actions):
+            if not move.ended and move.state not in found:
+                found[move.state] = found[state] + 1
+                queue.append(move.state)
     return found
+
+
+def shortest(
+    task: Task, states: Collection[str], *, won: Callable[[True_], bool] = lambda move: move.reward > 0
+) -> dict[str, tuple[int, set[str]]]:
+    """Fewest actions from each of ``states`` to winning, and the actions that begin such a way, by ways through these states."""
+    look, actions = true_moves(task), task.make_env().actions
+    moves = {state: {action: look(Move(state, action)) for action in actions} for state in states}
+    found: dict[str, tuple[int, set[str]]] = {}
+    for length in range(1, len(states) + 1):
+        nearer = {state for state, (far, _) in found.items() if far == length - 1}
+        new = {}
+        for state in moves.keys() - found.keys():
+            first = {
+                action
+                for action, move in moves[state].items()
+                if (length == 1 and won(move)) or (not move.ended and move.state in nearer)
+            }
+            if first:
+                new[state] = length, first
+        found |= new
+    return found
+
+
+def distances(task: Task, root: str, **kwargs: Any) -> dict[str, int]:
+    """Fewest actions to winning from each state that can be reached."""
+    return {state: far for state, (far, _) in shortest(task, depths(task, root), **kwargs).items()}
 
 
 _QUESTION = re.compile(r"<observation>\n?(.*)\n?</observation> ?(\w+) ?<prediction>\n?", re.DOTALL)
