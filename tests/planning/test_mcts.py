@@ -47,7 +47,7 @@ def exact(table: Table, state: str = "0") -> dict[str, float]:
 @pytest.mark.parametrize("samples", [1, 3])
 def test_many_simulations_find_the_best_action(samples: int) -> None:
     clear = 0
-    for seed in range(40):
+    for seed in range(30):
         table = layered(seed, samples)
         values = exact(table)
         best, second = sorted(values, key=lambda action: -values[action])[:2]
@@ -56,7 +56,7 @@ def test_many_simulations_find_the_best_action(samples: int) -> None:
         clear += 1
         plan = decide("mcts", "0", of_table(table), seed=seed, simulations=300, samples=samples, gamma=GAMMA)
         assert plan.action == best, (seed, values, plan)
-    assert clear >= 15
+    assert clear >= 12
 
 
 def test_the_first_step_in_a_lake_is_on_a_shortest_way() -> None:

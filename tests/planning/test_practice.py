@@ -221,12 +221,12 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     first, second = result["rounds"]
     assert len(planned) == first["worlds_planned"] + second["worlds_planned"] == 6
     assert {split_of(world.content) for world in planned} == {"selfplay", "train"}
-    assert (first["steps"], first["solved"] <= 3) == (0, True)
+    assert (first["actions"], first["solved"] <= 3) == (0, True)
     task = lake_task(1)
     expected, _ = lesson_rows(oracle(task), task, planned[:3], cfg.planner, whole=False)
     assert first["lessons"] == second["lessons"] == len(expected) > 0
     seen_before, new = start["rows"], rows_in(out / "round_2" / "play")
-    assert second["steps"] == len(new) > 0
+    assert second["actions"] == result["actions"] == len(new) > 0
     assert [row.response for row in rows_in(out / "round_2" / "transitions")] == [
         row.response for row in [*seen_before, *new]
     ]

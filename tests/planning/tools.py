@@ -67,14 +67,19 @@ class True_(NamedTuple):
     ended: bool
 
 
+_looked: dict[str, dict[Move, True_]] = {}
+
+
 def true_moves(task: Task) -> Callable[[Move], True_]:
-    """What a move does, by making it in a world that is set to the state (a world without chance)."""
-    env = task.make_env()
+    """What a move does, by making it in a world that is set to the state (a world without chance). Each is looked at once."""
+    env, known = task.make_env(), _looked.setdefault(repr(task.env), {})
 
     def look(move: Move) -> True_:
-        env.reset(seed=0, options={"state": move.state})
-        state, reward, terminated, _, _ = env.step(move.action)
-        return True_(state, float(reward), bool(terminated))
+        if move not in known:
+            env.reset(seed=0, options={"state": move.state})
+            state, reward, terminated, _, _ = env.step(move.action)
+            known[move] = True_(state, float(reward), bool(terminated))
+        return known[move]
 
     return look
 
