@@ -40,7 +40,7 @@ Lesson = tuple[str, int, list[str]]  # a state, the actions that led there, the 
 
 
 def imagine(
-    root: str, actions: Sequence[str], config: PlannerConfig, depth: int, *, whole: bool
+    root: str, actions: Sequence[str], config: PlannerConfig, depth: int, actions_left: int, *, whole: bool
 ) -> Generator[list[Question], list[Answer], list[Lesson]]:
     """What is to be learnt from one start: each imagined state from which a gain can be reached within ``depth`` actions of the
     start, and the best actions there.
@@ -49,7 +49,7 @@ def imagine(
         whole: imagine everything within ``depth``, not only up to the first way to a gain.
     """
     graph = ImaginedGraph(root, config)
-    yield from expand(graph, actions, depth, stop_at_goal=not whole)
+    yield from expand(graph, actions, depth, actions_left, stop_at_goal=not whole)
     values, gains = graph.solve(depth)
     lessons = []
     for here, of_actions in sorted(gains.items()):
@@ -77,7 +77,8 @@ def lesson_rows(
     """
     layout, agent = LAYOUTS[task.agent.style], task.agent
     env = task.make_env()
-    depth = min(config.depth, task.env.max_actions)
+    left = task.env.max_actions
+    depth = min(config.depth, left)
     rows: list[Row] = []
     solved = 0
     with progress(len(worlds), title) as bar:
@@ -88,13 +89,13 @@ def lesson_rows(
                 state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                 roots.append(state)
                 headers.append(task.header(env))
-            searches = [imagine(root, world_model.actions, config, depth, whole=whole) for root in roots]
+            searches = [imagine(root, world_model.actions, config, depth, left, whole=whole) for root in roots]
             for place, lessons in enumerate(search_all(world_model, searches)):
                 solved += any(met == 0 for _, met, _ in lessons)
                 world, header = chunk[place], headers[place]
                 for state, met, best in lessons:
                     prompt = [] if task.system is None else [{"role": "system", "content": task.system}]
-                    text = header + task.turn_text(1, state, task.env.max_actions - met)
+                    text = header + task.turn_text(1, state, left - met)
                     prompt.append({"role": "user", "content": text})
                     for action in best:
                         response = layout.choice(action) if agent.think else layout.answer.format(action)
@@ -120,6 +121,8 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
         ValueError: a split with too few worlds, or what ``run_sft`` raises.
     """
     settings = cfg.practice
+    # There are no validation rows here: nothing to choose a checkpoint by, or to stop by.
+    cfg = dataclasses.replace(cfg, sft=dataclasses.replace(cfg.sft, use="last", patience=0))
     known = [data_files(data)[0]]
     rounds, policy = [], model
     for number in range(1, settings.rounds + 1):

@@ -61,12 +61,16 @@ Answer = Any  # tuple[Imagined, ...] to a Move, dict[str, float] to a Choice
 Search = Generator[list[Question], list[Answer], "Plan"]
 
 
+NOTHING = Imagined("", 0.0, False, 0.0)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to do, and what is expected of it.
 
-    ``path`` is the likeliest way that the planner means to go: actions and what it imagines of them. ``values`` are those of the
-    actions at hand. ``questions`` were asked, answers from the cache included.
+    ``path`` is the likeliest way that the planner means to go: actions and what it imagines of them. Its first action is there
+    even if nothing is believed of it, and empty where a world lists no actions and the policy names none. ``values`` are those of
+    the actions at hand. ``questions`` were asked, answers from the cache included.
     """
 
     path: list[tuple[str, Imagined]]
@@ -128,6 +132,10 @@ class ImaginedGraph:
         least = self.config.min_probability if self.config.samples == 1 else 0.0
         return answer.probability > 0 and answer.probability >= least
 
+    def weight(self, answer: Imagined) -> float:
+        """What a gain behind an answer counts."""
+        return answer.probability if self.config.samples == 1 else 1.0
+
     def solve(self, horizon: int) -> tuple[np.ndarray[Any, Any], dict[int, dict[str, float]]]:
         """Values (states,) with ``horizon`` actions to go, and those of actions asked about (-inf: nothing is believed of it)."""
         config = self.config
@@ -141,7 +149,7 @@ class ImaginedGraph:
             for column, answer in enumerate(answers):
                 weight[number, column] = 1 / len(answers)
                 reward[number, column] = answer.reward
-                sure[number, column] = answer.probability if config.samples == 1 else 1.0
+                sure[number, column] = self.weight(answer)
                 if not answer.ended:
                     after[number, column] = self.index[answer.state]
         unknown = np.array([not answers for *_, answers in rows], dtype=bool)
@@ -173,7 +181,8 @@ class ImaginedGraph:
         for _ in range(length):
             answers = self.edges[here][action]
             if not answers:
-                way.append((action, Imagined("", 0.0, False, 0.0)))
+                if not way:
+                    way.append((action, NOTHING))
                 break
             answer = max(answers, key=lambda one: sum(other.state == one.state for other in answers))
             way.append((action, answer))
@@ -191,14 +200,17 @@ def lookahead(
 ) -> Search:
     """Layer by layer from ``root``; see the module."""
     graph = ImaginedGraph(root, config)
-    yield from expand(graph, actions, min(config.depth, actions_left), stop_at_goal=True)
-    _, gains = graph.solve(min(config.depth, actions_left))
+    depth = min(config.depth, actions_left)
+    yield from expand(graph, actions, depth, actions_left, stop_at_goal=True)
+    _, gains = graph.solve(depth)
+    if not gains:
+        return Plan([("", NOTHING)])
     at_root = gains[0]
     return _decided(at_root, graph.path(gains, _best(at_root, rng), config.depth), graph)
 
 
 def expand(
-    graph: ImaginedGraph, actions: Sequence[str], depth: int, *, stop_at_goal: bool
+    graph: ImaginedGraph, actions: Sequence[str], depth: int, actions_left: int, *, stop_at_goal: bool
 ) -> Generator[list[Question], list[Answer], None]:
     """Asks about the actions in all states of the graph up to ``depth``; with ``stop_at_goal`` no further than the first way that
     is imagined to end the world with a gain."""
@@ -208,7 +220,7 @@ def expand(
     left = config.max_questions or math.inf
     for layer in range(depth):
         if not actions:
-            shares: list[dict[str, float]] = yield [Choice(state, depth - layer) for state in frontier]
+            shares: list[dict[str, float]] = yield [Choice(state, actions_left - layer) for state in frontier]
             moves = [Move(state, action) for state, share in zip(frontier, shares, strict=True) for action in share]
         else:
             moves = [Move(state, action) for state in frontier for action in actions]
@@ -223,7 +235,7 @@ def expand(
             for answer in graph.edges[graph.index[move.state]][move.action]:
                 gained = returns[move.state] + config.gamma**layer * answer.reward
                 goal |= answer.ended and gained > 0 and config.samples == 1
-                if answer.state in new:
+                if answer.state in new or (answer.state in found and not answer.ended):
                     found[answer.state] = max(gained, found.get(answer.state, -math.inf))
         if not found or (goal and stop_at_goal):
             return
@@ -252,8 +264,9 @@ class _Node:
         names = actions or list(shares)
         total = sum(shares.get(name, 0.0) for name in names)
         # An action that the policy never took in a few samples is not ruled out.
-        self.prior = {name: 0.9 * shares.get(name, 0.0) / total + 0.1 / len(names) for name in names} if total else {}
-        self.prior = self.prior or dict.fromkeys(names, 1 / len(names))
+        self.prior = {
+            name: 0.9 * shares.get(name, 0.0) / total + 0.1 / len(names) if total else 1 / len(names) for name in names
+        }
         self.visits = dict.fromkeys(names, 0)
         self.total = dict.fromkeys(names, 0.0)
 
@@ -284,37 +297,51 @@ def mcts(
     nodes: dict[str, _Node] = {}
     horizon = min(config.depth, actions_left)
     low, high = math.inf, -math.inf
+    asked, limit = 0, config.max_questions or math.inf
     for _ in range(config.simulations):
         state, value = root, config.optimism
-        trail: list[tuple[_Node, str, float]] = []
+        trail: list[tuple[_Node, str, float, float]] = []
+        imagined_all = True
         while len(trail) < horizon:
             if state not in nodes:
                 shares: list[dict[str, float]] = yield [Choice(state, actions_left - len(trail))]
                 nodes[state] = _Node(shares[0], actions)
                 if state != root:
                     break
+            if not nodes[state].visits:  # neither the world nor the policy names an action
+                break
             action = nodes[state].select(config.exploration, low, high, rng)
             believed = graph.answers(state, action)
             if believed is None:
+                if asked == limit:
+                    break
+                asked += 1
                 imagined: list[tuple[Imagined, ...]] = yield [Move(state, action)]
                 graph.add(state, action, imagined[0])
                 believed = graph.answers(state, action)
             if not believed:  # no better than the worst that is known
-                trail.append((nodes[state], action, min(low, 0.0)))
+                trail.append((nodes[state], action, min(low, 0.0), 1.0))
                 value = 0.0
+                imagined_all = False
                 break
             seen = believed[int(rng.integers(len(believed)))]
-            trail.append((nodes[state], action, seen.reward))
+            trail.append((nodes[state], action, seen.reward, graph.weight(seen)))
             if seen.ended:
                 value = 0.0
                 break
             state = seen.state
-        for node, action, reward in reversed(trail):
+        for node, action, reward, sure in reversed(trail):
             value = reward + config.gamma * value
+            value = sure * value if value > 0 else value
             node.visits[action] += 1
             node.total[action] += value
-            low, high = min(low, value), max(high, value)
+            if imagined_all:
+                low, high = min(low, value), max(high, value)
+        if asked == limit or not nodes[root].visits:
+            break
     top = nodes[root]
+    if not top.visits:
+        return Plan([("", NOTHING)])
     tried = {action: top.mean(action) for action, visits in top.visits.items() if visits}
     most = max(top.visits.values())
     first = _best({action: mean for action, mean in tried.items() if top.visits[action] == most}, rng)

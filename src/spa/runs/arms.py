@@ -80,7 +80,7 @@ def _check_continues(cfg: Config, arm: ArmConfig, own: Config, other: ArmConfig)
     changed = [name for name in differences(before, own) if name != "ppo.steps"]
     changed += [
         name
-        for name in ("state_format", "sft", "rl", "source", "selfplay")
+        for name in ("state_format", "sft", "practice", "rl", "source", "selfplay", "shares")
         if getattr(arm, name) != getattr(other, name)
     ]
     if changed:

@@ -112,8 +112,8 @@ def outcome_text(reward: float, ended: bool) -> str:
 
 def _number(reward: float) -> str:
     rounded = round(float(reward), 6)
-    if not math.isfinite(rounded):
-        raise ValueError(f"a reward must be a finite number, not {reward}")
+    if not math.isfinite(rounded) or abs(rounded) >= 1e12:  # more digits than `read_outcome` takes
+        raise ValueError(f"a reward must be a finite number of at most 12 digits before the point, not {reward}")
     return np.format_float_positional(rounded, trim="-") if rounded else "0"
 
 

@@ -1,0 +1,170 @@
+"""How far imagination is trusted: right where it is right, wrong by as much as it is wrong; a planner's result beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.agent.episode import read_episodes
+from spa.agent.worlds import World, WorldSource
+from spa.evaluate.planned import area_under_curve, evaluate_planner, imagination_metrics
+from spa.evaluate.summary import EvalResult
+from spa.planning.search import Imagined
+from spa.planning.world_model import WorldModel
+from spa.runs.schema import PlannerConfig
+from tests.planning.tools import Asked, TrueEngine, depths, oracle, player_of, seen, shortest, start_of, true_moves
+from tests.scripted import lake_task, tiny_config
+
+TASK = lake_task(1)
+WORLDS = [World(seed, f"w{seed}") for seed in range(8)]
+DEPTH = 4
+SHARES = ("exact", "legal", "reward", "ended")
+
+
+def measure(model: Asked | WorldModel, depth: int = DEPTH, **kwargs: int) -> dict[str, dict[str, float]]:
+    """Metrics by depth and name."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in imagination_metrics(model, TASK, WORLDS, depth=depth, seed=5, **kwargs).items():  # type: ignore[arg-type]
+        prefix, level, metric = name.split("/")
+        assert prefix == "imagination"
+        found.setdefault(level, {})[metric] = value
+    return found
+
+
+@pytest.mark.parametrize("sure", [1.0, 0.9])
+def test_who_imagines_the_truth_is_right_at_every_depth(sure: float) -> None:
+    found = measure(WorldModel(player_of(TrueEngine(TASK, sure=sure)), TASK))
+    assert list(found) == [f"depth_{number}" for number in range(1, DEPTH + 1)]
+    for metrics in found.values():
+        assert [metrics[name] for name in SHARES] == [1.0] * 4
+        assert metrics.get("ended_auc", 1.0) == 1.0, "absent where no walk ended"
+        assert metrics["believed"] == pytest.approx(sure**2)
+    assert "ended_auc" in found["depth_1"]
+    walks = [metrics["walks"] for metrics in found.values()]
+    assert walks[0] == 4 * len(WORLDS)
+    assert walks == sorted(walks, reverse=True) and walks[-1] < walks[0], "some walks end"
+
+
+def test_walks_are_those_of_the_true_world() -> None:
+    """Each begins in the start of a world and goes on for as long as that does."""
+    model = oracle(TASK)
+    found = measure(model, walks=3)
+    states = [start_of(TASK, world) for world in WORLDS for _ in range(3)]
+    look = true_moves(TASK)
+    for number, call in enumerate(model.calls):
+        assert [move.state for move in call] == states
+        assert found[f"depth_{number + 1}"]["walks"] == len(call)
+        states = [true.state for true in map(look, call) if not true.ended]
+    assert len(model.calls) == DEPTH
+    assert len({move.action for move in model.calls[0]}) == 4
+    again = oracle(TASK)
+    measure(again, walks=3)
+    assert again.calls == model.calls
+
+
+def wrong(error: Imagined) -> Asked:
+    """Errs in every move to the left, and in no other."""
+    truth = oracle(TASK)
+    return Asked(lambda move: (error,) if move.action == "Left" else truth.answer(move), truth.actions)
+
+
+def test_a_known_error_costs_its_share() -> None:
+    errors = wrong(seen("nonsense", 7.0, True, 0.5))
+    first = measure(errors, depth=1)["depth_1"]
+    asked = errors.calls[0]
+    left = [move for move in asked if move.action == "Left"]
+    share = len(left) / len(asked)
+    ended = sum(true_moves(TASK)(move).ended for move in left) / len(asked)
+    assert 0 < share < 1
+    assert first["exact"] == first["legal"] == first["reward"] == pytest.approx(1 - share)
+    assert first["ended"] == pytest.approx(1 - share + ended)
+    assert first["believed"] == pytest.approx(1 - share / 2)
+    assert first["ended_auc"] < 1
+
+
+def test_errors_are_gone_on_from() -> None:
+    """One error in the first move: all that follows is imagined from it, and is wrong with it."""
+    truth = oracle(TASK)
+    elsewhere = start_of(TASK, World(77, "w"))
+    starts = {start_of(TASK, world) for world in WORLDS}
+    model = Asked(lambda move: (seen(elsewhere),) if move.state in starts else truth.answer(move), truth.actions)
+    found = measure(model, depth=2)
+    assert found["depth_1"]["exact"] == found["depth_2"]["exact"] == 0
+    assert {move.state for move in model.calls[1]} == {elsewhere}
+    assert found["depth_1"]["legal"] == 0, "another lake's state is no state of this one"
+
+
+def test_a_state_may_be_legal_and_yet_not_be_the_true_one() -> None:
+    """A model that never moves: right where a move does nothing, and legal everywhere."""
+    still = Asked(lambda move: (seen(move.state),), TASK.make_env().actions)
+    found = measure(still)["depth_1"]
+    look = true_moves(TASK)
+    assert found["legal"] == 1.0
+    assert found["exact"] == sum(look(move).state == move.state for move in still.calls[0]) / len(still.calls[0])
+    assert 0 < found["exact"] < 1
+    assert found["ended_auc"] == 0.5
+
+
+def test_an_answer_that_broke_off_is_wrong_and_not_gone_on_from() -> None:
+    errors = wrong(seen("", probability=0.0))
+    found = measure(errors)
+    first, second = errors.calls[:2]
+    kept = [move for move in first if move.action != "Left"]
+    assert found["depth_1"]["exact"] == len(kept) / len(first) < 1
+    assert 0 < len(second) == sum(not true_moves(TASK)(move).ended for move in kept)
+    assert all(move.state for move in second)
+
+
+SCORES = st.lists(st.tuples(st.sampled_from([-1.0, -0.7, -0.2, 0.0, 0.2, 0.7, 1.0]), st.booleans()), max_size=12)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(SCORES)
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order(scores: list[tuple[float, bool]]) -> None:
+    pairs = [(a, b) for a, ended in scores if ended for b, other in scores if not other]
+    if not pairs:
+        assert area_under_curve(scores) is None
+        return
+    in_order = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
+    assert area_under_curve(scores) == pytest.approx(in_order)
+
+
+def test_a_planner_is_played_on_every_world_and_its_cost_is_told(tmp_path: Path) -> None:
+    cfg = tiny_config()
+    cfg = dataclasses.replace(
+        cfg,
+        agent=dataclasses.replace(cfg.agent, planner="lookahead"),
+        planner=PlannerConfig(depth=5),
+        eval=dataclasses.replace(cfg.eval, world_model_worlds=2, bootstrap=50),
+    )
+    worlds = WorldSource(TASK, "test", 0, unique=True).take(12)
+    engine = TrueEngine(TASK)
+    result = evaluate_planner(cfg, "plan", player_of(engine, max_tokens=40), TASK, worlds, tmp_path)
+    within = [shortest(TASK, depths(TASK, start))[start][0] <= 5 for start in (start_of(TASK, w) for w in worlds)]
+    episodes = list(read_episodes(tmp_path / "planner_episodes.jsonl"))
+    assert [episode.group for episode in episodes] == list(range(12))
+    assert [episode.content for episode in episodes] == [world.content for world in worlds]
+    assert all(episode.success for episode, near in zip(episodes, within, strict=True) if near)
+    assert sum(within) >= 8
+    assert result.name == "plan+lookahead"
+    assert result.metrics["pass@1"] == sum(episode.success for episode in episodes) / 12
+    assert EvalResult.read(tmp_path / "planner.json") == result
+    assert json.loads((tmp_path / "planner.json").read_text())
+    asked = sum(turn.imagined["questions"] for episode in episodes for turn in episode.turns)
+    assert 0 < result.metrics["planner/questions"] <= asked / 12, "what a cache or an episode knows is not asked again"
+    assert result.metrics["planner/tokens_written"] > result.metrics["planner/questions"] > 0
+    assert result.metrics["planner/tokens_read"] > result.metrics["planner/questions"]
+    assert {value for name, value in result.world_model.items() if name.endswith("/exact")} == {1.0}
+    assert sum(name.endswith("/exact") for name in result.world_model) == 5
+
+
+def test_the_imagination_is_not_measured_where_that_is_turned_off(tmp_path: Path) -> None:
+    cfg = tiny_config()
+    cfg.agent.planner, cfg.eval.world_model_worlds = "beam", 0
+    result = evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS[:2], tmp_path)
+    assert (result.name, result.world_model) == ("a+beam", {})

@@ -1,0 +1,130 @@
+"""Arms and settings of planning: what is refused, what is shared, where it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spa.runs.arms import arm_config, arms_of, check_arms, practice_folder, selfplay_folder, sft_folder, source_config
+from spa.runs.config import load_arm, load_config
+from spa.runs.schema import ArmConfig, Config
+
+OUT = Path("run")
+PLANS: dict[str, Any] = {"selfplay.rows": "transitions", "selfplay.state_format": "grid"}
+
+
+@cache
+def run_config(*settings: str) -> Config:
+    """A run's config; nothing that reads it changes it."""
+    return load_config("frozen_lake", settings)
+
+
+def test_practice_needs_the_world_model_of_stage_2(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("practice: true\nsettings: {selfplay.rows: transitions}\n")
+    with pytest.raises(ValueError, match=r"arm mine practises in the world model of stage 2: practice needs sft: true"):
+        load_arm(str(path))
+    path.write_text("practice: true\nsft: true\nsettings: {selfplay.rows: transitions}\n")
+    assert load_arm(str(path)).practice
+
+
+@pytest.mark.parametrize("settings", [{}, {"selfplay.rows": "written"}])
+def test_practice_needs_rows_of_transitions(settings: dict[str, Any]) -> None:
+    mine = ArmConfig("mine", sft=True, practice=True, settings=settings)
+    with pytest.raises(ValueError, match=r"arm mine practises, .* set selfplay\.rows=transitions"):
+        check_arms(run_config(), [mine])
+    check_arms(run_config(), [dataclasses.replace(mine, practice=False)])
+    check_arms(run_config(), [dataclasses.replace(mine, settings={"selfplay.rows": "transitions"})])
+    check_arms(run_config("selfplay.rows=transitions"), [dataclasses.replace(mine, settings={})])
+
+
+def pair(second: dict[str, Any], **arm: Any) -> list[ArmConfig]:
+    first = ArmConfig("a", sft=True, practice=True, shares="both", settings=dict(PLANS))
+    return [first, dataclasses.replace(first, name="b", settings={**PLANS, **second}, **arm)]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"selfplay.groups": 3},
+        {"sft.epochs": 7},
+        {"sft.lr": 0.5},
+        {"model.dtype": "bfloat16"},
+        {"practice.rounds": 2},
+        {"planner.depth": 3},
+    ],
+)
+def test_arms_that_share_their_stages_make_the_same_stages(setting: dict[str, Any]) -> None:
+    cfg = run_config()
+    (name,) = setting
+    with pytest.raises(ValueError, match=rf"arms a and b share stages 1 and 2 \('both'\) but not .* \({name}\)"):
+        check_arms(cfg, pair(setting))
+    check_arms(cfg, pair(setting, shares="own"))
+
+
+def test_arms_that_share_their_stages_may_differ_after_them() -> None:
+    cfg = run_config()
+    check_arms(cfg, pair({"ppo.actor_lr": 1e-3, "ppo.steps": 5, "eval.worlds": 9}, rl=False))
+    check_arms(cfg, pair({}, state_format="coordinates"))
+
+
+def test_the_source_of_an_arm_counts_too() -> None:
+    with pytest.raises(ValueError, match=r"share stages 1 and 2 .*sft\.epochs"):
+        check_arms(run_config(), pair({}, source={"sft.epochs": 9}))
+
+
+def test_the_packaged_arms_share_stages_and_practice() -> None:
+    cfg = load_config("frozen_lake", ["arms=[plan,spa_plan,search]"])
+    _, plan, spa_plan, search = arms_of(cfg)
+    assert (plan.rl, spa_plan.rl, search.rl) == (False, True, False)
+    assert (plan.practice, spa_plan.practice, search.practice) == (True, True, False)
+    for arm in (plan, spa_plan, search):
+        assert sft_folder(OUT, arm) == OUT / "sft-plan"
+        assert selfplay_folder(OUT, arm) == OUT / "selfplay-plan"
+        assert source_config(cfg, arm).selfplay.rows == "transitions"
+        assert arm_config(cfg, arm).agent.planner == "lookahead"
+    assert practice_folder(OUT, plan) == practice_folder(OUT, spa_plan) == OUT / "practice-plan"
+    assert source_config(cfg, plan) == source_config(cfg, spa_plan)
+
+
+def test_the_control_shares_nothing_with_what_it_controls() -> None:
+    _, plan, control = arms_of(load_config("frozen_lake", ["arms=[plan,plan_shuffled]"]))
+    for folder in (sft_folder, selfplay_folder, practice_folder):
+        assert folder(OUT, plan) != folder(OUT, control)
+
+
+def test_an_arm_without_a_name_to_share_has_its_own_stages() -> None:
+    arm = ArmConfig("mine", sft=True, practice=True, settings=PLANS)
+    assert [f(OUT, arm).name for f in (selfplay_folder, sft_folder)] == ["selfplay-mine", "sft-mine"]
+    assert practice_folder(OUT, arm) == OUT / "practice-mine"
+    plain = ArmConfig("other", sft=True, practice=True, settings={"planner.depth": 3, "practice.rounds": 2})
+    assert (selfplay_folder(OUT, plain), sft_folder(OUT, plain)) == (OUT / "selfplay", OUT / "sft")
+
+
+@pytest.mark.parametrize("changed", [{"practice": True}, {"shares": "other"}])
+def test_an_arm_that_continues_another_practised_as_that_did(changed: dict[str, Any]) -> None:
+    cfg = run_config("ppo.steps=5")
+    first = ArmConfig("a", sft=True, settings=PLANS)
+    longer = dataclasses.replace(first, name="b", continues="a", settings={**PLANS, "ppo.steps": 9})
+    check_arms(cfg, [first, longer])
+    with pytest.raises(ValueError, match=rf"can differ from it in ppo\.steps alone, not in {next(iter(changed))}"):
+        check_arms(cfg, [first, dataclasses.replace(longer, **changed)])
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("agent.planner=look", r"agent\.planner must be one of none, lookahead, beam, mcts"),
+        ("selfplay.rows=moves", r"selfplay\.rows must be one of written, transitions"),
+        ("planner.depth=0", r"planner\.depth must be 1 or more"),
+        ("planner.min_probability=1.5", r"planner\.min_probability must be from 0 to 1"),
+        ("practice.rounds=0", r"practice\.rounds must be 1 or more"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_config("frozen_lake", [setting])

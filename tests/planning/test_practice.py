@@ -1,0 +1,267 @@
+"""Practice: lessons are what the shortest ways teach, in the prompts that the policy will see, and rounds can be gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spa.agent.parse import parse_response
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import World, split_of
+from spa.models.load import load_model, load_tokenizer, save_model
+from spa.planning import practice as module
+from spa.planning.practice import imagine, lesson_rows, practice
+from spa.planning.search import Imagined, Move
+from spa.runs.schema import AgentConfig, Config, EnvConfig, ModelConfig, PlannerConfig, PracticeConfig, SamplingConfig
+from spa.worldmodel.dataset import read_rows, write_rows
+from spa.worldmodel.transitions import transition_rows
+from tests.planning.test_planned_play import Watched, of_class
+from tests.planning.test_transitions import played
+from tests.planning.tools import Asked, depths, finish, oracle, seen, shortest, start_of, true_moves
+from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_config
+
+WORLDS = [World(seed, f"w{seed}") for seed in range(16)]
+
+
+def lessons(task: Task, root: str, depth: int, whole: bool) -> dict[str, tuple[int, set[str]]]:
+    """What is taught of each state: how many actions after the start it was met, and the best actions."""
+    model = oracle(task)
+    found = finish(imagine(root, model.actions, PlannerConfig(), depth, depth, whole=whole), model)
+    assert len({state for state, _, _ in found}) == len(found)
+    return {state: (met, set(best)) for state, met, best in found}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_lesson_is_the_beginning_of_a_shortest_way(whole: bool) -> None:
+    """With ``whole`` of all ways there are, without of those through states met before the goal is."""
+    task = lake_task(1)
+    taught = several = 0
+    for world in WORLDS:
+        root = start_of(task, world)
+        met = depths(task, root)
+        goal, _ = shortest(task, met)[root]
+        known = {state for state, depth in met.items() if whole or depth < goal}
+        expected = {state: (met[state], best) for state, (_, best) in shortest(task, known).items()}
+        assert lessons(task, root, 16, whole) == expected
+        taught += len(expected)
+        several += sum(len(best) > 1 for _, best in expected.values())
+    assert taught > 3 * len(WORLDS)
+    assert several > 5
+
+
+def test_boxes_are_taught_to_be_pushed_home() -> None:
+    room = {"id": "sokoban", "tag": "Room", "settings": {"dim_room": [6, 6], "max_moves": 4}}
+    task = Task(EnvConfig(**room), AgentConfig(style="terse", window=1))
+    root = start_of(task, World(2, "w"))
+    met = depths(task, root)
+    goal, _ = (ways := shortest(task, met, won=lambda move: move.ended))[root]
+    found = lessons(task, root, 6, False)
+    on_the_way = {state for state, (far, _) in ways.items() if met[state] + far == goal}
+    assert on_the_way <= set(found)
+    assert all(found[state] == (met[state], ways[state][1]) for state in on_the_way)
+
+
+def test_out_of_reach_nothing_is_taught() -> None:
+    task = lake_task(1)
+    for world in WORLDS:
+        root = start_of(task, world)
+        goal, _ = shortest(task, depths(task, root))[root]
+        assert (root in lessons(task, root, goal, False)) and not (goal > 1 and lessons(task, root, goal - 1, False))
+
+
+def path_to(task: Task, root: str, state: str) -> list[str]:
+    """A shortest way from the start to a state."""
+    met, look, actions = depths(task, root), true_moves(task), task.make_env().actions
+    way: list[str] = []
+    while state != root:
+        before, name = next(
+            (other, action)
+            for other in met
+            if met[other] == met[state] - 1
+            for action in actions
+            if look(Move(other, action))[::2] == (state, False)
+        )
+        way.insert(0, name)
+        state = before
+    return way
+
+
+def walker(way: list[str]) -> Scripted:
+    """Goes a way, an action a turn, and then nowhere."""
+
+    def text(number: int) -> str:
+        turn = len(engine.contexts) - 1
+        return f"</think><answer>{way[turn] if turn < len(way) else 'nowhere'}</answer>"
+
+    engine = Scripted(text)
+    return engine
+
+
+@pytest.mark.parametrize("style", ["terse", "paper"])
+def test_lessons_are_in_the_prompts_that_a_rollout_shows(style: str) -> None:
+    """After as many actions as led to the state, one a turn."""
+    task = lake_task(1, style, max_actions_per_turn=1, max_turns=10)
+    worlds = [WORLDS[7], WORLDS[3]]
+    rows, solved = lesson_rows(oracle(task), task, worlds, PlannerConfig(), whole=False)
+    assert solved == 2
+    assert max(row.extra["turn"] for row in rows) >= 2
+    for row in rows:
+        world = next(world for world in worlds if world.seed == row.extra["seed"])
+        root = start_of(task, world)
+        text = "".join(message["content"] for message in row.prompt)
+        state = next(state for state in depths(task, root) if f"{state}\n" in text)
+        way = path_to(task, root, state)
+        assert row.extra["turn"] == len(way)
+        engine = walker(way)
+        rollout(engine, CHAT, task, [world], SamplingConfig(), seed=0)
+        system = row.prompt[0]["content"] if len(row.prompt) > 1 else None
+        asked = CHAT.opening(system, row.prompt[-1]["content"]) + CHAT.forced_ids
+        assert engine.contexts[len(way)] == [asked]
+
+
+def test_a_row_answers_with_one_best_action() -> None:
+    task = lake_task(1)
+    rows, _ = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(), whole=True)
+    taught = {}
+    for row in rows:
+        parsed = parse_response(row.response, "base")
+        assert parsed.format_ok
+        assert list(parsed.actions) == row.extra["executed"]
+        state, _, rest = row.prompt[-1]["content"].partition("\n" + str(10 - row.extra["turn"]) + " left\n")
+        assert rest == "<think><answer>"
+        taught.setdefault((row.extra["seed"], state), set()).add(parsed.actions[0])
+    for world in WORLDS:
+        ways = shortest(task, met := depths(task, start_of(task, world)))
+        within = {state: best for state, (_, best) in ways.items() if met[state] < 10}
+        assert {state: best for (seed, state), best in taught.items() if seed == world.seed} == within
+    assert len(rows) == sum(map(len, taught.values()))
+
+
+def test_without_thoughts_the_lesson_is_the_answer_alone() -> None:
+    task = Task(LAKE, AgentConfig(style="terse", window=1, think=False))
+    rows, _ = lesson_rows(oracle(task), task, WORLDS[:1], PlannerConfig(), whole=False)
+    assert {row.response for row in rows} == {f"<answer>{row.extra['executed'][0]}</answer>" for row in rows} != set()
+
+
+def test_starts_are_looked_at_and_nothing_else() -> None:
+    truth, task = oracle(lake_task(1)), of_class("Watched")
+    Watched.log.clear()
+    lesson_rows(truth, task, WORLDS[:4], PlannerConfig(), whole=False)
+    assert Watched.log == ["reset"] * 4
+
+
+def test_a_start_counts_as_solved_where_a_gain_was_imagined_from_it() -> None:
+    task = lake_task(1)
+    near = sum(shortest(task, depths(task, root))[root][0] <= 2 for root in (start_of(task, world) for world in WORLDS))
+    rows, solved = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(depth=2), whole=False)
+    assert 0 < solved == near < len(WORLDS)
+    assert {row.extra["turn"] for row in rows} == {0, 1}
+
+
+# All rounds, with a world model that is right and a policy that is as small as can be.
+
+
+def small(**sft: Any) -> Config:
+    cfg = tiny_config()
+    return dataclasses.replace(
+        cfg,
+        sampling=SamplingConfig(max_tokens=12, stop=["</answer>"]),
+        selfplay=dataclasses.replace(cfg.selfplay, groups=2, state_format="grid", rows="transitions"),
+        sft=dataclasses.replace(cfg.sft, epochs=1, batch_size=32, lr=1e-3, eval_worlds=0, **sft),
+        planner=PlannerConfig(depth=4),
+        practice=PracticeConfig(rounds=2, worlds=3, epochs=1, groups=2, group_size=2, rehearsal=0.5),
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> dict[str, Any]:
+    """What stage 2 leaves: a model and its data."""
+    told = lake_task(1)
+    told = dataclasses.replace(told, agent=dataclasses.replace(told.agent, prompt="world_model"))
+    (tmp_path / "selfplay").mkdir()
+    rows = transition_rows([played(told, seed) for seed in range(4)], told)
+    write_rows(tmp_path / "selfplay" / "train.parquet", rows)
+    model = tmp_path / "sft" / "model"
+    save_model(load_model(ModelConfig(device="cpu")), load_tokenizer("builtin:tiny"), model, {})
+    return {"model": str(model), "data": tmp_path / "selfplay", "rows": rows}
+
+
+def without_time(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if "seconds" not in name}
+
+
+def rows_in(folder: Path) -> list[Any]:
+    return read_rows(folder / "train.parquet")[0]
+
+
+def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:
+    planned: list[World] = []
+
+    def world_model(player: Any, task: Task, **settings: Any) -> Asked:
+        assert settings == {"samples": 1, "proposals": 0, "seed": 0}
+        return oracle(task)
+
+    def noted(model: Any, task: Task, worlds: list[World], *args: Any, **kwargs: Any) -> Any:
+        planned.extend(worlds)
+        return lesson_rows(model, task, worlds, *args, **kwargs)
+
+    monkeypatch.setattr(module, "WorldModel", world_model)
+    monkeypatch.setattr(module, "lesson_rows", noted)
+    # Settings that need validation rows, which practice has none of.
+    cfg, out = small(use="best", patience=2), tmp_path / "practice"
+    result = practice(cfg, out, model=start["model"], data=start["data"])
+
+    first, second = result["rounds"]
+    assert len(planned) == first["worlds_planned"] + second["worlds_planned"] == 6
+    assert {split_of(world.content) for world in planned} == {"selfplay", "train"}
+    assert (first["actions"], first["solved"] <= 3) == (0, True)
+    task = lake_task(1)
+    expected, _ = lesson_rows(oracle(task), task, planned[:3], cfg.planner, whole=False)
+    assert first["lessons"] == second["lessons"] == len(expected) > 0
+    seen_before, new = start["rows"], rows_in(out / "round_2" / "play")
+    assert second["actions"] == result["actions"] == len(new) > 0
+    assert [row.response for row in rows_in(out / "round_2" / "transitions")] == [
+        row.response for row in [*seen_before, *new]
+    ]
+    for number, known in ((1, seen_before), (2, [*seen_before, *new])):
+        rows = rows_in(out / f"round_{number}" / "plans")
+        assert [row.response for row in rows[: len(expected)]] == [row.response for row in expected]
+        told = {(row.prompt[-1]["content"], row.response) for row in known}
+        rehearsed = [(row.prompt[-1]["content"], row.response) for row in rows[len(expected) :]]
+        assert set(rehearsed) <= told
+        assert len(rehearsed) == min(len(known), round(0.5 * len(expected)))
+    model = out / result["model"]
+    assert model.parts[-4:-2] == ("round_2", "policy")
+    weights = load_model(ModelConfig(path=str(model), device="cpu")).state_dict()
+
+    others = {path: path.read_bytes() for path in out.glob("round_*/*/done.json") if path.parent.name != "policy"}
+    assert len(others) == 5
+    last = out / "round_2" / "policy"
+    for lost in (last / "done.json", last):
+        shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+        again = practice(cfg, out, model=start["model"], data=start["data"])
+        assert without_time(again) == without_time(result)
+        other = load_model(ModelConfig(path=str(out / again["model"]), device="cpu")).state_dict()
+        assert all(torch.equal(weights[name], other[name]) for name in weights)
+    assert {path: path.read_bytes() for path in others} == others, "what was finished is not done again"
+    done = [json.loads(path.read_text()) for path in out.glob("round_*/*/done.json")]
+    assert again["seconds"] == pytest.approx(sum(one["seconds"] for one in done), abs=0.1)
+
+
+def test_without_a_gain_in_sight_the_world_model_stays(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:
+    hopeless = Asked(lambda move: (Imagined("?", 1.0, True, 0.1), seen("?")), ("Up", "Down"))
+    monkeypatch.setattr(module, "WorldModel", lambda player, task, **settings: hopeless)
+    cfg, out = small(), tmp_path / "practice"
+    cfg.practice.rounds = 1
+    cfg.planner.depth = 1
+    result = practice(cfg, out, model=start["model"], data=start["data"])
+    assert (result["rounds"][0]["lessons"], result["rounds"][0]["solved"]) == (0, 0)
+    assert (out / result["model"]).resolve() == Path(start["model"]).resolve()
+    assert not (out / "round_1" / "policy").exists()

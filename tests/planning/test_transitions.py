@@ -1,0 +1,284 @@
+"""Rows of single moves: what they say is what a second copy of the world does."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.agent.episode import Episode
+from spa.agent.parse import parse_response
+from spa.agent.play import Play
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.runs.schema import AgentConfig, EnvConfig
+from spa.worldmodel.groundtruth import Row
+from spa.worldmodel.transitions import (
+    LAYOUTS,
+    Transition,
+    outcome_text,
+    read_outcome,
+    transition_rows,
+    transitions_of,
+)
+from tests.scripted import CHAT, lake_task
+
+ROOM = EnvConfig(id="sokoban", tag="Room", settings={"dim_room": [6, 6], "max_steps": 7, "max_moves": 6})
+FRESH = ("between", "rewards", "ended", "imagined")  # fields of a turn that older versions did not write
+WALK = ["Right || Down || Left", "Up", "nowhere", "Down || Down || Right || Up", "Left || Left"]
+
+
+def task_of(world: str, style: str = "terse", prompt: str = "world_model") -> Task:
+    slippery = {"settings": {"size": 4, "is_slippery": world == "slippery"}}
+    env = ROOM if world == "sokoban" else lake_task(**slippery).env
+    return Task(env, AgentConfig(style=style, window=1, prompt=prompt))
+
+
+def written(actions: str, states: bool = True) -> str:
+    told = "<observation> I see </observation>so<prediction>\nI guess </prediction>" if states else ""
+    return f"<think>{told}</think><answer>{actions}</answer>"
+
+
+def played(task: Task, seed: int = 0, member: int = 0, responses: list[str] | None = None) -> Episode:
+    """An episode of hand-written responses, until it ends."""
+    play = Play.start(task, World(seed, f"world {seed}"), seed, member)
+    for index, response in enumerate(responses or [written(actions) for actions in WALK]):
+        if play.live:
+            play.open_turn(index, play.user_text(index, index))
+            play.answer(response, "stop")
+    return play.episode
+
+
+def replayed(task: Task, episode: Episode) -> list[list[Transition]]:
+    """The true moves of each turn, made again in another copy of the world."""
+    env = task.make_env()
+    state, _ = env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
+    turns = []
+    for turn in episode.turns:
+        moves = []
+        for action in turn.executed:
+            after, reward, terminated, _, _ = env.step(action)
+            moves.append(Transition(state, action, after, float(reward), terminated))
+            state = after
+        turns.append(moves)
+    return turns
+
+
+def parts(row: Row) -> tuple[str, str]:
+    """The states that a row's response names, as it is read."""
+    parsed = parse_response(row.response, "world_model")
+    assert parsed.format_ok
+    assert parsed.observation is not None
+    assert parsed.prediction is not None
+    return parsed.observation.strip("\n"), parsed.prediction.strip("\n")
+
+
+REWARDS = st.floats(-999_999_999_999, 999_999_999_999).map(lambda reward: round(reward, 6))
+
+
+@settings(derandomize=True, deadline=None)
+@given(REWARDS | st.floats(-20, 20).map(lambda reward: round(reward, 6)), st.booleans())
+def test_an_outcome_is_read_as_it_was_written(reward: float, ended: bool) -> None:
+    assert read_outcome(outcome_text(reward, ended)) == (reward, ended)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.floats(-1000, 1000), st.booleans())
+def test_rewards_are_written_to_six_decimals(reward: float, ended: bool) -> None:
+    found = read_outcome(outcome_text(reward, ended))
+    assert found is not None
+    assert found[0] == pytest.approx(reward, abs=5.01e-7)
+    assert "e-" not in outcome_text(reward, False)
+
+
+def test_how_outcomes_look() -> None:
+    shown = [outcome_text(*one) for one in [(-0.1, False), (10.9, True), (1.0, True), (-1e-9, False), (1e-6, False)]]
+    assert shown == ["-0.1", "10.9 end", "1 end", "0", "0.000001"]
+    assert read_outcome(" 10.9 end\n") == (10.9, True)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e12, -1e300])
+def test_a_reward_that_could_not_be_read_again_is_refused(reward: float) -> None:
+    with pytest.raises(ValueError, match="a reward must be a finite number"):
+        outcome_text(reward, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "end", "-", "1 END", "1  end", "1end", "1 end end", "1 ended", "1\nend"),
+        *(
+            "+1",
+            ".5",
+            "1.",
+            "1e3",
+            "--1",
+            "1 2",
+            "1,5",
+            "nan",
+            "inf",
+            "\u0661",
+            "1" * 13,
+            "0." + "1" * 13,
+            "1</",
+            "<1>",
+        ),
+    ],
+)
+def test_nonsense_is_no_outcome(text: str) -> None:
+    assert read_outcome(text) is None
+
+
+@pytest.mark.parametrize("style", LAYOUTS)
+def test_a_question_is_the_beginning_of_its_row_in_characters_and_in_tokens(style: str) -> None:
+    layout = LAYOUTS[style]
+    episode = played(task_of("sokoban"))
+    for move in (move for turn in episode.turns for move in transitions_of(turn)):
+        question = layout.question(move.state, move.action)
+        known = layout.predicted(move.state, move.action, move.next_state)
+        whole = layout.response(move)
+        assert whole.startswith(known)
+        assert known.startswith(question)
+        ids = CHAT.encode_response(whole).ids
+        for part in (question, known):
+            asked = CHAT.encode_response(part).ids
+            assert ids[: len(asked)] == asked
+        parsed = parse_response(whole, "world_model")
+        assert (parsed.format_ok, parsed.actions) == (True, (move.action,))
+        assert parsed.observation is not None
+        assert parsed.prediction is not None
+        assert parsed.observation.strip("\n") == move.state
+        assert parsed.prediction.strip("\n") == move.next_state
+        assert whole.partition("<outcome>")[2].partition("</outcome>")[0] == outcome_text(move.reward, move.ended)
+
+
+@pytest.mark.parametrize("style", LAYOUTS)
+def test_a_question_says_nothing_of_what_comes(style: str) -> None:
+    assert "NEXT" not in LAYOUTS[style].question("NOW", "Up")
+    known = LAYOUTS[style].predicted("NOW", "Up", "NEXT")
+    assert known.index("NOW") < known.index("Up") < known.index("NEXT")
+    assert known.endswith("<outcome>")
+
+
+@pytest.mark.parametrize("world", ["lake", "slippery", "sokoban"])
+def test_a_turn_keeps_the_state_the_reward_and_the_end_of_each_of_its_moves(world: str) -> None:
+    task = task_of(world)
+    several = ends = 0
+    for seed in range(12):
+        episode = played(task, seed, member=seed)
+        for turn, moves in zip(episode.turns, replayed(task, episode), strict=True):
+            assert turn.between == [move.next_state for move in moves[:-1]]
+            assert turn.rewards == [move.reward for move in moves]
+            assert turn.ended == any(move.ended for move in moves)
+            assert transitions_of(turn) == moves
+            several += len(moves) > 1
+            ends += turn.ended
+    assert several
+    assert ends or world == "sokoban"
+
+
+def test_a_world_that_a_limit_cuts_off_has_not_ended() -> None:
+    task = task_of("sokoban")
+    episode = played(task, responses=[written("Up || Up || Up || Up")] * 2)
+    assert episode.status == "completed"  # the world said so, after its seven steps
+    assert [len(turn.executed) for turn in episode.turns] == [4, 3]
+    assert not any(turn.ended for turn in episode.turns)
+
+
+@pytest.mark.parametrize("style", LAYOUTS)
+@pytest.mark.parametrize("world", ["slippery", "sokoban"])
+def test_rows_are_the_true_moves_each_in_the_prompt_of_its_own_state(world: str, style: str) -> None:
+    task = task_of(world, style)
+    episodes = [played(task, seed, member=1) for seed in range(3)]
+    moves = [move for episode in episodes for turn in replayed(task, episode) for move in turn]
+    rows = transition_rows(episodes, task)
+    assert [row.response for row in rows] == [LAYOUTS[style].response(move) for move in moves]
+    assert [row.extra["executed"] for row in rows] == [[move.action] for move in moves]
+    number = 0
+    for episode in episodes:
+        env = task.make_env()
+        env.reset(seed=episode.seed)
+        for left in range(10, 10 - sum(len(turn.executed) for turn in episode.turns), -1):
+            row, move = rows[number], moves[number]
+            number += 1
+            user = row.prompt[-1]["content"]
+            if style == "terse":
+                assert user == f"{move.state}\n{left} left\n<think><observation><prediction><answer>"
+                assert len(row.prompt) == 1
+            else:
+                assert f"\nTurn 1:\nState:\n{move.state}\nYou have {left} actions left. " in user
+                assert user.startswith(task.header(env))
+                assert [message["role"] for message in row.prompt] == ["system", "user"]
+    assert number == len(rows)
+
+
+def test_shuffled_rows_pair_states_of_other_moves_and_keep_their_prompts() -> None:
+    task = task_of("lake", "paper")
+    episodes = [played(task, seed) for seed in range(12)]
+    true, mixed = transition_rows(episodes, task), transition_rows(episodes, task, "shuffled", seed=1)
+    assert [row.prompt for row in mixed] == [row.prompt for row in true]
+    assert [row.extra for row in mixed] == [row.extra for row in true]
+    for place in (0, 1):
+        assert Counter(parts(row)[place] for row in mixed) == Counter(parts(row)[place] for row in true)
+    assert Counter(row.response.partition("<outcome>")[2].partition("<")[0] for row in mixed) == Counter(
+        row.response.partition("<outcome>")[2].partition("<")[0] for row in true
+    )
+    known = {parts(row) for row in true}
+    assert len(true) > 30
+    assert sum(parts(row) in known for row in mixed) < len(mixed) / 4, "state and next state are drawn apart"
+    assert [row.response.rpartition("<answer>")[2] for row in mixed] == [
+        f"{row.extra['executed'][0]}</answer>" for row in true
+    ]
+    again = transition_rows(episodes, task, "shuffled", seed=1)
+    other = transition_rows(episodes, task, "shuffled", seed=2)
+    assert again == mixed != other
+
+
+def test_belief_keeps_what_was_written_of_single_moves_and_drops_all_others() -> None:
+    task = task_of("sokoban")
+    episode = played(
+        task, responses=[written("Up"), written("Down || Left"), written("Left", states=False), written("Down")]
+    )
+    assert [len(turn.executed) for turn in episode.turns] == [1, 2, 0, 1]
+    rows = transition_rows([episode], task, "belief")
+    assert [row.extra["turn"] for row in rows] == [0, 3]
+    true = replayed(task, episode)
+    assert true[3][0].ended
+    for row in rows:
+        (move,) = true[row.extra["turn"]]
+        assert parts(row) == ("I see", "I guess")
+        assert f"<outcome>{outcome_text(move.reward, move.ended)}</outcome>" in row.response, "nobody wrote one"
+        assert row.prompt[-1]["content"].startswith(move.state)
+
+
+def test_a_single_move_without_written_states_has_no_belief() -> None:
+    told = task_of("sokoban")
+    episode = played(task_of("sokoban", prompt="base"), responses=[written("Up", states=False), written("Down")])
+    assert [len(turn.executed) for turn in episode.turns] == [1, 1]
+    assert [row.extra["turn"] for row in transition_rows([episode], told, "belief")] == [1]
+    assert len(transition_rows([episode], told)) == 2
+
+
+def test_episodes_survive_json_with_what_single_moves_did() -> None:
+    for world in ("slippery", "sokoban"):
+        episode = played(task_of(world), 3)
+        episode.turns[0].imagined = {"path": [{"action": "Up", "probability": 0.5}], "values": {"Up": -1.0}}
+        again = Episode.from_json(episode.to_json())
+        assert again == episode
+        assert [transitions_of(turn) for turn in again.turns] == [transitions_of(turn) for turn in episode.turns]
+
+
+def test_episodes_of_older_versions_are_read_and_say_what_they_lack() -> None:
+    task = task_of("lake")
+    data = json.loads(played(task, 3).to_json())
+    for turn in data["turns"]:
+        for name in FRESH:
+            del turn[name]
+    old = Episode.from_json(json.dumps(data))
+    assert all((turn.between, turn.rewards, turn.ended, turn.imagined) == ([], [], False, {}) for turn in old.turns)
+    assert old.turns[0].executed
+    with pytest.raises(ValueError, match=r"hold no rewards of single moves: make them again with `spa generate`"):
+        transition_rows([old], task)
