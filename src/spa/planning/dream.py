@@ -38,7 +38,7 @@ def dream(
 ) -> Generator[list[Question], list[Answer], Moves]:
     """Everything within ``depth`` actions of a start. Of several answers the likeliest counts; one not believed is left out."""
     graph = ImaginedGraph(root, config)
-    yield from expand(graph, actions, depth, stop_at_goal=False)
+    yield from expand(graph, actions, depth, depth, stop_at_goal=False)
     moves: Moves = {}
     for here, edges in graph.edges.items():
         known = {
