@@ -1,0 +1,111 @@
+"""Imagined worlds: they play what was imagined, and count for nothing that is real."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from gymnasium.error import ResetNeeded
+
+from spa.agent.player import make_task
+from spa.agent.worlds import WorldSource
+from spa.planning.dream import FILE, ImaginedWorld, dream
+from spa.planning.play import search_all
+from spa.planning.search import Imagined, Move
+from spa.rl.curriculum import Curriculum, is_real, training_tasks
+from spa.runs.config import load_config
+from spa.runs.schema import PlannerConfig
+
+LAKE = {"size": 4, "p": 0.8, "is_slippery": False}
+WORLDS = [
+    {"start": "P_G", "moves": {"P_G": {"Right": ["_PG", 0.0, False]}, "_PG": {"Right": ["__√", 1.0, True]}}},
+    {"start": "PO_", "moves": {"PO_": {"Right": ["_X_", 0.0, True], "Left": ["PO_", 0.0, False]}}},
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / FILE).write_text(json.dumps(WORLDS))
+    return str(tmp_path / FILE)
+
+
+def test_it_plays_what_was_imagined(path: str) -> None:
+    env = ImaginedWorld(path, "frozen_lake", LAKE)
+    assert tuple(env.actions) == ("Left", "Down", "Right", "Up")
+    state, info = env.reset(seed=0)
+    assert (state, info["content"], info["split"]) == ("P_G", "P_G", "train")
+    assert env.step("Right")[:4] == ("_PG", 0.0, False, False)
+    after, reward, terminated, truncated, info = env.step("Right")
+    assert (after, reward, terminated, truncated, info["success"]) == ("__√", 1.0, True, False, True)
+    with pytest.raises(ResetNeeded):
+        env.step("Right")
+    state, _ = env.reset(seed=3)  # two worlds: the second
+    assert state == "PO_"
+    assert env.step("Right")[4]["success"] is False
+
+
+def test_a_move_that_was_not_imagined_cuts_the_episode_off(path: str) -> None:
+    env = ImaginedWorld(path, "frozen_lake", LAKE)
+    env.reset(seed=0)
+    state, reward, terminated, truncated, info = env.step("fly")
+    assert (state, reward, terminated, truncated, info["valid"]) == ("P_G", 0.0, False, False, False)
+    assert env.step("Up")[:4] == ("P_G", 0.0, False, True)
+
+
+def test_a_missing_file_is_one_line() -> None:
+    with pytest.raises(ValueError, match="cannot read imagined worlds from nowhere.json"):
+        ImaginedWorld("nowhere.json", "frozen_lake", LAKE)
+
+
+class Corridor:
+    """Answers of a corridor of four cells, in which Left is never believed."""
+
+    def ask(self, questions: list[Move]) -> list[tuple[Imagined, ...]]:
+        return [self._answer(int(question.state), question.action) for question in questions]
+
+    def _answer(self, place: int, action: str) -> tuple[Imagined, ...]:
+        if action == "Left":
+            return (Imagined("nonsense", 9.0, True, 0.01),)
+        return (Imagined(str(place + 1), float(place == 2), place == 2, 0.9),)
+
+
+def test_everything_within_reach_is_written_down() -> None:
+    searches = [dream("0", ["Left", "Right"], PlannerConfig(), depth) for depth in (2, 9)]
+    near, all_of_it = search_all(Corridor(), searches)  # type: ignore[arg-type]
+    assert near == {"0": {"Right": ("1", 0.0, False)}, "1": {"Right": ("2", 0.0, False)}}
+    assert all_of_it == {**near, "2": {"Right": ("3", 1.0, True)}}
+
+
+def test_the_curriculum_mixes_real_and_imagined_worlds(path: str) -> None:
+    cfg = load_config("frozen_lake", ["curriculum.imagined=0.25"])
+    assert [is_real(task) for task in training_tasks(cfg)] == [True]  # not there yet
+    cfg.curriculum.imagined_file = path
+    tasks = training_tasks(cfg, state_format="grid")
+    assert [is_real(task) for task in tasks] == [True, False]
+    batch = dict(Curriculum(cfg, tasks).take(8))
+    assert {index: len(worlds) for index, worlds in batch.items()} == {0: 6, 1: 2}
+
+
+def test_imagined_worlds_are_put_in_the_words_of_the_real_one(path: str) -> None:
+    cfg = load_config("frozen_lake", ["curriculum.imagined=0.5", "agent.style=paper"])
+    cfg.curriculum.imagined_file = path
+    real, imagined = training_tasks(cfg, state_format="grid")
+    headers = [task.header(task.make_env()) for task in (real, imagined)]
+    assert headers[0] == headers[1]
+
+
+def test_it_excludes_other_curricula() -> None:
+    with pytest.raises(ValueError, match="excludes"):
+        load_config("frozen_lake", ["curriculum.imagined=0.5", "curriculum.levels=[{size: 3}]"])
+
+
+def test_worlds_of_the_file_are_found_by_seed(path: str) -> None:
+    cfg = load_config("frozen_lake", ["curriculum.imagined=0.5"])
+    cfg.curriculum.imagined_file = path
+    task = training_tasks(cfg, state_format="grid")[1]
+    plain = make_task(dataclasses.replace(cfg, env=task.env))
+    assert {world.content for world in WorldSource(plain, "train", 0).take(4)} <= {
+        world.content for world in WorldSource(task, "train", 0).take(8)
+    }
