@@ -97,3 +97,10 @@ def test_better_is_said_only_of_two_seeds_above_both(values: tuple[list[float], 
     claimed = any("better" in line for line in lines)
     assert claimed == (len(spa) >= 2 and min(lows) > 0)
     assert not claimed or "better" in lines[0]
+
+
+def test_what_a_planner_reaches_is_not_the_recipe() -> None:
+    arms = {name: ArmScore({0: 0.5}) for name in ("base", "vanilla", "plan", "plan+lookahead")}
+    assert main_arm(arms) == "plan"
+    assert main_arm({"base": arms["base"], "own": arms["plan"], "own+mcts": arms["plan"]}) == "own"
+    assert main_arm({**arms, "spa": ArmScore({0: 0.1})}) == "spa"

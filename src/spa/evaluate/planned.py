@@ -15,6 +15,7 @@ from spa.agent.player import Player
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.evaluate.summary import EvalResult
+from spa.evaluate.verdict import PLANNED
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.world_model import WorldModel
@@ -40,7 +41,9 @@ def evaluate_planner(
     imagines = Player.load(cfg, model_of(planner.model)) if planner.model else player
     world_model = _world_model(cfg, imagines, task)
     episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, title)
-    result = EvalResult.from_episodes(f"{name}+{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, cfg.seeds.run)
+    result = EvalResult.from_episodes(
+        f"{name}{PLANNED}{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, cfg.seeds.run
+    )
     usage = world_model.usage
     cost = {
         f"planner/{key}": getattr(usage, key) / len(episodes) for key in ("questions", "tokens_read", "tokens_written")

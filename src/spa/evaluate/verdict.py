@@ -9,7 +9,9 @@ from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.two_way import two_groups
 
 BASE, PLAIN_RL = "base", "vanilla"
-MAIN_ARMS = ("spa", "no_coordinates")  # the whole recipe; the second where states have no coordinates
+# The whole recipe; the second where states have no coordinates; then what goes beyond the paper.
+MAIN_ARMS = ("spa", "no_coordinates", "spa_plan", "plan")
+PLANNED = "+"  # in the name of what an arm reaches with a planner: ARM+PLANNER
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class ArmScore:
 
 def main_arm(arms: Mapping[str, ArmScore]) -> str | None:
     """The arm that the verdict is about: the recipe's, else the last trained one."""
-    trained = [name for name in arms if name not in (BASE, PLAIN_RL)]
+    trained = [name for name in arms if name not in (BASE, PLAIN_RL) and PLANNED not in name]
     return next((name for name in MAIN_ARMS if name in arms), trained[-1] if trained else None)
 
 

@@ -20,6 +20,7 @@ from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
+from spa.evaluate.verdict import PLANNED
 from spa.reproduce.scale import BASELINE, Cell, Scale
 from spa.runs.arms import needs_sft, practice_folder, selfplay_folder, sft_folder
 from spa.runs.clock import Spent
@@ -247,7 +248,9 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
         raise ValueError(f"{path}: {error}") from error
     chosen = {
         # With their planners' numbers, which are under "arm+planner".
-        world: {arm: of for arm, of in found[world].items() if arm.partition("+")[0] in ("base", *scale.arms_of(world))}
+        world: {
+            arm: of for arm, of in found[world].items() if arm.partition(PLANNED)[0] in ("base", *scale.arms_of(world))
+        }
         for world in scale.worlds
         if world in found
     }
