@@ -285,6 +285,20 @@ def test_a_beam_follows_the_states_of_the_best_returns_whichever_way_they_were_m
     assert {move.state for move in model.moves} == {"0", "x"}
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_a_way_is_a_gain_if_its_discounted_return_is_one(gamma: float) -> None:
+    """After -0.5 an end with 0.75 is worth it today, and not tomorrow: then the search goes on behind it."""
+    table: Table = {
+        "0": {"a": (seen("1", -0.5),), "b": (seen("2"),)},
+        "1": {"a": (seen(END, 0.75, True),), "b": (seen("1"),)},
+        "2": {"a": (seen("3"),), "b": (seen("2"),)},
+        "3": {"a": (seen("3"),), "b": (seen("3"),)},
+    }
+    model = of_table(table)
+    decide("lookahead", "0", model, depth=5, gamma=gamma)
+    assert (Move("3", "a") in model.moves) == (gamma == 0.5)
+
+
 def test_the_actions_of_free_text_are_those_that_the_policy_names() -> None:
     table = {"0": {"go": (seen("1"),), "stay": (seen("0"),)}, "1": {"win": (seen(END, 1.0, True),)}}
     for kind in PLANNERS:

@@ -234,12 +234,22 @@ def test_a_state_that_was_seen_to_be_another_is_gone_on_from_as_it_is() -> None:
 
 
 def test_where_chance_decides_one_look_is_no_answer() -> None:
-    task = lake_task(1)
-    model = Asked(lambda move: (seen(move.state), seen(move.state)), task.make_env().actions)
-    (episode,) = play(model, task, [World(7, "w")], samples=2, depth=1)
-    again = [move for move in model.moves if move.state == episode.turns[0].state]
-    assert len(again) > 4, "the start is asked about again whenever it is met"
-    assert all(len(turn.executed) == 1 for turn in episode.turns), "no more than one action is planned"
+    """Of a state that is met again every action is asked about again."""
+    world, lie = next((world, lie) for world in WORLDS if (lie := blocked(world)) is not None)
+    stuck = Asked(
+        lambda move: (seen("won", 1.0, True) if move == lie else seen(move.state),) * 2, TASK.make_env().actions
+    )
+    (episode,) = play(stuck, lake_task(1, max_actions_per_turn=1), [world], samples=2, depth=1)
+    assert actions(episode) == [lie.action] * 5
+    assert stuck.moves.count(lie) == 5
+
+
+def test_where_chance_decides_no_more_than_one_action_is_planned() -> None:
+    truth = oracle(TASK)
+    twice = Asked(lambda move: truth.answer(move) * 2, truth.actions)
+    turns = [turn for episode in play(twice, samples=2, depth=5) for turn in episode.turns]
+    assert max(len(turn.imagined["path"]) for turn in turns) > 1
+    assert all(len(turn.executed) == 1 for turn in turns)
 
 
 def test_what_was_imagined_is_kept_in_the_episode() -> None:

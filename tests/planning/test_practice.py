@@ -24,7 +24,7 @@ from spa.worldmodel.dataset import read_rows, write_rows
 from spa.worldmodel.transitions import transition_rows
 from tests.planning.test_planned_play import Watched, of_class
 from tests.planning.test_transitions import played
-from tests.planning.tools import Asked, depths, finish, oracle, seen, shortest, start_of, true_moves
+from tests.planning.tools import Asked, depths, finish, of_table, oracle, seen, shortest, start_of, true_moves
 from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_config
 
 WORLDS = [World(seed, f"w{seed}") for seed in range(16)]
@@ -54,6 +54,19 @@ def test_every_lesson_is_the_beginning_of_a_shortest_way(whole: bool) -> None:
         several += sum(len(best) > 1 for _, best in expected.values())
     assert taught > 3 * len(WORLDS)
     assert several > 5
+
+
+def test_ways_whose_sums_differ_in_rounding_alone_are_equally_good() -> None:
+    """0.1 + 0.2 is a little more than 0.3."""
+    end = {name: (seen("end", 0.0, True),) for name in "ab"}
+    table = {
+        "0": {"a": (seen("1", 0.1),), "b": (seen("2", 0.3),)},
+        "1": {name: (seen("end", 0.2, True),) for name in "ab"},
+        "2": end,
+    }
+    model = of_table(table)
+    found = finish(imagine("0", model.actions, PlannerConfig(gamma=1.0), 3, 3, whole=True), model)
+    assert found[0] == ("0", 0, ["a", "b"])
 
 
 def test_boxes_are_taught_to_be_pushed_home() -> None:
