@@ -32,6 +32,10 @@ def begin(
     stage = command.partition(" ")[0]
     check_settings(cfg, stage, arms, model if stage == "eval" else None)
     served = _check_players(cfg, stage, model, arms)
+    if stage == "eval" and served and any(arm_config(cfg, arm).agent.planner != "none" for arm in arms):
+        raise ValueError(
+            "agent.planner needs a model that can be asked: use engine=transformers or vllm, not a chat server"
+        )
     chat = None if served else _check_model(cfg, model)
     if stage == "generate" or (stage == "run" and any(needs_sft(cfg, arm) for arm in arms)):
         from spa.worldmodel.selfplay import row_window
@@ -150,6 +154,16 @@ def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[Ar
     return stage == "generate" and is_served(sources[0])
 
 
+def check_planner(cfg: Config, actions: Sequence[str]) -> None:
+    """Raises ValueError where ``agent.planner`` could not play, which would be noticed after hours."""
+    if cfg.agent.planner == "none":
+        return
+    if not actions and not cfg.planner.proposals:
+        raise ValueError(
+            "in a world without listed actions a planner searches what the policy proposes: set planner.proposals=8"
+        )
+
+
 def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
     """Whether the arms fit each other and their worlds can be made.
 
@@ -164,7 +178,7 @@ def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
     for arm in arms:
         with _named(f"arm {arm.name}"):
             own = arm_config(cfg, arm)
-            make_task(own, state_format=arm.state_format)
+            check_planner(own, make_task(own, state_format=arm.state_format).make_env().actions)
             if arm.rl:
                 training_tasks(own, state_format=arm.state_format)
             source = source_config(cfg, arm)

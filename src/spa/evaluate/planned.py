@@ -113,12 +113,17 @@ def imagination_metrics(
     imagined = [moves[0].state if moves else "" for moves in truths]
     found: dict[str, list[float]] = defaultdict(list)
     for step in range(depth):
-        going = [number for number, moves in enumerate(truths) if len(moves) > step and imagined[number]]
+        name = f"{PREFIX}depth_{step + 1}/"
+        alive = [number for number, moves in enumerate(truths) if len(moves) > step]
+        if not alive:
+            break
+        going = [number for number in alive if imagined[number]]
+        for measured in ("exact", "reward", "ended"):  # a walk that broke off in imagination is wrong from there on
+            found[f"{name}{measured}"] += [0.0] * (len(alive) - len(going))
         answers = world_model.ask([Move(imagined[number], truths[number][step].action) for number in going])
         scores: list[tuple[float, bool]] = []
         for number, answer in zip(going, answers, strict=True):
             guess, truth = answer[0], truths[number][step]
-            name = f"{PREFIX}depth_{step + 1}/"
             found[f"{name}exact"].append(guess.state == truth.next_state)
             legal = env.legal(guess.state, truth.state)
             if legal is not None:
@@ -128,11 +133,10 @@ def imagination_metrics(
             found[f"{name}believed"].append(guess.probability)
             scores.append((guess.probability if guess.ended else -guess.probability, truth.ended))
             imagined[number] = guess.state if guess.probability else ""
-        if going:
-            found[f"{PREFIX}depth_{step + 1}/walks"] = [float(len(going))]
+        found[f"{name}walks"] = [float(len(alive))]
         area = area_under_curve(scores)
         if area is not None:
-            found[f"{PREFIX}depth_{step + 1}/ended_auc"] = [area]
+            found[f"{name}ended_auc"] = [area]
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 

@@ -132,7 +132,11 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             played = _step(folder / "play", f"practice {number}, play", partial(_play, cfg, policy, number))
             known.append(folder / "play" / "train.parquet")
             record["actions"] = played["actions"]
-            _step(folder / "transitions", f"practice {number}, transitions", partial(_join, known))
+            _step(
+                folder / "transitions",
+                f"practice {number}, transitions",
+                partial(_join, known, cfg.selfplay.deduplicate),
+            )
             model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
         record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, known))
         tuned = dataclasses.replace(
@@ -195,9 +199,11 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     return {"actions": actions, "success": success, "worlds": {"selfplay": world_keys(worlds)}}
 
 
-def _join(parts: Sequence[Path], out: Path) -> dict[str, Any]:
+def _join(parts: Sequence[Path], deduplicate: bool, out: Path) -> dict[str, Any]:
     """All transitions in one file."""
     rows = [row for part in parts for row in read_rows(part)[0]]
+    if deduplicate:
+        rows = list({row.response: row for row in rows}.values())
     write_rows(out / "train.parquet", rows)
     return {"rows": len(rows)}
 

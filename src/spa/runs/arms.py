@@ -56,7 +56,7 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
             _check_shares(arm, source, *shared.setdefault(arm.shares, (arm, source)))
         key = selfplay_name(arm)
         other, known = sources.setdefault(key, (arm.name, source))
-        changed = [name for name in differences(known, source) if name.partition(".")[0] in _STAGE_1]
+        changed = [name for name in _differences(known, source) if name.partition(".")[0] in _STAGE_1]
         if changed:
             raise ValueError(
                 f"arms {other} and {arm.name} share the self-play data {key or 'of the run'!r} but not its settings "
@@ -64,10 +64,16 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
             )
 
 
+def _differences(known: Config, source: Config) -> list[str]:
+    """As ``differences``, without the planner where it only evaluates."""
+    plays = "planner" in (known.selfplay.policy, source.selfplay.policy)
+    return [name for name in differences(known, source) if plays or name != "agent.planner"]
+
+
 def _check_shares(arm: ArmConfig, source: Config, other: ArmConfig, known: Config) -> None:
     """Raises ValueError where two arms of one ``shares`` would not make the same stages 1 and 2 and the same practice."""
     own = set(_LATER) - {"planner", "practice"}
-    changed = [name for name in differences(known, source) if name.partition(".")[0] not in own]
+    changed = [name for name in _differences(known, source) if name.partition(".")[0] not in own]
     if changed:
         raise ValueError(
             f"arms {other.name} and {arm.name} share stages 1 and 2 ({arm.shares!r}) but not their settings "
