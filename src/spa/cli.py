@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -200,7 +201,8 @@ def evaluate(
     """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
     from spa.runs.stage import model_of
 
-    model = model_of(model) if model else None
+    with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
+        model = model_of(model) if model else None
     options = _Options(words, out, resume, dry_run, quiet, arm, model)
     _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
 

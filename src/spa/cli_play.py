@@ -42,7 +42,7 @@ def play(
     cfg = load_config(given[0], given[1:])
     task = make_task(cfg)
     chosen = WorldSource(task, "test", cfg.seeds.test, unique=True).take(skip + worlds)[skip:]
-    player = Player.load(cfg, model_of(model) if model else None, engine=cfg.engine)
+    player = Player.load(cfg, model_of(model, "--model") if model else None, engine=cfg.engine)
     if cfg.agent.planner == "none":
         episodes = player.play(task, chosen, samples=1, seed=cfg.seeds.run)
     else:

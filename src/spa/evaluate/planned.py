@@ -38,7 +38,7 @@ def evaluate_planner(
     that a cache answered left out. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     planner, title = cfg.planner, f"planning with {name}"
-    imagines = Player.load(cfg, model_of(planner.model)) if planner.model else player
+    imagines = Player.load(cfg, model_of(planner.model, "planner.model")) if planner.model else player
     world_model = _world_model(cfg, imagines, task)
     episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, title)
     result = EvalResult.from_episodes(

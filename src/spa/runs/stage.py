@@ -31,7 +31,7 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def model_of(path: str) -> str:
+def model_of(path: str, setting: str = "ppo.start") -> str:
     """The model of a checkpoint folder or hub name (itself), or of the folder of a finished or an interrupted stage.
 
     Raises:
@@ -46,7 +46,7 @@ def model_of(path: str) -> str:
     found = latest_checkpoint(folder)
     if found is None:
         raise ValueError(
-            f"{path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
+            f"{setting}={path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
         )
     return str(found[1])
 
