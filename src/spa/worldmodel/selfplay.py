@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spa.runs.progress import note
 from spa.runs.schema import Config
 from spa.runs.seeds import SELFPLAY, first_seed
 from spa.worldmodel.dataset import split_rows, write_rows
-from spa.worldmodel.groundtruth import rows_of, shuffle_states
+from spa.worldmodel.groundtruth import Row, rows_of, shuffle_states
 from spa.worldmodel.select import select_rows
 from spa.worldmodel.transitions import transition_rows
 
@@ -81,8 +82,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     """
     play = cfg.selfplay
     check_source(cfg)
-    window = row_window(cfg)
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=window))
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
     task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
     kept = KeptEpisodes(out / "episodes.partial.jsonl")
     worlds, episodes = _play(cfg, task, kept)
@@ -91,15 +91,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     played = [episode for episode in episodes if episode.status != "error"]
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
-    if play.rows == "transitions":
-        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
-        rows = transition_rows(played, told, play.states, cfg.seeds.run)
-        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
-            rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
-    else:
-        shown = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
-        rows = [row for episode in shown for row in rows_of(episode, window=window, states=play.states)]
-    rows, reasons = select_rows(rows, play, cfg.seeds.run)
+    rows, reasons = training_rows(cfg, played)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     if not rows:
         raise ValueError(
@@ -129,6 +121,20 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "dropped": dropped,
         "worlds": {"selfplay": world_keys(worlds)},
     }
+
+
+def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counter[str]]:
+    """The rows that stage 1's settings make of episodes and keep, and how many were dropped for what reason."""
+    play = cfg.selfplay
+    if play.rows == "transitions":
+        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
+        rows = transition_rows(played, told, play.states, cfg.seeds.run)
+        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
+            rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
+    else:
+        shown = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
+        rows = [row for episode in shown for row in rows_of(episode, window=row_window(cfg), states=play.states)]
+    return select_rows(rows, play, cfg.seeds.run)
 
 
 def _play(cfg: Config, task: Task, kept: KeptEpisodes) -> tuple[list[World], list[Episode]]:
