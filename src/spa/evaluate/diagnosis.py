@@ -271,7 +271,9 @@ def times_lines(found: Diagnosis) -> tuple[str, str]:
         stages = {"stage 1": time.stage_1, "stage 2": time.stage_2, "stage 3": time.stage_3}
         whole = ", ".join(f"{name} {_duration(value)}" for name, value in stages.items() if value != 0)
         rows.append(f"{time.arm}: {whole or 'nothing to train'}" + (f" ({each})" if each else ""))
-    rest = "at this moment's load, without validation, evaluation and practice; training makes answers longer or shorter"
+    rest = (
+        "at this moment's load, without validation, evaluation and practice; training makes answers longer or shorter"
+    )
     return "\n".join(rows) or "no arms", f"{_duration(found.total)} in all, what arms share counted once; {rest}"
 
 
