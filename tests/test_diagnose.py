@@ -273,6 +273,11 @@ def test_and_keeps_silent_short_of_it(change: Callable[[Diagnosis], Diagnosis]) 
     assert verdict(change(ordinary())) == [diagnosis.NOTHING]
 
 
+def test_where_a_planner_wins_no_shallower_one_is_suggested() -> None:
+    found = gained(0.6, 0.4)(learned(imagined={1: 0.9, 2: 0.5, 3: 0.4})(ordinary()))
+    assert [rule for rule in verdict(found) if "planner.depth" in rule] == []
+
+
 def test_what_could_not_be_measured_is_named_with_the_reason() -> None:
     found = replace(ordinary(), learned="it does not fit", planned="it does not fit", total=None)
     text = "\n".join(diagnosis.lines(found))

@@ -224,7 +224,9 @@ def suggest_learned(learned: Learned | str) -> str:
         return "it does not know this world yet"
     if not learned.imagined:
         return "it tells true states from false ones"
-    return f"plans can be trusted for {reach} actions or so" if reach else "it knows some, but cannot imagine one move"
+    if not reach:
+        return "it knows some of this world, but cannot imagine one move"
+    return f"half of the states it imagines are exact up to depth {reach}"
 
 
 def plan_depth(learned: Learned) -> int:
@@ -353,8 +355,10 @@ def not_learned(found: Diagnosis) -> str | None:
 
 
 def shallow(found: Diagnosis) -> str | None:
-    learned = found.learned
+    learned, planned = found.learned, found.planned
     if isinstance(learned, str) or not learned.imagined:
+        return None
+    if isinstance(planned, Planned) and pays(planned):  # a planner looks again after each move and can do with less
         return None
     reach, asked = plan_depth(learned), max(learned.imagined)
     if not 0 < reach < asked:
