@@ -17,6 +17,7 @@ import typer
 from spa import __version__
 from spa.cli_bench import bench
 from spa.cli_data import data_app
+from spa.cli_diagnose import diagnose
 from spa.cli_env import env_app
 from spa.cli_export import export
 from spa.cli_perplexity import perplexity
@@ -217,6 +218,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
 
 app.command()(play)
 app.command()(perplexity)
+app.command()(diagnose)
 app.command()(export)
 app.command()(bench)
 app.command()(reproduce)

@@ -28,15 +28,33 @@ class _Seen:
     after: list[str] = field(default_factory=list)  # different next states, in order of appearance
 
 
+@dataclass(frozen=True)
+class Outcomes:
+    """Whether a state and an action have one outcome.
+
+    ``kind`` is ``certain`` (they do), ``chance`` (they do for the same noise) or ``hidden`` (they do not: something that counts is
+    not shown). ``text`` says how often they did not, with an example, or what was compared.
+    """
+
+    kind: str
+    text: str
+
+
 def explore(make: Callable[[], TextEnv], episodes: int) -> tuple[str, bool, str]:
+    """``outcomes`` as problem, whether it is a warning, and note: as in ``Finding``."""
+    found = outcomes(make, episodes)
+    return ("", False, found.text) if found.kind == "certain" else (found.text, True, "")
+
+
+def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
     """Plays random episodes and counts the pairs of state and action that were followed by different states.
 
     In a world without noise every pair is compared, whatever seed and whatever history led to it. In a world with noise
     (``noise_seed`` changes what happens) only moves with the same noise are: those with the same number in episodes with the
     same ``noise_seed``, and of the same seed where the noise comes from ``np_random``.
 
-    Returns:
-        problem, whether it is a warning, note: as in ``Finding``.
+    Raises:
+        ValueError: the world's actions are free text and it has no ``sample_action``.
     """
     noisy, own_noise = _noise(make, by_option=True), False
     if not noisy:
@@ -66,16 +84,15 @@ def explore(make: Callable[[], TextEnv], episodes: int) -> tuple[str, bool, str]
     compared = same_noise if noisy else every
     if split := _split(compared):
         how = "with the same noise " if noisy else ""
-        return (
-            f"hides information: {how}{_share(split, compared)} have more than one outcome; {_example(split)}",
-            True,
-            "",
+        return Outcomes(
+            "hidden", f"hides information: {how}{_share(split, compared)} have more than one outcome; {_example(split)}"
         )
     if noise := _split(every):
         share = _share(noise, every)
-        return f"noise: {share} have more than one outcome, with the same noise none; {_example(noise)}", True, ""
+        text = f"noise: {share} have more than one outcome, with the same noise none; {_example(noise)}"
+        return Outcomes("chance", text)
     met = _compared(every) or "no"
-    return "", False, f"{played} episodes, {met} pairs of state and action met in more than one way"
+    return Outcomes("certain", f"{played} episodes, {met} pairs of state and action met in more than one way")
 
 
 def _noise(make: Callable[[], TextEnv], *, by_option: bool) -> bool:

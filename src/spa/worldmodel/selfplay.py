@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     """
     play = cfg.selfplay
     check_source(cfg)
-    window = row_window(cfg)
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=window))
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
     task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
     kept = KeptEpisodes(out / "episodes.partial.jsonl")
     worlds, episodes = _play(cfg, task, kept)
@@ -93,16 +93,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     played = [episode for episode in episodes if episode.status != "error"]
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
-    if play.rows == "transitions":
-        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
-        rows = transition_rows(played, told, play.states, cfg.seeds.run)
-        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
-            rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
-        rows += _plain_rows(played, round(play.plain_rows * len(rows)), cfg.seeds.run)
-    else:
-        shown = shuffle_states(played, cfg.seeds.run) if play.states == "shuffled" else played
-        rows = [row for episode in shown for row in rows_of(episode, window=window, states=play.states)]
-    rows, reasons = select_rows(rows, play, cfg.seeds.run)
+    rows, reasons = training_rows(cfg, played)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     if not rows:
         raise ValueError(
@@ -141,6 +132,21 @@ def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
     ]
     chosen = np.random.default_rng(np.random.SeedSequence([seed, 0x91A1])).permutation(len(rows))[:count]
     return [rows[i] for i in sorted(chosen)]
+
+
+def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counter[str]]:
+    """The rows that stage 1's settings make of episodes and keep, and how many were dropped for what reason."""
+    play, seed = cfg.selfplay, cfg.seeds.run
+    if play.rows == "transitions":
+        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
+        rows = transition_rows(played, told, play.states, seed)
+        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
+            rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
+        rows += _plain_rows(played, round(play.plain_rows * len(rows)), seed)
+    else:
+        shown = shuffle_states(played, seed) if play.states == "shuffled" else played
+        rows = [row for episode in shown for row in rows_of(episode, window=row_window(cfg), states=play.states)]
+    return select_rows(rows, play, seed)
 
 
 def _play(cfg: Config, task: Task, kept: KeptEpisodes) -> tuple[list[World], list[Episode]]:

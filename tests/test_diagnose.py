@@ -1,0 +1,291 @@
+"""``spa diagnose``: its numbers, its rules, what it writes and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from spa.agent.worlds import WorldSource
+from spa.cli import main
+from spa.evaluate import diagnose, diagnosis
+from spa.evaluate.bootstrap import Interval
+from spa.evaluate.diagnosis import ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States, verdict
+from spa.runs.config import load_arm, load_config
+
+SMALL = [
+    "--worlds",
+    "4",
+    "--groups",
+    "6",
+    "--steps",
+    "3",
+    "--quiet",
+    "model.threads=1",
+    "sampling.max_tokens=64",
+    "selfplay.state_format=grid",
+]
+SMALL += ["ppo.groups=2", "ppo.group_size=2", "planner.depth=2", "arms=[vanilla,spa,search]", "selfplay.group_size=2"]
+LAKE = ["frozen_lake", "env.max_actions_per_turn=1", "env.max_turns=3", "env.max_actions=3"]
+
+
+class Ran(NamedTuple):
+    numbers: dict[str, Any]
+    printed: str
+    splits: set[str]
+    left: list[str]  # in the working directory and that of temporary files
+
+
+def smaller(patch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANDOM_EPISODES": 40, "IMAGINED_WORLDS": 2, "PROBED": 4}.items():
+        patch.setattr(diagnose, name, value)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder, scratch = tmp_path_factory.mktemp("lake"), tmp_path_factory.mktemp("scratch")
+    splits: set[str] = set()
+    start = WorldSource.__init__
+
+    def recorded(self: WorldSource, task: Any, split: str, *args: Any, **more: Any) -> None:
+        splits.add(split)
+        start(self, task, split, *args, **more)
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        smaller(patch)
+        patch.chdir(folder)
+        patch.setattr(tempfile, "tempdir", str(scratch))
+        patch.setattr(WorldSource, "__init__", recorded)
+        code = main(["diagnose", *LAKE, *SMALL, "--json", "found.json"])
+    assert code == 0
+    numbers = json.loads((folder / "found.json").read_text())
+    left = [path.name for path in [*folder.iterdir(), *scratch.glob("spa*")]]
+    return Ran(numbers, printed.getvalue(), splits, left)
+
+
+def test_every_part_is_measured(lake: Ran) -> None:
+    found = lake.numbers
+    assert found["name"] == "frozen_lake" and found["worlds"] == 4
+    assert found["base"]["format_rate"] > 0.9 and found["base"]["valid_turns"] > 0.9  # the tiny model knows the format
+    assert 0 <= found["base"]["pass_1"]["low"] <= found["base"]["pass_1"]["mean"] <= found["base"]["pass_1"]["high"]
+    assert found["states"]["raw"] > 1 and found["states"]["coordinates"] > 1 and found["states"]["guess"] == 6
+    assert found["hidden"]["kind"] == "certain"
+    assert found["learned"]["steps"] >= 3 and found["learned"]["rows"] > 0
+    assert set(found["learned"]["imagined"]) in ({"1"}, {"1", "2"})  # to the depth to which it wrote states at all
+    assert found["planned"]["kind"] == "lookahead" and found["planned"]["questions"] > 0
+
+
+def test_the_times_are_those_of_the_config(lake: Ran) -> None:
+    times = {time["arm"]: time for time in lake.numbers["times"]}
+    assert list(times) == ["vanilla", "spa", "search"]
+    assert (times["vanilla"]["stage_1"], times["vanilla"]["stage_2"], times["search"]["stage_3"]) == (0, 0, 0)
+    cfg = load_config("frozen_lake")
+    for arm in ("vanilla", "spa"):
+        assert times[arm]["stage_3"] == pytest.approx(cfg.ppo.steps * times[arm]["ppo_step"])
+    for arm in ("spa", "search"):
+        assert times[arm]["stage_1"] == pytest.approx(cfg.selfplay.groups * 2 * times[arm]["episode"])
+        assert times[arm]["stage_2"] > times[arm]["sft_step"] > 0
+    stages = [time[f"stage_{number}"] for time in times.values() for number in (1, 2, 3)]
+    assert lake.numbers["total"] == pytest.approx(sum(stages))
+
+
+def test_figures_suggestions_and_verdict_are_printed(lake: Ran) -> None:
+    text = lake.printed
+    parts = ["base ", "states ", "hidden ", "world model ", "planner ", "time ", "verdict "]
+    places = [text.index(f"\n{part}") for part in parts]
+    assert places == sorted(places)
+    assert text.count("\n             -> ") == 6
+    assert text.splitlines()[-len(lake.numbers["verdict"]) :] == [f"  - {rule}" for rule in lake.numbers["verdict"]]
+
+
+def test_test_worlds_are_never_looked_at(lake: Ran) -> None:
+    assert lake.splits == {"val", "selfplay", "train"}
+
+
+def test_nothing_is_left(lake: Ran) -> None:
+    assert lake.left == ["found.json"]
+
+
+def test_a_world_without_listed_actions_is_not_planned_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller(monkeypatch)
+    out = tmp_path / "kept"
+    settings = [
+        "sudoku",
+        "env.max_turns=2",
+        *SMALL,
+        "arms=[base]",
+        "--out",
+        str(out),
+        "--json",
+        str(tmp_path / "a.json"),
+    ]
+    assert main(["diagnose", *settings]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert "lists no actions" in found["planned"] and "planner.proposals" in found["planned"]
+    assert found["learned"]["turns"] > 0
+    assert found["times"] == [] and found["total"] == 0
+    assert "not measured: the world lists no actions" in capsys.readouterr().out
+    assert (out / "selfplay" / "train.parquet").is_file()
+    assert list((out / "sft").rglob("model.safetensors"))
+
+
+def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smaller(monkeypatch)
+    settings = ["countdown", *SMALL, "arms=[base]", "--json", str(tmp_path / "a.json")]
+    assert main(["diagnose", *settings]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["base"]["valid_turns"] < diagnosis.FEW
+    assert found["learned"]["policy"] == "random"
+    assert any("have a valid action" in rule for rule in found["verdict"])
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "spa diagnose frozen_lake"),
+        (["frozen_lak"], "Did you mean 'frozen_lake'?"),
+        (["frozen_lake", "engine=openai", "engine.model=x", "engine.base_url=http://localhost:1"], "chat server"),
+        (["frozen_lake", "--model", "no/such/folder"], "no model folder no/such/folder"),
+        (["frozen_lake", "env.id=nowhere"], "nowhere"),
+        (["frozen_lake", "arms=[no_arm]"], "no_arm"),
+        (["frozen_lake", "--json", "no/such/found.json"], "--json"),
+        (["frozen_lake", "--out", "full"], "not empty"),
+        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "ask for fewer"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    monkeypatch.setattr(diagnose.Player, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert main(["diagnose", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["full", "x"]
+
+
+def test_chance_is_told_from_what_is_certain() -> None:
+    kinds = [
+        diagnose._hidden(diagnose.make_task(load_config(name))).kind for name in ("frozen_lake_slippery", "sokoban")
+    ]
+    assert kinds == ["chance", "certain"]
+
+
+def test_too_many_actions_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnose, "MOST_ACTIONS", 3)
+    cfg = load_config("frozen_lake", ["agent.planner=lookahead"])
+    assert "4 listed actions are too many" in str(diagnose._planned(cfg, None, [], []))  # type: ignore[arg-type]
+
+
+def test_what_arms_share_is_counted_once() -> None:
+    time = ArmTime("search", 1.0, 1.0, 1.0, 0.0, 10.0, 20.0, 0.0)
+    arms = [load_arm(name) for name in ("search", "plan", "spa_plan", "spa")]
+    times = [time, time, replace(time, stage_3=5.0), replace(time, stage_1=100.0, stage_3=5.0)]
+    assert diagnose._total(arms, times) == 10 + 20 + 5 + 100 + 20 + 5
+    assert diagnose._total(arms, [*times[:3], replace(time, stage_2=None)]) is None
+
+
+def ordinary() -> Diagnosis:
+    """A world and a model for which no rule has anything to say."""
+    return Diagnosis(
+        name="x",
+        model="y",
+        worlds=32,
+        base=Base(1.0, 1.0, Interval(0.3, 0.2, 0.4), 0.1),
+        states=States(30.0, 29.0, 6.0),
+        hidden=Hidden("certain", ""),
+        learned=Learned("model", 100, 10, 0.9, 50, 0.9, 0.2, {1: 0.9, 2: 0.8, 3: 0.7}, 0.9),
+        planned=Planned("lookahead", Interval(0.3, 0.2, 0.4), Interval(0.0, -0.1, 0.1), 20.0),
+        times=[ArmTime("spa", 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0)],
+        total=3.0,
+    )
+
+
+def base(**values: Any) -> Callable[[Diagnosis], Diagnosis]:
+    return lambda found: replace(found, base=replace(found.base, **values))
+
+
+def learned(**values: Any) -> Callable[[Diagnosis], Diagnosis]:
+    return lambda found: replace(found, learned=replace(found.learned, **values))  # type: ignore[type-var]
+
+
+def gained(mean: float, low: float) -> Callable[[Diagnosis], Diagnosis]:
+    return lambda found: replace(found, planned=replace(found.planned, gain=Interval(mean, low, 1.0)))  # type: ignore[type-var]
+
+
+def test_where_nothing_stands_out_it_says_so() -> None:
+    assert verdict(ordinary()) == [diagnosis.NOTHING]
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (base(valid_turns=0.19), ["19% of the turns have a valid action"]),
+        (lambda d: replace(d, times=[replace(d.times[0], kept=0.1)]), ["stage 1 of spa", "transitions"]),
+        (base(pass_1=Interval(0.0, 0.0, 0.0), random=0.0), ["neither the base nor chance"]),
+        (base(pass_1=Interval(0.8, 0.7, 0.9)), ["80.0 [70.0, 90.0]", "little to gain"]),
+        (lambda d: replace(d, hidden=Hidden("hidden", "")), ["agent.window=0"]),
+        (lambda d: replace(d, hidden=Hidden("chance", "")), ["planner.samples"]),
+        (lambda d: replace(d, states=States(30.0, 20.0, 6.0)), ["coordinates", "arms=[vanilla,se,spa]"]),
+        (learned(top1=0.49), ["49% of the states", "more self-play"]),
+        (learned(imagined={1: 0.9, 2: 0.5, 3: 0.4}), ["planner.depth=2"]),
+        (gained(0.12, 0.01), ["by 12 points", "arms=[search,plan,spa_plan]"]),
+    ],
+)
+def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: list[str]) -> None:
+    rules = verdict(change(ordinary()))
+    assert len(rules) == 1
+    assert all(words in rules[0] for words in says)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        base(valid_turns=0.2),
+        base(pass_1=Interval(0.79, 0.7, 0.9)),
+        base(pass_1=Interval(0.0, 0.0, 0.0)),  # chance wins now and then
+        lambda d: replace(d, states=States(30.0, None, 6.0)),
+        learned(top1=0.5),
+        learned(top1=None, imagined={}),
+        learned(imagined={1: 0.4, 2: 0.3}),  # no depth to recommend
+        gained(0.2, -0.01),  # may be luck
+        gained(0.04, 0.01),  # too little to matter
+        lambda d: replace(d, learned="too large", planned="too large", times=[]),
+    ],
+)
+def test_and_keeps_silent_short_of_it(change: Callable[[Diagnosis], Diagnosis]) -> None:
+    assert verdict(change(ordinary())) == [diagnosis.NOTHING]
+
+
+def test_where_a_planner_wins_no_shallower_one_is_suggested() -> None:
+    found = gained(0.6, 0.4)(learned(imagined={1: 0.9, 2: 0.5, 3: 0.4})(ordinary()))
+    assert [rule for rule in verdict(found) if "planner.depth" in rule] == []
+
+
+def test_what_could_not_be_measured_is_named_with_the_reason() -> None:
+    found = replace(ordinary(), learned="it does not fit", planned="it does not fit", total=None)
+    text = "\n".join(diagnosis.lines(found))
+    assert text.count("not measured: it does not fit") == 2
+    assert "-> not measured in all" in text
+
+
+def test_plans_go_as_deep_as_half_of_the_states_are_right() -> None:
+    depths = {1: 0.9, 2: 0.5, 3: 0.3, 4: 0.6}
+    assert diagnosis.plan_depth(replace(ordinary().learned, imagined=depths)) == 2  # type: ignore[type-var]
+    assert diagnosis.shown_depths(depths) == [1, 3, 4]
