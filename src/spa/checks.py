@@ -158,6 +158,8 @@ def check_planner(cfg: Config, actions: Sequence[str]) -> None:
     """Raises ValueError where ``agent.planner`` could not play, which would be noticed after hours."""
     if cfg.agent.planner == "none":
         return
+    if cfg.agent.planner == "beam" and not cfg.planner.width:
+        raise ValueError("agent.planner=beam follows planner.width states of a layer: set planner.width=16")
     if not actions and not cfg.planner.proposals:
         raise ValueError(
             "in a world without listed actions a planner searches what the policy proposes: set planner.proposals=8"

@@ -15,7 +15,9 @@ def reproduce(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings over the scale's.", show_default=False)
     ] = None,
-    scale: Annotated[str, typer.Option("--scale", help="minutes, hours, main, gpu, paper, or a YAML file.")] = "minutes",
+    scale: Annotated[
+        str, typer.Option("--scale", help="minutes, hours, main, gpu, paper, or a YAML file.")
+    ] = "minutes",
     out: Annotated[
         Path | None, typer.Option("--out", help="Default: runs/reproduce-SCALE.", show_default=False)
     ] = None,

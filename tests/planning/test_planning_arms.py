@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spa.cli import main
 from spa.runs.arms import arm_config, arms_of, check_arms, practice_folder, selfplay_folder, sft_folder, source_config
 from spa.runs.config import load_arm, load_config
 from spa.runs.schema import ArmConfig, Config
@@ -128,3 +129,16 @@ def test_an_arm_that_continues_another_practised_as_that_did(changed: dict[str, 
 def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_config("frozen_lake", [setting])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["frozen_lake", "agent.planner=beam"], "planner.width=16"),
+        (["sudoku", "agent.planner=lookahead"], "planner.proposals=8"),
+    ],
+)
+def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[str], message: str, capsys) -> None:
+    assert main(["eval", *given, "--arm", "base", "--dry-run"]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["eval", *given, "planner.width=4", "planner.proposals=4", "--arm", "base", "--dry-run"]) == 0
