@@ -289,7 +289,7 @@ class PracticeConfig:
     )
     whole: bool = False  # imagine all that planner.depth reaches, not only up to the first way to a gain
     epochs: int = 3  # of fine-tuning on the plans; the rest is as in stage 2
-    rehearsal: float = 0.25  # rows of transitions beside those of plans, by number: against forgetting the world
+    rehearsal: float = 1.0  # rows of transitions beside those of plans, by number: against forgetting the world
     groups: int = 100  # worlds played before the second round and each later one
     group_size: int = 8  # episodes per world
 
