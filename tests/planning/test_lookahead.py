@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.worlds import World
-from spa.planning.search import KINDS, PLANNERS, Choice, Imagined, Move
+from spa.planning.search import PLANNERS, Choice, Imagined, Move
+from spa.runs.validate import CHOICES
 from tests.planning.tools import Asked, Table, decide, distances, of_table, oracle, seen, start_of, true_moves
 from tests.scripted import lake_task
 
@@ -310,4 +311,4 @@ def test_the_actions_of_free_text_are_those_that_the_policy_names() -> None:
 
 
 def test_every_planner_has_a_name_in_the_settings() -> None:
-    assert ("none", *PLANNERS) == KINDS
+    assert ("none", *PLANNERS) == CHOICES["agent.planner"]

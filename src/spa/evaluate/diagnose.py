@@ -21,13 +21,12 @@ from spa.engines.random import RandomEngine, random_responder
 from spa.evaluate.bootstrap import bootstrap_difference
 from spa.evaluate.diagnosis import FEW, ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States
 from spa.evaluate.perplexity import FORMATS, formats, random_guess, sample_states, state_perplexity
-from spa.evaluate.planned import PREFIX, imagination_metrics
+from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
 from spa.evaluate.play import play_chunks
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
 from spa.models.load import check_model
 from spa.planning.play import play_with_planner
-from spa.planning.world_model import WorldModel
 from spa.rl.ppo import update
 from spa.rl.trainer import PPOTrainer
 from spa.runs.arms import (
@@ -43,7 +42,7 @@ from spa.runs.config import load_arm
 from spa.runs.hidden import outcomes
 from spa.runs.progress import note, progress
 from spa.runs.schema import ArmConfig, Config, EngineConfig
-from spa.runs.seeds import EVAL, PLANNER, PROBE, ROLLOUT, first_seed, stream_seed
+from spa.runs.seeds import EVAL, PROBE, ROLLOUT, first_seed, stream_seed
 from spa.worldmodel.dataset import read_rows, write_rows
 from spa.worldmodel.encode import encode_rows, merge_turns
 from spa.worldmodel.selfplay import row_window, selfplay, training_rows
@@ -237,7 +236,7 @@ def _world_model(cfg: Config, player: Player, worlds: list[World], learned: Lear
     depth = min(cfg.planner.depth, cfg.env.max_actions)
     walks: dict[str, float] = {}
     if _can_walk(told):
-        world_model = _imagines(cfg, player)
+        world_model = planning_model(cfg, player, make_task(cfg))
         with progress(1, "imagination") as bar:
             walks = imagination_metrics(world_model, told, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
             bar.advance()
@@ -264,12 +263,6 @@ def _can_walk(task: Task) -> bool:
     return True
 
 
-def _imagines(cfg: Config, player: Player) -> WorldModel:
-    plan = cfg.planner
-    seed = stream_seed(cfg.seeds.run, PLANNER, 0)
-    return WorldModel(player, make_task(cfg), samples=plan.samples, proposals=plan.proposals, seed=seed)
-
-
 def _planned(cfg: Config, player: Player, worlds: list[World], base: list[WorldResult]) -> Planned | str:
     """The planner on the worlds that the base played, or why it was not tried."""
     task, kind = make_task(cfg), cfg.agent.planner
@@ -279,7 +272,7 @@ def _planned(cfg: Config, player: Player, worlds: list[World], base: list[WorldR
     if actions > MOST_ACTIONS and kind == "lookahead":
         return f"{actions} listed actions are too many for a lookahead; agent.planner=mcts can search them"
     most = min(cfg.planner.max_questions or MOST_QUESTIONS, MOST_QUESTIONS)
-    world_model = _imagines(cfg, player)
+    world_model = planning_model(cfg, player, make_task(cfg))
     with progress(1, f"planning ({kind})") as bar:
         episodes = play_with_planner(
             world_model, task, worlds, kind, dataclasses.replace(cfg.planner, max_questions=most), seed=cfg.seeds.run

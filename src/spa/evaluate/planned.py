@@ -14,12 +14,12 @@ from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.evaluate.play import in_chunks
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.verdict import PLANNED
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.world_model import WorldModel
-from spa.runs.progress import progress
 from spa.runs.schema import Config
 from spa.runs.seeds import PLANNER, stream_seed
 from spa.runs.stage import model_of
@@ -39,7 +39,7 @@ def evaluate_planner(
     """
     planner, title = cfg.planner, f"planning with {name}"
     imagines = Player.load(cfg, model_of(planner.model, "planner.model")) if planner.model else player
-    world_model = _world_model(cfg, imagines, task)
+    world_model = planning_model(cfg, imagines, task)
     episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, title)
     result = EvalResult.from_episodes(
         f"{name}{PLANNED}{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, cfg.seeds.run
@@ -59,7 +59,8 @@ def evaluate_planner(
     return result
 
 
-def _world_model(cfg: Config, player: Player, task: Task) -> WorldModel:
+def planning_model(cfg: Config, player: Player, task: Task) -> WorldModel:
+    """What ``agent.planner`` asks in evaluation."""
     seed = stream_seed(cfg.seeds.run, PLANNER, 0)
     return WorldModel(player, task, samples=cfg.planner.samples, proposals=cfg.planner.proposals, seed=seed)
 
@@ -75,23 +76,15 @@ def plan_chunks(
     kept: KeptEpisodes | None = None,
 ) -> list[Episode]:
     """As ``play_chunks``, with ``agent.planner``."""
-    kept = KeptEpisodes() if kept is None else kept
-    world_model = who if isinstance(who, WorldModel) else _world_model(cfg, who, task)
-    with progress(len(worlds), title) as bar:
-        for number, start in enumerate(range(0, len(worlds), CHUNK)):
-            chunk = worlds[start : start + CHUNK]
-            keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
-            if not all(key in kept for key in keys):
-                seed = stream_seed(cfg.seeds.run, purpose, number)
-                played = play_with_planner(
-                    world_model, task, chunk, cfg.agent.planner, cfg.planner, seed=seed, group_size=samples
-                )
-                for episode in played:
-                    episode.group += start
-                kept.add(played)
-                world_model.forget()
-            bar.advance(len(chunk), success=kept.success)
-    return kept.in_order()
+    world_model = who if isinstance(who, WorldModel) else planning_model(cfg, who, task)
+
+    def play(chunk: Sequence[World], seed: int) -> list[Episode]:
+        kind = cfg.agent.planner
+        played = play_with_planner(world_model, task, chunk, kind, cfg.planner, seed=seed, group_size=samples)
+        world_model.forget()
+        return played
+
+    return in_chunks(play, worlds, samples, cfg.seeds.run, purpose, title, kept, size=CHUNK)
 
 
 def imagination_metrics(

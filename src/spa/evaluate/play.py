@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,33 @@ def play_chunks(
     kept = KeptEpisodes() if kept is None else kept
     if isinstance(player, ServedPlayer):
         return _play_served(player, task, worlds, samples, stream_seed(run, purpose, 0), title, kept)
+
+    def play(chunk: Sequence[World], seed: int) -> list[Episode]:
+        return player.play(task, chunk, samples=samples, seed=seed)
+
+    return in_chunks(play, worlds, samples, run, purpose, title, kept, size=CHUNK)
+
+
+def in_chunks(
+    play: Callable[[Sequence[World], int], list[Episode]],
+    worlds: Sequence[World],
+    samples: int,
+    run: int,
+    purpose: int,
+    title: str,
+    kept: KeptEpisodes | None,
+    *,
+    size: int,
+) -> list[Episode]:
+    """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered through."""
+    kept = KeptEpisodes() if kept is None else kept
     with progress(len(worlds), title) as bar:
-        for number, start in enumerate(range(0, len(worlds), CHUNK)):
-            chunk = worlds[start : start + CHUNK]
+        for number, start in enumerate(range(0, len(worlds), size)):
+            chunk = worlds[start : start + size]
             keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
             # The seed is the chunk's: it is played as a whole or not at all.
             if not all(key in kept for key in keys):
-                played = player.play(task, chunk, samples=samples, seed=stream_seed(run, purpose, number))
+                played = play(chunk, stream_seed(run, purpose, number))
                 for episode in played:
                     episode.group += start
                 kept.add(played)

@@ -20,7 +20,7 @@ from spa.agent.worlds import World, WorldSource, world_keys
 from spa.envs import TextEnv, make_env
 from spa.envs.spaces import AnyText
 from spa.planning.play import search_all
-from spa.planning.search import Answer, ImaginedGraph, Question, expand
+from spa.planning.search import Answer, ImaginedGraph, Question, expand, likeliest
 from spa.planning.world_model import WorldModel
 from spa.runs.files import atomic_write
 from spa.runs.progress import progress
@@ -41,11 +41,7 @@ def dream(
     yield from expand(graph, actions, depth, depth, stop_at_goal=False)
     moves: Moves = {}
     for here, edges in graph.edges.items():
-        known = {
-            action: max(answers, key=lambda one: sum(other.state == one.state for other in answers))
-            for action, answers in edges.items()
-            if answers
-        }
+        known = {action: likeliest(answers) for action, answers in edges.items() if answers}
         moves[graph.states[here]] = {
             action: (answer.state, answer.reward, answer.ended) for action, answer in known.items()
         }
@@ -132,7 +128,9 @@ class ImaginedWorld(TextEnv):
         chosen = self._worlds[(seed or 0) % len(self._worlds)]
         self._moves, self._state = chosen["moves"], str(chosen["start"])
         return self._state, {
-            **_info(success=False, valid=True, effective=False),
+            "success": False,
+            "valid": True,
+            "effective": False,
             "content": self._state,
             "split": "train",
         }
@@ -145,11 +143,11 @@ class ImaginedWorld(TextEnv):
         if action not in known:
             if not self.actions or action in self.actions:
                 self._state = None
-                return before, 0.0, False, True, _info(success=False, valid=True, effective=False)
-            return before, 0.0, False, False, _info(success=False, valid=False, effective=False)
+                return before, 0.0, False, True, {"success": False, "valid": True, "effective": False}
+            return before, 0.0, False, False, {"success": False, "valid": False, "effective": False}
         after, reward, ended = known[action]
         self._state = None if ended else after
-        info = _info(success=bool(ended and reward > 0), valid=True, effective=after != before)
+        info = {"success": bool(ended and reward > 0), "valid": True, "effective": after != before}
         return after, float(reward), bool(ended), False, info
 
     def render(self) -> str:
@@ -157,7 +155,3 @@ class ImaginedWorld(TextEnv):
 
     def sample_action(self, rng: Any) -> str:
         return self._real.sample_action(rng)
-
-
-def _info(**flags: bool) -> dict[str, Any]:
-    return dict(flags)

@@ -22,7 +22,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.evaluate.play import play_chunks
 from spa.planning.play import search_all
-from spa.planning.search import Answer, ImaginedGraph, Question, expand
+from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
 from spa.planning.world_model import WorldModel
 from spa.runs.clock import Spent
 from spa.runs.progress import note, progress
@@ -32,7 +32,7 @@ from spa.runs.stage import Stage, model_of, read_done
 from spa.worldmodel.dataset import read_rows, write_rows
 from spa.worldmodel.groundtruth import Row
 from spa.worldmodel.stage2 import data_files, run_sft
-from spa.worldmodel.transitions import LAYOUTS, transition_rows
+from spa.worldmodel.transitions import LAYOUTS, state_prompt, transition_rows
 
 CHUNK = 256  # worlds imagined at once
 
@@ -54,10 +54,7 @@ def imagine(
     lessons = []
     for here, of_actions in sorted(gains.items()):
         if values[here] > config.optimism:
-            highest = max(of_actions.values())
-            lessons.append(
-                (graph.states[here], graph.depth[here], [a for a, gain in of_actions.items() if gain >= highest - 1e-9])
-            )
+            lessons.append((graph.states[here], graph.depth[here], best_actions(of_actions)))
     return lessons
 
 
@@ -94,9 +91,7 @@ def lesson_rows(
                 solved += any(met == 0 for _, met, _ in lessons)
                 world, header = chunk[place], headers[place]
                 for state, met, best in lessons:
-                    prompt = [] if task.system is None else [{"role": "system", "content": task.system}]
-                    text = header + task.turn_text(1, state, left - met)
-                    prompt.append({"role": "user", "content": text})
+                    prompt = state_prompt(task, header, state, left - met)
                     for action in best:
                         response = layout.choice(action) if agent.think else layout.answer.format(action)
                         extra = {"seed": world.seed, "content": world.content, "executed": [action], "turn": met}

@@ -25,7 +25,6 @@ import numpy as np
 
 from spa.runs.schema import PlannerConfig
 
-KINDS = ("none", "lookahead", "beam", "mcts")
 _TIE = 1e-9  # values closer than this are equal
 
 
@@ -184,7 +183,7 @@ class ImaginedGraph:
                 if not way:
                     way.append((action, NOTHING))
                 break
-            answer = max(answers, key=lambda one: sum(other.state == one.state for other in answers))
+            answer = likeliest(answers)
             way.append((action, answer))
             here = self.index.get(answer.state, -1)
             if answer.ended or here in seen or here not in gains:
@@ -245,10 +244,20 @@ def expand(
         returns |= found
 
 
-def _best(values: Mapping[str, float], rng: np.random.Generator) -> str:
-    """The action of the highest value; of several, any."""
+def likeliest(answers: Sequence[Imagined]) -> Imagined:
+    """The answer whose state was drawn most often; of several, the first."""
+    return max(answers, key=lambda one: sum(other.state == one.state for other in answers))
+
+
+def best_actions(values: Mapping[str, float]) -> list[str]:
+    """The actions of the highest value, in order."""
     highest = max(values.values())
-    names = [name for name, value in values.items() if value == highest or value >= highest - _TIE]
+    return [name for name, value in values.items() if value == highest or value >= highest - _TIE]
+
+
+def _best(values: Mapping[str, float], rng: np.random.Generator) -> str:
+    """One of the best actions."""
+    names = best_actions(values)
     return names[int(rng.integers(len(names)))]
 
 

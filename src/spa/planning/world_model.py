@@ -36,9 +36,6 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
-
     @property
     def tokens(self) -> int:
         return self.tokens_read + self.tokens_written

@@ -47,6 +47,8 @@ def collect(out: Path) -> ReportData:
     finished(out / "sft", "SFT")
     for stage in sorted(out.glob("practice-*")):
         finished(stage, f"practice, {stage.name.removeprefix('practice-')}")
+    for stage in sorted(out.glob("imagined-*")):
+        finished(stage, f"imagined worlds, {stage.name.removeprefix('imagined-')}")
     tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
     for name, stage in tuned.items():
         finished(stage, f"SFT, {name}")

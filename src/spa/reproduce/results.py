@@ -22,7 +22,7 @@ from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import PLANNED
 from spa.reproduce.scale import BASELINE, Cell, Scale
-from spa.runs.arms import needs_sft, practice_folder, selfplay_folder, sft_folder
+from spa.runs.arms import arm_config, dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder
 from spa.runs.clock import Spent
 from spa.runs.config import load_arm, load_config
 from spa.runs.metrics import read_metrics
@@ -180,6 +180,8 @@ def _recorded(folder: Path, arm: ArmConfig) -> dict[str, dict[str, Any]]:
         stages = {"self-play": selfplay_folder(folder, arm), "SFT": sft_folder(folder, arm)}
     if arm.practice:
         stages["practice"] = practice_folder(folder, arm)
+    if arm_config(cfg, arm).curriculum.imagined:
+        stages["imagining"] = dream_folder(folder, arm)
     if arm.rl:
         stages["PPO"] = folder / "arms" / arm.name / "ppo"
     found = {name: read_done(stage) for name, stage in stages.items()}

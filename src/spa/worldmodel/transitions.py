@@ -22,7 +22,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.task import Task
-from spa.worldmodel.groundtruth import Row
+from spa.worldmodel.groundtruth import Message, Row
 
 END = "end"
 _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
@@ -139,6 +139,12 @@ def transitions_of(turn: Turn) -> list[Transition]:
     ]
 
 
+def state_prompt(task: Task, header: str, state: str, actions_left: int) -> list[Message]:
+    """The messages that ask about a state alone, as the only turn of its world, whose ``header`` is given."""
+    prompt: list[Message] = [] if task.system is None else [{"role": "system", "content": task.system}]
+    return [*prompt, {"role": "user", "content": header + task.turn_text(1, state, actions_left)}]
+
+
 def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "truth", seed: int = 0) -> list[Row]:
     """A row for each move, with the state that it was made in as the only turn of its prompt.
 
@@ -174,8 +180,7 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         if episode.seed not in headers:
             env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
             headers[episode.seed] = task.header(env)
-        prompt = [] if task.system is None else [{"role": "system", "content": task.system}]
-        prompt.append({"role": "user", "content": headers[episode.seed] + task.turn_text(1, move.state, left)})
+        prompt = state_prompt(task, headers[episode.seed], move.state, left)
         extra = {
             "seed": episode.seed,
             "group": episode.group,
