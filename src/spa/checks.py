@@ -11,13 +11,14 @@ from spa.models.folders import check_folder
 from spa.runs.arms import arm_config, check_arms, data_folder, given_data, needs_sft, source_config
 from spa.runs.folder import RunFolder
 from spa.runs.lock import check_free, locked
-from spa.runs.schema import ArmConfig, Config
+from spa.runs.schema import SIMULATOR, ArmConfig, Config
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 from spa.runs.validate import check_ppo_sampling
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
+    from spa.envs import TextEnv
 
 
 @contextmanager
@@ -154,16 +155,24 @@ def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[Ar
     return stage == "generate" and is_served(sources[0])
 
 
-def check_planner(cfg: Config, actions: Sequence[str]) -> None:
+def check_planner(cfg: Config, env: TextEnv) -> None:
     """Raises ValueError where ``agent.planner`` could not play, which would be noticed after hours."""
+    from spa.planning.simulator import check_settable
+
     if cfg.agent.planner == "none":
         return
     if cfg.agent.planner == "beam" and not cfg.planner.width:
         raise ValueError("agent.planner=beam follows planner.width states of a layer: set planner.width=16")
-    if not actions and not cfg.planner.proposals:
+    if not env.actions and not cfg.planner.proposals:
         raise ValueError(
             "in a world without listed actions a planner searches what the policy proposes: set planner.proposals=8"
         )
+    if (cfg.planner.values or cfg.agent.planner == "best_of_n") and not cfg.practice.values:
+        raise ValueError(
+            "what moves are worth is learnt in practice: set practice.values=0.25, in an arm that practises (plan, spa_plan)"
+        )
+    if cfg.planner.model == SIMULATOR:
+        check_settable(env)
 
 
 def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
@@ -180,7 +189,7 @@ def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
     for arm in arms:
         with _named(f"arm {arm.name}"):
             own = arm_config(cfg, arm)
-            check_planner(own, make_task(own, state_format=arm.state_format).make_env().actions)
+            check_planner(own, make_task(own, state_format=arm.state_format).make_env())
             if arm.rl:
                 training_tasks(own, state_format=arm.state_format)
             source = source_config(cfg, arm)

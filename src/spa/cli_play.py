@@ -31,8 +31,8 @@ def play(
     """Watch a model play test worlds; with agent.planner=lookahead, what it expected of each move beside what came."""
     from spa.agent.player import Player, make_task
     from spa.agent.worlds import WorldSource
+    from spa.evaluate.planned import planning_model
     from spa.planning.play import play_with_planner
-    from spa.planning.world_model import WorldModel
     from spa.runs.config import load_config
     from spa.runs.stage import model_of
 
@@ -46,8 +46,8 @@ def play(
     if cfg.agent.planner == "none":
         episodes = player.play(task, chosen, samples=1, seed=cfg.seeds.run)
     else:
-        world_model = WorldModel(player, task, samples=cfg.planner.samples, proposals=cfg.planner.proposals)
-        episodes = play_with_planner(world_model, task, chosen, cfg.agent.planner, cfg.planner, seed=cfg.seeds.run)
+        with planning_model(cfg, player, task) as world_model:
+            episodes = play_with_planner(world_model, task, chosen, cfg.agent.planner, cfg.planner, seed=cfg.seeds.run)
     player.close()
     for episode in episodes:
         print(redact(show_episode(episode)))

@@ -22,7 +22,7 @@ from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.envs import TextEnv, make_env
 from spa.evaluate import calibration
-from spa.evaluate.calibration import calibration_metrics, cases, changes, corruptions
+from spa.evaluate.calibration import calibration_metrics, cases, changes
 from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
 from spa.evaluate.probe import probe_world_model
 from spa.evaluate.world_model import exact, world_model_metrics
@@ -64,6 +64,14 @@ def test_scores_equal_a_naive_loop() -> None:
             score_rows(model, [([1, 2, 3], positions)])
 
 
+def corrupted(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int = 0) -> list[tuple[str, str]]:
+    return calibration.corruptions(env, turn.state, turn.executed, turn.next_state, rng, noise_seed)
+
+
+def judged(chat: Chat, case: calibration.Case, state: str) -> tuple[list[int], list[int]]:
+    return calibration.continued(chat, case.context, case.prefix, f"{state}</prediction>")
+
+
 def turn_of(name: str, seed: int) -> tuple[TextEnv, Turn] | None:
     """A random turn that changed the state, in the format with coordinates."""
     env = make_env(name, state_format="coordinates")
@@ -87,7 +95,7 @@ def test_corruptions_are_false_different_and_consistent(name: str, seed: int) ->
     if found is None:
         return
     env, turn = found
-    others = corruptions(env, turn, np.random.default_rng(seed))
+    others = corrupted(env, turn, np.random.default_rng(seed))
     states = [state for _, state in others]
     assert ("stay", turn.state) in others
     assert len({state.strip() for state in states}) == len(states)
@@ -96,7 +104,7 @@ def test_corruptions_are_false_different_and_consistent(name: str, seed: int) ->
     assert all(env.legal(state) and "\n" in state.strip() for state in states)
     assert all(env.legal(state, turn.state) for kind, state in others if kind != "swap")
     assert sum(kind == "swap" for kind, _ in others) == calibration.SWAPS
-    assert others == corruptions(make_env(name, state_format="coordinates"), turn, np.random.default_rng(seed))
+    assert others == corrupted(make_env(name, state_format="coordinates"), turn, np.random.default_rng(seed))
 
 
 def test_a_corruption_keeps_walls_and_targets_where_it_can() -> None:
@@ -119,7 +127,7 @@ def test_wrong_coordinates_are_made_up_as_in_the_episode() -> None:
         env.reset(seed=4, options={"noise_seed": 9})
         reached.add(env.step(action)[0])
     turn = Turn(0, before, "", "", "elsewhere", executed=["Up"])
-    assert dict(corruptions(env, turn, np.random.default_rng(0), 9))["other_move"] in reached
+    assert dict(corrupted(env, turn, np.random.default_rng(0), 9))["other_move"] in reached
 
 
 def test_a_world_that_ignores_the_state_has_no_other_move() -> None:
@@ -140,8 +148,8 @@ def test_a_world_that_ignores_the_state_has_no_other_move() -> None:
     rng = np.random.default_rng(0)
     there = Turn(0, "a closed door", "", "", "a door after open", executed=["open"])
     elsewhere = Turn(0, "a wide gate", "", "", "a door after open", executed=["open"])
-    assert ("other_move", "a door after close") in corruptions(Door(), there, rng)
-    assert "other_move" not in dict(corruptions(Door(), elsewhere, rng))
+    assert ("other_move", "a door after close") in corrupted(Door(), there, rng)
+    assert "other_move" not in dict(corrupted(Door(), elsewhere, rng))
 
 
 def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() -> None:
@@ -159,7 +167,7 @@ def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() ->
     assert sorted(made) == ["a door\nred", "door red\na", "red a\ndoor"]  # white space stays where it is
     assert list(changes(Words(), "door", "a wall", rng)) == []
     turn = Turn(0, "a wall", "", "", "a red door", executed=["go"])
-    assert {kind for kind, _ in corruptions(Words(), turn, rng)} == {"stay", "swap"}
+    assert {kind for kind, _ in corrupted(Words(), turn, rng)} == {"stay", "swap"}
 
 
 def test_cases_put_the_truth_into_the_models_own_turn(players) -> None:
@@ -173,7 +181,7 @@ def test_cases_put_the_truth_into_the_models_own_turn(players) -> None:
         assert f"<observation>{turn.state}</observation>" in case.prefix
         assert case.prefix.endswith("<prediction>")
         assert turn.user in player.tokenizer.decode(case.context)
-        ids, positions = calibration._tokens(player.chat, case, turn.next_state)
+        ids, positions = judged(player.chat, case, turn.next_state)
         assert player.tokenizer.decode([ids[p] for p in positions]) == turn.next_state + "</prediction>"
 
 
@@ -184,7 +192,7 @@ def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(players) -> N
     written = [t.prediction for e in episodes for t in e.turns if t.prediction is not None and t.state != t.next_state]
     compared = 0
     for case, prediction in zip(cases(player.chat, task.make_env, episodes, 0), written, strict=True):
-        ids, positions = calibration._tokens(player.chat, case, prediction)
+        ids, positions = judged(player.chat, case, prediction)
         # Where the observation was right, these are the very tokens that were sampled.
         for sequence in sampled:
             if sequence.ids[: len(ids)] == ids:
@@ -199,7 +207,7 @@ def test_a_model_that_knows_and_one_that_copies(players, monkeypatch, favour: st
     cfg, player, _, episodes = players["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
     found = cases(player.chat, task.make_env, episodes, 0)
-    good = [list(calibration._tokens(player.chat, case, dict(case.candidates)[favour])) for case in found]
+    good = [list(judged(player.chat, case, dict(case.candidates)[favour])) for case in found]
 
     def score(model, rows):
         return [Scored(-1.0 if list(row) in good else -9.0, 4) for row in rows]
@@ -297,7 +305,7 @@ def test_a_world_without_random_moves_shows_its_first_states() -> None:
     task = SimpleNamespace(make_env=Words)
     assert sample_states(task, worlds, seed=0) == ["a door 1", "a door 2"]  # type: ignore[arg-type]
     turn = Turn(0, "a door 0", "", "", "an open door", executed=["push the door"])
-    assert "other_move" not in dict(corruptions(Words(), turn, np.random.default_rng(0)))
+    assert "other_move" not in dict(corrupted(Words(), turn, np.random.default_rng(0)))
 
 
 def test_states_are_those_of_play_and_repeat(players) -> None:

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from spa.agent.worlds import World
 from spa.planning.search import PLANNERS, Choice, Imagined, Move
 from spa.runs.validate import CHOICES
-from tests.planning.tools import Asked, Table, decide, distances, of_table, oracle, seen, start_of, true_moves
+from tests.planning.tools import (
+    IMAGINING,
+    Asked,
+    Table,
+    decide,
+    distances,
+    of_table,
+    oracle,
+    seen,
+    start_of,
+    true_moves,
+)
 from tests.scripted import lake_task
 
 END = "the end"
@@ -169,7 +180,7 @@ def test_beyond_its_depth_nothing_is_asked_and_nothing_is_won() -> None:
 LOST: Table = {"0": {"a": (seen(END, 0.0, True),), "b": (seen("1"),)}, "1": {"a": (seen("1"),), "b": (seen("1"),)}}
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_a_lost_end_is_avoided_for_unknown_land(kind: str) -> None:
     for seed in range(8):
         assert decide(kind, "0", of_table(LOST), depth=1, seed=seed).action == "b"
@@ -186,7 +197,7 @@ def doubtful(probability: float) -> Table:
     }
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_what_the_model_itself_doubts_is_not_built_on(kind: str) -> None:
     model = of_table(doubtful(0.49))
     plan = decide(kind, "0", model, depth=3, min_probability=0.5)
@@ -199,7 +210,7 @@ def test_what_the_model_itself_doubts_is_not_built_on(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_a_gain_counts_as_much_as_it_is_believed_and_a_loss_in_full(kind: str) -> None:
     table: Table = {"0": {"a": (seen(END, 1.0, True, 0.6),), "b": (seen(END, 0.7, True, 0.9),)}}
     plan = decide(kind, "0", of_table(table), depth=2, simulations=100)
@@ -211,20 +222,20 @@ def test_a_gain_counts_as_much_as_it_is_believed_and_a_loss_in_full(kind: str) -
     assert decide(kind, "0", of_table(losses), depth=2).values == pytest.approx({"a": -1.0, "b": -0.7})
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_of_several_samples_all_that_are_whole_are_built_on(kind: str) -> None:
     model = of_table(doubtful(0.01))
     assert decide(kind, "0", model, depth=3, samples=2).action == "a"
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_a_plan_ends_before_what_nothing_is_believed_of(kind: str) -> None:
     table: Table = {"0": {"a": (seen("1", 1.0),), "b": (seen(END, 0.0, True),)}, "1": {"a": NOTHING, "b": NOTHING}}
     plan = decide(kind, "0", of_table(table), depth=4)
     assert [action for action, _ in plan.path] == ["a"]
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 @pytest.mark.parametrize("actions", [("a", "b"), ()])
 def test_a_model_that_answers_nothing_still_leaves_a_plan(kind: str, actions: Sequence[str]) -> None:
     for shares in ({"a": 0.5, "z": 0.5}, {}):
@@ -235,7 +246,7 @@ def test_a_model_that_answers_nothing_still_leaves_a_plan(kind: str, actions: Se
         assert all(abs(value) < 1e9 for value in plan.record()["values"].values())
 
 
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_ties_are_broken_by_the_seed_alone(kind: str) -> None:
     table: Table = {"0": {name: (seen(END, 1.0, True),) for name in "abc"} | {"d": (seen(END, 0.9, True),)}}
     chosen = [decide(kind, "0", of_table(table), depth=2, seed=seed, simulations=64).action for seed in range(40)]
@@ -264,7 +275,7 @@ def test_a_beam_follows_so_many_states_of_a_layer(width: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [3, 10, 12, 13, 50])
-@pytest.mark.parametrize("kind", PLANNERS)
+@pytest.mark.parametrize("kind", IMAGINING)
 def test_a_decision_asks_no_more_questions_than_it_may(kind: str, limit: int) -> None:
     model = of_table(tree())
     plan = decide(kind, "0", model, depth=5, max_questions=limit, simulations=200)
@@ -302,7 +313,7 @@ def test_a_way_is_a_gain_if_its_discounted_return_is_one(gamma: float) -> None:
 
 def test_the_actions_of_free_text_are_those_that_the_policy_names() -> None:
     table = {"0": {"go": (seen("1"),), "stay": (seen("0"),)}, "1": {"win": (seen(END, 1.0, True),)}}
-    for kind in PLANNERS:
+    for kind in IMAGINING:
         model = of_table(table, lambda choice: dict.fromkeys(table[choice.state], 0.5), listed=False)
         plan = decide(kind, "0", model, left=7, depth=3)
         assert [action for action, _ in plan.path] == ["go", "win"]

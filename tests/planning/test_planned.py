@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,11 +16,12 @@ from spa.agent.episode import read_episodes
 from spa.agent.worlds import World, WorldSource
 from spa.evaluate.planned import area_under_curve, evaluate_planner, imagination_metrics
 from spa.evaluate.summary import EvalResult
-from spa.planning.search import Imagined
+from spa.planning.search import Imagined, Move
 from spa.planning.world_model import WorldModel
 from spa.runs.schema import PlannerConfig
+from spa.worldmodel.transitions import LAYOUTS
 from tests.planning.tools import Asked, TrueEngine, depths, oracle, player_of, seen, shortest, start_of, true_moves
-from tests.scripted import lake_task, tiny_config
+from tests.scripted import CHAT, lake_task, tiny_config, tiny_player
 
 TASK = lake_task(1)
 WORLDS = [World(seed, f"w{seed}") for seed in range(8)]
@@ -118,6 +121,55 @@ def test_an_answer_that_broke_off_is_wrong_and_not_gone_on_from() -> None:
     assert found["depth_1"]["exact"] == len(kept) / len(first) < 1
     assert 0 < len(second) == sum(not true_moves(TASK)(move).ended for move in kept)
     assert all(move.state for move in second)
+
+
+class Scored(Asked):
+    """Finds a state the likelier the better ``liking`` says."""
+
+    has_weights = True
+
+    def __init__(self, liking: Callable[[Move, str], float]) -> None:
+        truth = oracle(TASK)
+        super().__init__(truth.answer, truth.actions)
+        self.liking = liking
+        self.scored: list[tuple[Move, str]] = []
+
+    def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
+        self.scored += asked
+        return [self.liking(*one) for one in asked]
+
+
+def test_the_truth_is_judged_beside_its_corruptions_at_every_depth() -> None:
+    look = true_moves(TASK)
+    knows = Scored(lambda move, state: float(state == look(move).state))
+    found = measure(knows)
+    assert [metrics["top1"] for metrics in found.values()] == [1.0] * DEPTH
+    assert all(0.1 < metrics["chance"] < 0.5 for metrics in found.values())
+    assert all(look(move).state != move.state for move, _ in knows.scored), "where nothing changes nothing is judged"
+    copies = measure(Scored(lambda move, state: float(state == move.state)))
+    assert [metrics["top1"] for metrics in copies.values()] == [0.0] * DEPTH
+    assert "top1" not in measure(oracle(TASK))["depth_1"]
+
+
+@pytest.mark.parametrize("style", ["terse", "paper"])
+def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> None:
+    task, player = lake_task(1, style), tiny_player()
+    moves = [(Move(start_of(task, world), "Up"), start_of(task, WORLDS[5])) for world in WORLDS[:3]]
+    found = WorldModel(player, task).log_probs(moves)
+    layout = LAYOUTS[style]
+    told = dataclasses.replace(task, agent=dataclasses.replace(task.agent, prompt="world_model"))
+    for (move, state), score in zip(moves, found, strict=True):
+        env = task.make_env()
+        env.reset(seed=0)
+        opening = CHAT.opening(told.system, told.header(env) + told.turn_text(1, move.state, told.env.max_actions))
+        context = [*opening, *CHAT.response_ids(layout.question(*move))]
+        ids = [*opening, *CHAT.response_ids(layout.question(*move) + state + layout.after_state)]
+        logits = player.model(torch.tensor([ids])).logits[0].detach().log_softmax(-1)
+        expected = sum(float(logits[i - 1, ids[i]]) for i in range(len(context), len(ids)))
+        assert ids[: len(context)] == context
+        assert score == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(ValueError, match="engine=transformers"):
+        WorldModel(player_of(TrueEngine(TASK)), TASK).log_probs(moves)
 
 
 SCORES = st.lists(st.tuples(st.sampled_from([-1.0, -0.7, -0.2, 0.0, 0.2, 0.7, 1.0]), st.booleans()), max_size=12)

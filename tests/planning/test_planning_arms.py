@@ -136,9 +136,25 @@ def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> N
     [
         (["frozen_lake", "agent.planner=beam"], "planner.width=16"),
         (["sudoku", "agent.planner=lookahead"], "planner.proposals=8"),
+        (["frozen_lake", "agent.planner=best_of_n"], "practice.values=0.25"),
+        (["frozen_lake", "agent.planner=mcts", "planner.values=true"], "practice.values=0.25"),
     ],
 )
 def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[str], message: str, capsys) -> None:
     assert main(["eval", *given, "--arm", "base", "--dry-run"]) == 2
     assert message in capsys.readouterr().err
-    assert main(["eval", *given, "planner.width=4", "planner.proposals=4", "--arm", "base", "--dry-run"]) == 0
+    assert (
+        main(
+            [
+                "eval",
+                *given,
+                "planner.width=4",
+                "planner.proposals=4",
+                "practice.values=1",
+                "--arm",
+                "base",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )

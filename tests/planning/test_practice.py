@@ -18,13 +18,25 @@ from spa.agent.worlds import World, split_of
 from spa.models.load import load_model, load_tokenizer, save_model
 from spa.planning import practice as module
 from spa.planning.practice import imagine, lesson_rows, practice
-from spa.planning.search import Imagined, Move
+from spa.planning.search import Imagined, Move, Worth, best_actions
+from spa.planning.world_model import WorldModel
 from spa.runs.schema import AgentConfig, Config, EnvConfig, ModelConfig, PlannerConfig, PracticeConfig, SamplingConfig
 from spa.worldmodel.dataset import read_rows, write_rows
-from spa.worldmodel.transitions import transition_rows
+from spa.worldmodel.transitions import LAYOUTS, transition_rows
 from tests.planning.test_planned_play import Watched, of_class
 from tests.planning.test_transitions import played
-from tests.planning.tools import Asked, depths, finish, of_table, oracle, seen, shortest, start_of, true_moves
+from tests.planning.tools import (
+    Asked,
+    depths,
+    finish,
+    of_table,
+    oracle,
+    player_of,
+    seen,
+    shortest,
+    start_of,
+    true_moves,
+)
 from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_config
 
 WORLDS = [World(seed, f"w{seed}") for seed in range(16)]
@@ -34,8 +46,8 @@ def lessons(task: Task, root: str, depth: int, whole: bool) -> dict[str, tuple[i
     """What is taught of each state: how many actions after the start it was met, and the best actions."""
     model = oracle(task)
     found = finish(imagine(root, model.actions, PlannerConfig(), depth, depth, whole=whole), model)
-    assert len({state for state, _, _ in found}) == len(found)
-    return {state: (met, set(best)) for state, met, best in found}
+    assert len({lesson.state for lesson in found}) == len(found)
+    return {lesson.state: (lesson.met, set(best_actions(lesson.values))) for lesson in found}
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -66,7 +78,7 @@ def test_ways_whose_sums_differ_in_rounding_alone_are_equally_good() -> None:
     }
     model = of_table(table)
     found = finish(imagine("0", model.actions, PlannerConfig(gamma=1.0), 3, 3, whole=True), model)
-    assert found[0] == ("0", 0, ["a", "b"])
+    assert (found[0].state, found[0].met, best_actions(found[0].values)) == ("0", 0, ["a", "b"])
 
 
 def test_boxes_are_taught_to_be_pushed_home() -> None:
@@ -122,8 +134,9 @@ def test_lessons_are_in_the_prompts_that_a_rollout_shows(style: str) -> None:
     """After as many actions as led to the state, one a turn."""
     task = lake_task(1, style, max_actions_per_turn=1, max_turns=10)
     worlds = [WORLDS[7], WORLDS[3]]
-    rows, solved = lesson_rows(oracle(task), task, worlds, PlannerConfig(), whole=False)
-    assert solved == 2
+    found = lesson_rows(oracle(task), task, worlds, PlannerConfig(), whole=False)
+    rows = found.plans
+    assert (found.solved, found.values) == (2, [])
     assert max(row.extra["turn"] for row in rows) >= 2
     for row in rows:
         world = next(world for world in worlds if world.seed == row.extra["seed"])
@@ -141,7 +154,7 @@ def test_lessons_are_in_the_prompts_that_a_rollout_shows(style: str) -> None:
 
 def test_a_row_answers_with_one_best_action() -> None:
     task = lake_task(1)
-    rows, _ = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(), whole=True)
+    rows = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(), whole=True).plans
     taught = {}
     for row in rows:
         parsed = parse_response(row.response, "base")
@@ -159,7 +172,7 @@ def test_a_row_answers_with_one_best_action() -> None:
 
 def test_without_thoughts_the_lesson_is_the_answer_alone() -> None:
     task = Task(LAKE, AgentConfig(style="terse", window=1, think=False))
-    rows, _ = lesson_rows(oracle(task), task, WORLDS[:1], PlannerConfig(), whole=False)
+    rows = lesson_rows(oracle(task), task, WORLDS[:1], PlannerConfig(), whole=False).plans
     assert {row.response for row in rows} == {f"<answer>{row.extra['executed'][0]}</answer>" for row in rows} != set()
 
 
@@ -173,9 +186,35 @@ def test_starts_are_looked_at_and_nothing_else() -> None:
 def test_a_start_counts_as_solved_where_a_gain_was_imagined_from_it() -> None:
     task = lake_task(1)
     near = sum(shortest(task, depths(task, root))[root][0] <= 2 for root in (start_of(task, world) for world in WORLDS))
-    rows, solved = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(depth=2), whole=False)
-    assert 0 < solved == near < len(WORLDS)
-    assert {row.extra["turn"] for row in rows} == {0, 1}
+    found = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(depth=2), whole=False)
+    assert 0 < found.solved == near < len(WORLDS)
+    assert {row.extra["turn"] for row in found.plans} == {0, 1}
+
+
+@pytest.mark.parametrize("style", ["terse", "paper"])
+def test_what_moves_are_worth_is_taught_as_it_is_asked(style: str) -> None:
+    """0.95 to the power of the actions to go, nothing into a hole, in the words that ``WorldModel`` continues."""
+    task = lake_task(1, style)
+    found = lesson_rows(oracle(task), task, WORLDS[:4], PlannerConfig(optimism=0.0), whole=True, values=True)
+    look, told = true_moves(task), set()
+    for row in found.values:
+        root = start_of(task, next(world for world in WORLDS if world.seed == row.extra["seed"]))
+        ways = shortest(task, met := depths(task, root))
+        (action,) = row.extra["executed"]
+        state = next(state for state in met if row.response.startswith(LAYOUTS[style].worth(state, action)))
+        after = look(Move(state, action))
+        far = 0 if after.reward else ways[after.state][0] if after.state in ways and not after.ended else None
+        assert f"<value>{0 if far is None else round(0.95**far, 2):g}</value>" in row.response
+        engine = Scripted(lambda number: "0.5</")
+        assert WorldModel(player_of(engine), task).ask([Worth(state, action)]) == [0.5]
+        system = row.prompt[0]["content"] if len(row.prompt) > 1 else None
+        prompt = CHAT.opening(system, row.prompt[-1]["content"])
+        shown = [*prompt, *CHAT.response_ids(LAYOUTS[style].worth(state, action))]
+        left = f"{10 - row.extra['turn']} "
+        assert CHAT.tokenizer.decode(engine.contexts[0][0]) == CHAT.tokenizer.decode(shown).replace(left, "10 ", 1)
+        told.add((row.extra["seed"], state, action))
+    assert len(told) == len(found.values) == 4 * len({row[:2] for row in told}), "every action of every state"
+    assert {row.extra["turn"] for row in found.plans} == {row.extra["turn"] for row in found.values}
 
 
 # All rounds, with a world model that is right and a policy that is as small as can be.
@@ -189,7 +228,7 @@ def small(**sft: Any) -> Config:
         selfplay=dataclasses.replace(cfg.selfplay, groups=2, state_format="grid", rows="transitions"),
         sft=dataclasses.replace(cfg.sft, epochs=1, batch_size=32, lr=1e-3, eval_worlds=0, **sft),
         planner=PlannerConfig(depth=4),
-        practice=PracticeConfig(rounds=2, worlds=3, epochs=1, groups=2, group_size=2, rehearsal=0.5),
+        practice=PracticeConfig(rounds=2, worlds=3, epochs=1, groups=2, group_size=2, rehearsal=0.5, values=0.25),
     )
 
 
@@ -236,7 +275,8 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     assert {split_of(world.content) for world in planned} == {"selfplay", "train"}
     assert (first["actions"], first["solved"] <= 3) == (0, True)
     task = lake_task(1)
-    expected, _ = lesson_rows(oracle(task), task, planned[:3], cfg.planner, whole=False)
+    lessons = lesson_rows(oracle(task), task, planned[:3], cfg.planner, whole=False, values=True)
+    expected = lessons.plans
     assert first["lessons"] == second["lessons"] == len(expected) > 0
     seen_before, new = start["rows"], rows_in(out / "round_2" / "play")
     assert second["actions"] == result["actions"] == len(new) > 0
@@ -247,9 +287,11 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
         rows = rows_in(out / f"round_{number}" / "plans")
         assert [row.response for row in rows[: len(expected)]] == [row.response for row in expected]
         told = {(row.prompt[-1]["content"], row.response) for row in known}
-        rehearsed = [(row.prompt[-1]["content"], row.response) for row in rows[len(expected) :]]
-        assert set(rehearsed) <= told
-        assert len(rehearsed) == min(len(known), round(0.5 * len(expected)))
+        count = min(len(known), round(0.5 * len(expected)))
+        rehearsed, valued = rows[len(expected) : len(expected) + count], rows[len(expected) + count :]
+        assert {(row.prompt[-1]["content"], row.response) for row in rehearsed} <= told
+        assert {row.response for row in valued} <= {row.response for row in lessons.values}
+        assert len(valued) == round(0.25 * len(expected)) > 0
     model = out / result["model"]
     assert model.parts[-4:-2] == ("round_2", "policy")
     weights = load_model(ModelConfig(path=str(model), device="cpu")).state_dict()

@@ -13,7 +13,7 @@ from spa.agent.player import Player
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.engines.base import Completion
-from spa.planning.search import PLANNERS, Choice, Imagined, Move, Plan, Question
+from spa.planning.search import PLANNERS, Choice, Imagined, Move, Plan, Question, Worth
 from spa.planning.world_model import Usage
 from spa.runs.schema import PlannerConfig, SamplingConfig
 from spa.worldmodel.transitions import outcome_text
@@ -23,6 +23,7 @@ T = TypeVar("T")
 Answers = tuple[Imagined, ...]
 Table = dict[str, dict[str, Answers]]
 MOVES = ("Left", "Down", "Right", "Up")
+IMAGINING = [kind for kind in PLANNERS if kind != "best_of_n"]
 
 
 def seen(state: str, reward: float = 0.0, ended: bool = False, probability: float = 1.0) -> Imagined:
@@ -32,13 +33,16 @@ def seen(state: str, reward: float = 0.0, ended: bool = False, probability: floa
 class Asked:
     """Answers from ``answer``; remembers every question of every call."""
 
+    has_weights = False
+
     def __init__(
         self,
         answer: Callable[[Move], Answers],
         actions: Sequence[str] = (),
         shares: Callable[[Choice], dict[str, float]] = lambda choice: {},
+        worth: Callable[[Worth], float | None] = lambda worth: None,
     ) -> None:
-        self.answer, self.actions, self.shares = answer, tuple(actions), shares
+        self.answer, self.actions, self.shares, self.worth = answer, tuple(actions), shares, worth
         self.calls: list[list[Question]] = []
         self.usage = Usage()
 
@@ -53,7 +57,12 @@ class Asked:
     def ask(self, questions: Sequence[Question]) -> list[Any]:
         self.calls.append(list(questions))
         self.usage += Usage(questions=len(questions))
-        return [self.answer(one) if isinstance(one, Move) else self.shares(one) for one in questions]
+        return [self._reply(question) for question in questions]
+
+    def _reply(self, question: Question) -> Any:
+        if isinstance(question, Worth):
+            return self.worth(question)
+        return self.answer(question) if isinstance(question, Move) else self.shares(question)
 
     def forget(self) -> None:
         pass
@@ -91,11 +100,11 @@ def oracle(task: Task, lies: Mapping[Move, Imagined] | None = None) -> Asked:
 
 
 def of_table(
-    table: Table, shares: Callable[[Choice], dict[str, float]] = lambda choice: {}, *, listed: bool = True
+    table: Table, shares: Callable[[Choice], dict[str, float]] = lambda choice: {}, *, listed: bool = True, **more: Any
 ) -> Asked:
     """Right about a world that is written down; its actions are those of its first state, unless they are free text."""
     actions = tuple(next(iter(table.values()))) if listed else ()
-    return Asked(lambda move: table[move.state][move.action], actions, shares)
+    return Asked(lambda move: table[move.state][move.action], actions, shares, **more)
 
 
 def finish(search: Generator[list[Question], list[Any], T], model: Asked) -> T:

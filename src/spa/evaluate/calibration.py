@@ -65,7 +65,7 @@ def calibration_metrics(
     rows, owners = [], []
     for number, case in enumerate(found):
         for kind, state in case.candidates:
-            rows.append(_tokens(chat, case, state))
+            rows.append(continued(chat, case.context, case.prefix, state + _CLOSING))
             owners.append((number, kind))
     scores = score_rows(model, rows) if rows else []
     by_case: dict[int, list[tuple[str, float, int]]] = defaultdict(list)
@@ -105,7 +105,7 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
             head = turn.response[: parse_response(turn.response, "world_model").spans["prediction"][0]]
             head = replace_spans(head, [(span, turn.state) for span in body_spans(head, "observation")])
             rng = np.random.default_rng(np.random.SeedSequence([seed, episode.group, episode.member, turn.index]))
-            others = corruptions(env, turn, rng, episode.noise_seed)
+            others = corruptions(env, turn.state, turn.executed, turn.next_state, rng, episode.noise_seed)
             if others:
                 candidates = [("truth", turn.next_state), *others]
                 shaped = [(kind, _laid_out(turn.prediction, state)) for kind, state in candidates]
@@ -130,32 +130,35 @@ def _context(episode: Episode, turn: Turn) -> list[int] | None:
     return None
 
 
-def _tokens(chat: Chat, case: Case, state: str) -> tuple[list[int], list[int]]:
-    """Ids of the context and the response up to ``</prediction>``, and the positions that hold the candidate."""
-    encoded = chat.encode_response(case.prefix + state + _CLOSING)
-    start = len(case.prefix)
-    offset = len(case.context)
-    positions = [offset + i for i, (_, high) in enumerate(encoded.offsets) if high > start and i >= encoded.num_forced]
-    return [*case.context, *encoded.ids], positions
+def continued(chat: Chat, context: Sequence[int], prefix: str, rest: str) -> tuple[list[int], list[int]]:
+    """Ids of a context and a response that begins with ``prefix``, and the positions that hold its ``rest``, to be scored."""
+    encoded = chat.encode_response(prefix + rest)
+    offset = len(context)
+    positions = [
+        offset + i for i, (_, high) in enumerate(encoded.offsets) if high > len(prefix) and i >= encoded.num_forced
+    ]
+    return [*context, *encoded.ids], positions
 
 
-def corruptions(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int = 0) -> list[tuple[str, str]]:
-    """States that are not the turn's next state, with their kinds; all different.
+def corruptions(
+    env: TextEnv, state: str, executed: Sequence[str], next_state: str, rng: np.random.Generator, noise_seed: int = 0
+) -> list[tuple[str, str]]:
+    """States that do not follow ``state`` by the ``executed`` actions, with their kinds; all different.
 
     Args:
         noise_seed: of the episode: what a world makes up from it (wrong coordinates) is then made up in the same way.
     """
     out: list[tuple[str, str]] = []
 
-    def add(kind: str, state: str | None) -> None:
-        if state is not None and not any(exact(state, known) for known in [turn.next_state, *(s for _, s in out)]):
-            out.append((kind, state))
+    def add(kind: str, other: str | None) -> None:
+        if other is not None and not any(exact(other, known) for known in [next_state, *(s for _, s in out)]):
+            out.append((kind, other))
 
-    add("stay", turn.state)
-    add("other_move", _other_move(env, turn, rng, noise_seed))
+    add("stay", state)
+    add("other_move", _other_move(env, state, executed, next_state, rng, noise_seed))
     wanted = len(out) + SWAPS
-    for state in changes(env, turn.next_state, turn.state, rng, noise_seed):
-        add("swap", state)
+    for changed in changes(env, next_state, state, rng, noise_seed):
+        add("swap", changed)
         if len(out) == wanted:
             break
     return out
@@ -170,15 +173,17 @@ def _start(env: TextEnv, state: str, noise_seed: int) -> str | None:
     return shown if exact(grid_part(shown), grid_part(state)) else None  # some ignore the option
 
 
-def _other_move(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int) -> str | None:
-    """The state after as many other random actions from the turn's state; None where none was found."""
+def _other_move(
+    env: TextEnv, before: str, executed: Sequence[str], next_state: str, rng: np.random.Generator, noise_seed: int
+) -> str | None:
+    """The state after as many other random actions from ``before``; None where none was found."""
     for _ in range(_TRIES):
-        state = _start(env, turn.state, noise_seed)
+        state = _start(env, before, noise_seed)
         if state is None:
             return None
         try:
-            actions = [match_action(env.sample_action(rng), env.actions) or "" for _ in turn.executed]
-            if actions == turn.executed:
+            actions = [match_action(env.sample_action(rng), env.actions) or "" for _ in executed]
+            if actions == list(executed):
                 continue
             for action in actions:
                 state, _, terminated, truncated, _ = env.step(action)
@@ -186,7 +191,7 @@ def _other_move(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: 
                     break
         except Exception:  # as above; nor do all have random actions, and a finished one cannot be stepped
             return None
-        if not exact(state, turn.next_state) and not exact(state, turn.state):
+        if not exact(state, next_state) and not exact(state, before):
             return state
     return None
 

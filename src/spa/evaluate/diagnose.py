@@ -236,8 +236,7 @@ def _world_model(cfg: Config, player: Player, worlds: list[World], learned: Lear
     depth = min(cfg.planner.depth, cfg.env.max_actions)
     walks: dict[str, float] = {}
     if _can_walk(told):
-        world_model = planning_model(cfg, player, make_task(cfg))
-        with progress(1, "imagination") as bar:
+        with progress(1, "imagination") as bar, planning_model(cfg, player, make_task(cfg)) as world_model:
             walks = imagination_metrics(world_model, told, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
             bar.advance()
     exact = {d: walks.get(f"{PREFIX}depth_{d}/exact") for d in range(1, depth + 1)}
@@ -272,8 +271,7 @@ def _planned(cfg: Config, player: Player, worlds: list[World], base: list[WorldR
     if actions > MOST_ACTIONS and kind == "lookahead":
         return f"{actions} listed actions are too many for a lookahead; agent.planner=mcts can search them"
     most = min(cfg.planner.max_questions or MOST_QUESTIONS, MOST_QUESTIONS)
-    world_model = planning_model(cfg, player, make_task(cfg))
-    with progress(1, f"planning ({kind})") as bar:
+    with progress(1, f"planning ({kind})") as bar, planning_model(cfg, player, make_task(cfg)) as world_model:
         episodes = play_with_planner(
             world_model, task, worlds, kind, dataclasses.replace(cfg.planner, max_questions=most), seed=cfg.seeds.run
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,16 @@ from spa.agent.kept import KeptEpisodes
 from spa.agent.player import Player
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.envs import TextEnv
+from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.verdict import PLANNED
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
+from spa.planning.simulator import Simulator
 from spa.planning.world_model import WorldModel
-from spa.runs.schema import Config
+from spa.runs.schema import SIMULATOR, Config
 from spa.runs.seeds import PLANNER, stream_seed
 from spa.runs.stage import model_of
 from spa.worldmodel.transitions import Transition
@@ -37,37 +41,41 @@ def evaluate_planner(
     Its metrics hold what it cost: ``planner/questions``, ``planner/tokens_read`` and ``planner/tokens_written`` an episode, those
     that a cache answered left out. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
-    planner, title = cfg.planner, f"planning with {name}"
-    imagines = Player.load(cfg, model_of(planner.model, "planner.model")) if planner.model else player
-    world_model = planning_model(cfg, imagines, task)
-    episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, title)
-    result = EvalResult.from_episodes(
-        f"{name}{PLANNED}{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, cfg.seeds.run
-    )
-    usage = world_model.usage
+    seed = cfg.seeds.run
+    with planning_model(cfg, player, task) as world_model:
+        episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, f"planning with {name}")
+        usage = world_model.usage
+        asked = worlds[: cfg.eval.world_model_worlds]
+        depth = min(cfg.planner.depth, task.env.max_actions)
+        honesty = imagination_metrics(world_model, task, asked, depth=depth, seed=seed) if asked else {}
+    result = EvalResult.from_episodes(f"{name}{PLANNED}{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, seed)
     cost = {
         f"planner/{key}": getattr(usage, key) / len(episodes) for key in ("questions", "tokens_read", "tokens_written")
     }
-    asked = worlds[: cfg.eval.world_model_worlds]
-    depth = min(planner.depth, task.env.max_actions)
-    honesty = imagination_metrics(world_model, task, asked, depth=depth, seed=cfg.seeds.run) if asked else {}
     result = dataclasses.replace(result, metrics={**result.metrics, **cost}, world_model=honesty)
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
-    if imagines is not player:
-        imagines.close()
     return result
 
 
-def planning_model(cfg: Config, player: Player, task: Task) -> WorldModel:
-    """What ``agent.planner`` asks in evaluation."""
-    seed = stream_seed(cfg.seeds.run, PLANNER, 0)
-    return WorldModel(player, task, samples=cfg.planner.samples, proposals=cfg.planner.proposals, seed=seed)
+@contextmanager
+def planning_model(cfg: Config, player: Player, task: Task) -> Iterator[WorldModel]:
+    """What ``agent.planner`` asks: ``planner.model``, or the player's."""
+    planner, seed = cfg.planner, stream_seed(cfg.seeds.run, PLANNER, 0)
+    other = None
+    if planner.model not in (None, SIMULATOR):
+        other = Player.load(cfg, model_of(planner.model, "planner.model"))
+    kind = Simulator if planner.model == SIMULATOR else WorldModel
+    try:
+        yield kind(other or player, task, samples=planner.samples, proposals=planner.proposals, seed=seed)
+    finally:
+        if other:
+            other.close()
 
 
 def plan_chunks(
     cfg: Config,
-    who: Player | WorldModel,
+    world_model: WorldModel,
     task: Task,
     worlds: Sequence[World],
     samples: int,
@@ -76,7 +84,6 @@ def plan_chunks(
     kept: KeptEpisodes | None = None,
 ) -> list[Episode]:
     """As ``play_chunks``, with ``agent.planner``."""
-    world_model = who if isinstance(who, WorldModel) else planning_model(cfg, who, task)
 
     def play(chunk: Sequence[World], seed: int) -> list[Episode]:
         kind = cfg.agent.planner
@@ -98,6 +105,9 @@ def imagination_metrics(
     * ``exact``: the state imagined is the true one. ``legal``: the world does not rule it out (``TextEnv.legal``).
     * ``reward``, ``ended``: the reward (to six decimals) and the end are those of the true move.
     * ``ended_auc``: area under the ROC curve of the model's probability for the end; absent where no walk or every walk ended here.
+    * ``top1``: of the moves that change the state, in the first walk of each world, the share in which the model, asked about the
+      state that it imagined, finds the true next state likelier than each corruption of it; ``chance``: what guessing gets.
+      Absent where the engine holds no weights.
     * ``believed``: mean probability that the model gave to its answer. ``walks``: how many.
     """
     walked = [(world, walk) for world in worlds for walk in range(walks)]
@@ -125,12 +135,46 @@ def imagination_metrics(
             found[f"{name}ended"].append(guess.ended == truth.ended)
             found[f"{name}believed"].append(guess.probability)
             scores.append((guess.probability if guess.ended else -guess.probability, truth.ended))
-            imagined[number] = guess.state if guess.probability else ""
+        for top, chance in _likeliest(
+            world_model, env, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
+        ):
+            found[f"{name}top1"].append(top)
+            found[f"{name}chance"].append(chance)
+        for number, answer in zip(going, answers, strict=True):
+            imagined[number] = answer[0].state if answer[0].probability else ""
         found[f"{name}walks"] = [float(len(alive))]
         area = area_under_curve(scores)
         if area is not None:
             found[f"{name}ended_auc"] = [area]
     return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _likeliest(
+    world_model: WorldModel,
+    env: TextEnv,
+    walks: Sequence[int],
+    truths: Sequence[list[Transition]],
+    step: int,
+    imagined: Sequence[str],
+    seed: int,
+) -> list[tuple[bool, float]]:
+    """For each walk whose state changes in ``step``, whether the truth is the likeliest candidate, and what guessing gets."""
+    if not world_model.has_weights:
+        return []
+    candidates: list[tuple[int, str]] = []  # those of a walk lie together, the truth first
+    for number in walks:
+        move = truths[number][step]
+        if move.next_state != move.state:
+            rng = np.random.default_rng(np.random.SeedSequence([seed, number, step]))
+            others = corruptions(env, move.state, [move.action], move.next_state, rng)
+            candidates += [(number, state) for state in (move.next_state, *(state for _, state in others)) if others]
+    scores = world_model.log_probs(
+        [(Move(imagined[number], truths[number][step].action), state) for number, state in candidates]
+    )
+    by_walk: dict[int, list[float]] = defaultdict(list)
+    for (number, _), score in zip(candidates, scores, strict=True):
+        by_walk[number].append(score)
+    return [(truth > max(others), 1 / (1 + len(others))) for truth, *others in by_walk.values()]
 
 
 def _walk(task: Task, world: World, number: int, depth: int, seed: int) -> list[Transition]:

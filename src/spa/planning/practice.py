@@ -36,14 +36,29 @@ from spa.worldmodel.transitions import LAYOUTS, state_prompt, transition_rows
 
 CHUNK = 256  # worlds imagined at once
 
-Lesson = tuple[str, int, list[str]]  # a state, the actions that led there, the best actions in it
+
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """An imagined state from which a gain is in reach: how many actions led there, and what those asked about in it are worth."""
+
+    state: str
+    met: int
+    values: dict[str, float]
+
+
+@dataclasses.dataclass
+class Lessons:
+    """Rows of the plain prompt (``plans``) and, in the world-model mode, of what actions are worth; starts with a gain in reach."""
+
+    plans: list[Row] = dataclasses.field(default_factory=list)
+    values: list[Row] = dataclasses.field(default_factory=list)
+    solved: int = 0
 
 
 def imagine(
     root: str, actions: Sequence[str], config: PlannerConfig, depth: int, actions_left: int, *, whole: bool
 ) -> Generator[list[Question], list[Answer], list[Lesson]]:
-    """What is to be learnt from one start: each imagined state from which a gain can be reached within ``depth`` actions of the
-    start, and the best actions there.
+    """What is to be learnt from one start: each imagined state from which a gain can be reached within ``depth`` actions of it.
 
     Args:
         whole: imagine everything within ``depth``, not only up to the first way to a gain.
@@ -54,7 +69,7 @@ def imagine(
     lessons = []
     for here, of_actions in sorted(gains.items()):
         if values[here] > config.optimism:
-            lessons.append((graph.states[here], graph.depth[here], best_actions(of_actions)))
+            lessons.append(Lesson(graph.states[here], graph.depth[here], of_actions))
     return lessons
 
 
@@ -65,19 +80,19 @@ def lesson_rows(
     config: PlannerConfig,
     *,
     whole: bool,
+    values: bool = False,
     title: str = "planning",
-) -> tuple[list[Row], int]:
-    """Rows of the plain prompt from ``worlds``, of which only the start states are looked at; and from how many of them a gain was
-    imagined.
+) -> Lessons:
+    """What is to be learnt from ``worlds``, of which only the start states are looked at.
 
-    Several best actions in a state are a row each.
+    Several best actions in a state are a row each. With ``values`` what each action is worth is one, too.
     """
     layout, agent = LAYOUTS[task.agent.style], task.agent
     env = task.make_env()
     left = task.env.max_actions
     depth = min(config.depth, left)
-    rows: list[Row] = []
-    solved = 0
+    told = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
+    found = Lessons()
     with progress(len(worlds), title) as bar:
         for start in range(0, len(worlds), CHUNK):
             chunk = worlds[start : start + CHUNK]
@@ -85,20 +100,25 @@ def lesson_rows(
             for world in chunk:
                 state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                 roots.append(state)
-                headers.append(task.header(env))
+                headers.append((task.header(env), told.header(env)))
             searches = [imagine(root, world_model.actions, config, depth, left, whole=whole) for root in roots]
-            for place, lessons in enumerate(search_all(world_model, searches)):
-                solved += any(met == 0 for _, met, _ in lessons)
-                world, header = chunk[place], headers[place]
-                for state, met, best in lessons:
-                    prompt = state_prompt(task, header, state, left - met)
-                    for action in best:
+            for world, (plain, telling), lessons in zip(chunk, headers, search_all(world_model, searches), strict=True):
+                found.solved += any(lesson.met == 0 for lesson in lessons)
+                for lesson in lessons:
+                    state, met = lesson.state, lesson.met
+                    extra = {"seed": world.seed, "content": world.content, "turn": met}
+                    prompt = state_prompt(task, plain, state, left - met)
+                    for action in best_actions(lesson.values):
                         response = layout.choice(action) if agent.think else layout.answer.format(action)
-                        extra = {"seed": world.seed, "content": world.content, "executed": [action], "turn": met}
-                        rows.append(Row(task.tag, prompt, response, extra))
+                        found.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
+                    prompt = state_prompt(told, telling, state, left - met)
+                    for action, value in lesson.values.items() if values else ():
+                        if np.isfinite(value):
+                            response = layout.valued(state, action, value)
+                            found.values.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
             world_model.forget()
-            bar.advance(len(chunk), rows=len(rows), solved=solved)
-    return rows, solved
+            bar.advance(len(chunk), rows=len(found.plans), solved=found.solved)
+    return found
 
 
 def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
@@ -215,8 +235,9 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
     starts = {split: sources[split].take(count) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(player, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
-    rows, solved = lesson_rows(world_model, task, worlds, planner, whole=settings.whole)
+    found = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
     player.close()
+    rows = found.plans
     if not rows:
         note(
             f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: nothing to "
@@ -224,16 +245,22 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
         )
     told = [row for part in known for row in read_rows(part)[0]]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
-    count = min(len(told), round(settings.rehearsal * len(rows)))
-    kept = [told[i] for i in sorted(rng.permutation(len(told))[:count])]
-    write_rows(out / "train.parquet", [*rows, *kept])
+    kept = _some(told, round(settings.rehearsal * len(rows)), rng)
+    valued = _some(found.values, round(settings.values * len(rows)), rng)
+    write_rows(out / "train.parquet", [*rows, *kept, *valued])
     usage = world_model.usage
     return {
         "worlds_planned": len(worlds),
-        "solved": solved,
+        "solved": found.solved,
         "lessons": len(rows),
         "rehearsed": len(kept),
+        "valued": len(valued),
         "questions": usage.questions,
         "tokens": usage.tokens,
         "worlds": {split: world_keys(chosen) for split, chosen in starts.items()},
     }
+
+
+def _some(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Row]:
+    """At most ``count`` of the rows, drawn, in their order."""
+    return [rows[i] for i in sorted(rng.permutation(len(rows))[:count])]

@@ -7,9 +7,11 @@ ask for many worlds at once; it returns a ``Plan``.
   by dynamic programming. With ``planner.width`` (``beam``) only that many states of a layer are followed.
 * ``mcts`` is Monte Carlo tree search with the PUCT rule (Silver et al. 2017, AlphaGo Zero; values scaled as in MuZero), with the
   plain policy as prior.
+* ``best_of_n`` imagines nothing: of the actions that the plain policy proposes it takes the one that the model values most.
 
 The value of a plan is its imagined discounted reward. A state at which a search stops is worth ``planner.optimism``, so that
-unknown land is better than a lost world and a longer way to it worse than a short one. A gain counts as much as the model's
+unknown land is better than a lost world and a longer way to it worse than a short one; with ``planner.values`` it is worth what
+the model says. A gain counts as much as the model's
 probability for the words that promise it; answers to which it gives less than ``planner.min_probability`` are not built on. Where
 several answers are drawn (``planner.samples``), their shares say the same.
 """
@@ -55,8 +57,16 @@ class Choice(NamedTuple):
     actions_left: int
 
 
-Question = Move | Choice
-Answer = Any  # tuple[Imagined, ...] to a Move, dict[str, float] to a Choice
+@dataclass(frozen=True)  # a tuple would equal the Move
+class Worth:
+    """What discounted reward is there behind ``action`` in ``state``? Answered by a number, or None where the model names none."""
+
+    state: str
+    action: str
+
+
+Question = Move | Choice | Worth
+Answer = Any  # tuple[Imagined, ...] to a Move, dict[str, float] to a Choice, float | None to a Worth
 Search = Generator[list[Question], list[Answer], "Plan"]
 
 
@@ -106,10 +116,11 @@ class ImaginedGraph:
         self.index = {root: 0}
         self.states = [root]
         self.depth = [0]  # at which a state was first met
+        self.worth = [config.optimism]  # of a state at which the search stops
         self.edges: dict[int, dict[str, tuple[Imagined, ...]]] = {}
 
-    def add(self, state: str, action: str, answers: Sequence[Imagined]) -> list[str]:
-        """Takes in the answers to a question; returns the states that are new and go on."""
+    def add(self, state: str, action: str, answers: Sequence[Imagined], worth: float | None = None) -> list[str]:
+        """Takes in the answers to a question, and what the action is said to be worth; returns the new states that go on."""
         believed = tuple(answer for answer in answers if self.believes(answer))
         here = self.index[state]
         self.edges.setdefault(here, {})[action] = believed
@@ -119,7 +130,12 @@ class ImaginedGraph:
                 self.index[answer.state] = len(self.states)
                 self.states.append(answer.state)
                 self.depth.append(self.depth[here] + 1)
+                known = worth is not None and self.config.gamma > 0
+                self.worth.append(-math.inf if known else self.config.optimism)
                 new.append(answer.state)
+            if worth is not None and not answer.ended and self.config.gamma > 0:
+                place = self.index[answer.state]
+                self.worth[place] = max(self.worth[place], (worth - answer.reward) / self.config.gamma)
         return new
 
     def answers(self, state: str, action: str) -> tuple[Imagined, ...] | None:
@@ -155,8 +171,7 @@ class ImaginedGraph:
         place = np.array([here for here, *_ in rows], dtype=np.int64)
         asked = np.zeros(len(self.states) + 1, dtype=bool)
         asked[place] = True
-        values = np.where(asked, 0.0, config.optimism)
-        values[-1] = 0.0
+        values = np.where(asked, 0.0, [*self.worth, 0.0])
         gains = np.zeros(len(rows))
         for _ in range(max(1, horizon)):
             worth = reward + config.gamma * values[after]
@@ -223,14 +238,14 @@ def expand(
             moves = [Move(state, action) for state, share in zip(frontier, shares, strict=True) for action in share]
         else:
             moves = [Move(state, action) for state in frontier for action in actions]
-        if layer and len(moves) > left:
+        if layer and len(moves) * _each(config) > left:
             return
-        left -= len(moves)
-        answers: list[tuple[Imagined, ...]] = yield list(moves)
+        left -= len(moves) * _each(config)
+        answers = yield from _what_if(moves, config)
         found: dict[str, float] = {}
         goal = False
-        for move, imagined in zip(moves, answers, strict=True):
-            new = graph.add(move.state, move.action, imagined)
+        for move, (imagined, worth) in zip(moves, answers, strict=True):
+            new = graph.add(move.state, move.action, imagined, worth)
             for answer in graph.edges[graph.index[move.state]][move.action]:
                 gained = returns[move.state] + config.gamma**layer * answer.reward
                 goal |= answer.ended and gained > 0 and config.samples == 1
@@ -240,8 +255,24 @@ def expand(
             return
         frontier = list(found)
         if config.width:
-            frontier = sorted(found, key=lambda state: -found[state])[: config.width]
+            ahead = {state: config.gamma ** (layer + 1) * graph.worth[graph.index[state]] for state in found}
+            frontier = sorted(found, key=lambda state: -found[state] - ahead[state])[: config.width]
         returns |= found
+
+
+def _each(config: PlannerConfig) -> int:
+    """Questions about a move."""
+    return 2 if config.values else 1
+
+
+def _what_if(
+    moves: Sequence[Move], config: PlannerConfig
+) -> Generator[list[Question], list[Answer], list[tuple[tuple[Imagined, ...], float | None]]]:
+    """What comes of moves and, with ``planner.values``, what they are worth."""
+    if not config.values:
+        return [(imagined, None) for imagined in (yield list(moves))]
+    answers = yield [*moves, *(Worth(*move) for move in moves)]
+    return list(zip(answers[: len(moves)], answers[len(moves) :], strict=True))
 
 
 def likeliest(answers: Sequence[Imagined]) -> Imagined:
@@ -263,7 +294,7 @@ def _best(values: Mapping[str, float], rng: np.random.Generator) -> str:
 
 def _decided(values: Mapping[str, float], path: list[tuple[str, Imagined]], graph: ImaginedGraph) -> Plan:
     finite = {action: value for action, value in values.items() if math.isfinite(value)}
-    return Plan(path, finite, sum(len(edges) for edges in graph.edges.values()))
+    return Plan(path, finite, sum(len(edges) for edges in graph.edges.values()) * _each(graph.config))
 
 
 class _Node:
@@ -308,7 +339,7 @@ def mcts(
     low, high = math.inf, -math.inf
     asked, limit = 0, config.max_questions or math.inf
     for _ in range(config.simulations):
-        state, value = root, config.optimism
+        state, value = root, None
         trail: list[tuple[_Node, str, float, float]] = []
         imagined_all = True
         while len(trail) < horizon:
@@ -322,11 +353,11 @@ def mcts(
             action = nodes[state].select(config.exploration, low, high, rng)
             believed = graph.answers(state, action)
             if believed is None:
-                if asked == limit:
+                if asked + _each(config) > limit:
                     break
-                asked += 1
-                imagined: list[tuple[Imagined, ...]] = yield [Move(state, action)]
-                graph.add(state, action, imagined[0])
+                asked += _each(config)
+                ((imagined, worth),) = yield from _what_if([Move(state, action)], config)
+                graph.add(state, action, imagined, worth)
                 believed = graph.answers(state, action)
             if not believed:  # no better than the worst that is known
                 trail.append((nodes[state], action, min(low, 0.0), 1.0))
@@ -339,6 +370,8 @@ def mcts(
                 value = 0.0
                 break
             state = seen.state
+        if value is None:
+            value = graph.worth[graph.index[state]]
         for node, action, reward, sure in reversed(trail):
             value = reward + config.gamma * value
             value = sure * value if value > 0 else value
@@ -346,7 +379,7 @@ def mcts(
             node.total[action] += value
             if imagined_all:
                 low, high = min(low, value), max(high, value)
-        if asked == limit or not nodes[root].visits:
+        if asked + _each(config) > limit or not nodes[root].visits:
             break
     top = nodes[root]
     if not top.visits:
@@ -358,8 +391,23 @@ def mcts(
     return _decided(tried, graph.path(visits, first, horizon), graph)
 
 
+def best_of_n(
+    root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
+) -> Search:
+    """The one of ``planner.proposals`` actions of the plain policy (0: of all listed ones) that the model values most."""
+    shares: list[dict[str, float]] = yield [Choice(root, actions_left)]
+    names = list(shares[0]) or list(actions)
+    if not names:
+        return Plan([("", NOTHING)])
+    worths: list[float | None] = yield [Worth(root, name) for name in names]
+    values = {name: -math.inf if worth is None else worth for name, worth in zip(names, worths, strict=True)}
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    return Plan([(_best(values, rng), NOTHING)], finite, len(names))
+
+
 PLANNERS: dict[str, Callable[[str, Sequence[str], int, PlannerConfig, np.random.Generator], Search]] = {
     "lookahead": lookahead,
     "beam": lookahead,
     "mcts": mcts,
+    "best_of_n": best_of_n,
 }

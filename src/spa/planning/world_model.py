@@ -15,8 +15,9 @@ from spa.agent.player import Player, ServedPlayer, sampling_for
 from spa.agent.task import Task
 from spa.engines.base import Completion, SplittingEngine, serve
 from spa.engines.processes import in_processes
+from spa.evaluate.calibration import continued
 from spa.models.packing import common_length
-from spa.planning.search import Answer, Choice, Imagined, Move, Question
+from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 from spa.runs.schema import SamplingConfig
 from spa.worldmodel.transitions import LAYOUTS, Layout, read_outcome
 
@@ -75,14 +76,16 @@ class WorldModel:
         self._known: dict[Question, Answer] = {}
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """An answer to each question, in order: see ``Move`` and ``Choice``."""
+        """An answer to each question, in order: see ``Move``, ``Choice`` and ``Worth``."""
         keys = [self._key(question) for question in questions]
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self.usage += Usage(cached=len(questions) - len(new))
         moves = [key for key in new if isinstance(key, Move)]
         choices = [key for key in new if isinstance(key, Choice)]
+        worths = [key for key in new if isinstance(key, Worth)]
         self._known.update(zip(moves, self.predict(moves), strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
+        self._known.update(zip(worths, self._value(worths), strict=True))
         return [self._known[key] for key in keys]
 
     def forget(self) -> None:
@@ -90,21 +93,14 @@ class WorldModel:
         self._known.clear()
 
     def _key(self, question: Question) -> Question:
-        return question if isinstance(question, Move) or self.proposals else Choice(question.state, 0)
+        return Choice(question.state, 0) if isinstance(question, Choice) and not self.proposals else question
 
     def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
         """What the model expects of moves, ``samples`` answers each; past the cache.
 
         An answer whose text breaks off or that lacks a readable outcome has probability 0.
         """
-        sampling = dataclasses.replace(
-            self.player.sampling,
-            temperature=0.0 if self.samples == 1 else 1.0,
-            top_p=1.0,
-            top_k=0,
-            stop=[_CLOSE],
-            max_tokens=max(self.player.sampling.max_tokens, 16),
-        )
+        sampling = self._reading(0.0 if self.samples == 1 else 1.0)
         asked = [(move, sample) for move in moves for sample in range(self.samples)]
 
         def share(places: range) -> tuple[list[Imagined], Usage]:
@@ -112,6 +108,44 @@ class WorldModel:
 
         answers = self._spread(share, len(asked), sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether ``log_probs`` can be asked for."""
+        return self.player.model is not None
+
+    def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
+        """Log-probability (nats) that the model gives to each state as what follows its move, whatever it would write itself.
+
+        Raises:
+            ValueError: the engine holds no weights to score with.
+        """
+        from spa.models.scoring import score_rows
+
+        if not self.has_weights:
+            raise ValueError("states are scored by the model's weights: use engine=transformers")
+        after = self._layout.after_state
+        rows = [
+            continued(
+                self.player.chat,
+                self._prompt(self._told, move.state, self._told.env.max_actions),
+                self._layout.question(*move),
+                f"{state}{after}",
+            )
+            for move, state in asked
+        ]
+        return [score.logprob for score in score_rows(self.player.model, rows)]
+
+    def _reading(self, temperature: float) -> SamplingConfig:
+        """How an answer is written, up to its closing tag."""
+        return dataclasses.replace(
+            self.player.sampling,
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            stop=[_CLOSE],
+            max_tokens=max(self.player.sampling.max_tokens, 16),
+        )
 
     def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
         """Each question takes two turns of a session: first the state, then the outcome."""
@@ -204,6 +238,33 @@ class WorldModel:
 
         serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
         return [named[self._session(*key)] for key in asked], usage
+
+    def _value(self, worths: Sequence[Worth]) -> list[float | None]:
+        """What the model says that actions are worth."""
+        chat, sampling = self.player.chat, self._reading(0.0)
+
+        def share(places: range) -> tuple[list[float | None], Usage]:
+            asked = [worths[place] for place in places]
+            contexts = {
+                number: [
+                    *self._prompt(self._told, one.state, self._told.env.max_actions),
+                    *chat.response_ids(self._layout.worth(one.state, one.action)),
+                ]
+                for number, one in enumerate(asked)
+            }
+            usage = Usage(questions=len(asked), tokens_read=sum(map(len, contexts.values())))
+            said: dict[int, float | None] = {}
+
+            def answer(number: int, completion: Completion) -> None:
+                usage.tokens_written += len(completion.ids)
+                text, closed, _ = chat.decode(completion.ids).partition(_CLOSE)
+                found = read_outcome(text) if closed else None
+                said[number] = None if found is None or found[1] else found[0]
+
+            serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+            return [said[number] for number in range(len(asked))], usage
+
+        return self._spread(share, len(worths), sampling)
 
     def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
         header = self._headers[task.agent.prompt]

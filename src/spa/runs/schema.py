@@ -43,9 +43,8 @@ class AgentConfig:
     think: bool = True  # force `<think>` at the start of a response; False forces `<answer>`
     action_sep: str = "||"
     window: int = 0  # turns of history the model sees; 0 = all (one token sequence an episode)
-    planner: str = (
-        "none"  # none | lookahead | beam | mcts: who chooses in evaluation (see the block planner); beyond the paper
-    )
+    # Who chooses in evaluation: none | lookahead | beam | mcts | best_of_n (see the block planner); beyond the paper
+    planner: str = "none"
     format_penalty: float = -0.1  # once per turn with a dropped action, no valid action or a bad format
     penalize_extra_actions: bool = False  # ... or with more actions than a turn may have (the original: no penalty)
 
@@ -260,6 +259,9 @@ class PPOConfig:
     min_entropy: float = 0.0  # nats a token; 0 = off
 
 
+SIMULATOR = "simulator"  # as planner.model
+
+
 @dataclass
 class PlannerConfig:
     """How ``agent.planner`` searches in the model's own predictions (docs/planning.md). Beyond the paper."""
@@ -274,7 +276,10 @@ class PlannerConfig:
     min_probability: float = 0.2  # answers that the model gives less are not built on; of several samples all are
     optimism: float = 0.1  # value of a state at which the search stops, in units of reward
     max_questions: int = 0  # per decision; 0 = no limit
-    model: str | None = None  # who imagines: a checkpoint, a stage's folder or a hub name; null = the model that plays
+    values: bool = False  # ask what moves are worth, too (see practice.values)
+    # who imagines: a checkpoint, a stage's folder or a hub name; null = the model that plays; simulator = nobody, the true world
+    # is looked at: what better imagination could reach at most
+    model: str | None = None
 
 
 @dataclass
@@ -290,6 +295,9 @@ class PracticeConfig:
     whole: bool = False  # imagine all that planner.depth reaches, not only up to the first way to a gain
     epochs: int = 3  # of fine-tuning on the plans; the rest is as in stage 2
     rehearsal: float = 1.0  # rows of transitions beside those of plans, by number: against forgetting the world
+    values: float = (
+        0.0  # rows of what moves are worth beside those of plans, by number: for planner.values and best_of_n
+    )
     groups: int = 100  # worlds played before the second round and each later one
     group_size: int = 8  # episodes per world
 

@@ -17,7 +17,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.engines.base import ServerError, check_engine
 from spa.engines.random import RandomEngine, random_responder
-from spa.evaluate.planned import plan_chunks
+from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.files import atomic_write
@@ -61,7 +61,7 @@ def check_source(cfg: Config) -> None:
     if play.policy not in POLICIES:
         raise ValueError(f"unknown selfplay.policy {play.policy!r}; choose one of {', '.join(POLICIES)}")
     if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
-        raise ValueError("selfplay.policy=planner needs agent.planner (lookahead, beam or mcts) and no chat server")
+        raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
     if play.policy == "model":
         check_engine(cfg.engine)
     if is_served(cfg) and play.model:
@@ -161,7 +161,8 @@ def _play(cfg: Config, task: Task, kept: KeptEpisodes) -> tuple[list[World], lis
         note(f"self-play: {len(kept)} of {total} episodes were played before")
     try:
         if play.policy == "planner":
-            episodes = plan_chunks(cfg, player, task, worlds, play.group_size, SELFPLAY, "self-play", kept)
+            with planning_model(cfg, player, task) as asked:
+                episodes = plan_chunks(cfg, asked, task, worlds, play.group_size, SELFPLAY, "self-play", kept)
         else:
             episodes = play_chunks(player, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", kept)
     except ServerError as error:

@@ -9,6 +9,8 @@ actions before the prediction, and it says nothing of reward and end. A transiti
 (style ``paper``: with that style's spaces and line breaks). Up to and with ``<prediction>`` this is a question that any engine
 can continue: see ``spa.planning.world_model``. The outcome is the reward of the move, with `` end`` behind it where the move won or
 lost the world. It is an extension of the format; the prompt is that of the world-model mode, unchanged.
+
+Practice adds rows with ``<value>0.77</value>`` in the place of prediction and outcome: what the action is worth.
 """
 
 from __future__ import annotations
@@ -47,14 +49,25 @@ class Layout:
     observation: str  # around the state
     prediction: str  # around the next state
     outcome: str
+    value: str  # what an action is worth, in a row without a prediction
     answer: str
     gap: str  # between the parts
 
     def question(self, state: str, action: str) -> str:
         """The beginning of a response, to be continued by the next state."""
-        ask = self.prediction.partition("{}")[0]
-        think = self.think.partition("{}")[0]
-        return f"{think}{self.observation.format(state)}{self.gap}{action}{self.gap}{ask}"
+        return f"{self._of(state, action)}{self.prediction.partition('{}')[0]}"
+
+    def _of(self, state: str, action: str) -> str:
+        return f"{self.think.partition('{}')[0]}{self.observation.format(state)}{self.gap}{action}{self.gap}"
+
+    def worth(self, state: str, action: str) -> str:
+        """The beginning of a response, to be continued by what the action is worth."""
+        return f"{self._of(state, action)}{self.value.partition('{}')[0]}"
+
+    def valued(self, state: str, action: str, value: float) -> str:
+        """The whole response of a row that says what an action is worth, to two decimals."""
+        written = outcome_text(round(value, 2), False) + self.value.partition("{}")[2]
+        return f"{self.worth(state, action)}{written}{self._decision(action)}"
 
     def predicted(self, state: str, action: str, next_state: str) -> str:
         """The beginning of a response, to be continued by the outcome."""
@@ -91,6 +104,7 @@ LAYOUTS = {
         observation="<observation>{}</observation>",
         prediction="<prediction>{}</prediction>",
         outcome="<outcome>{}</outcome>",
+        value="<value>{}</value>",
         answer="<answer>{}</answer>",
         gap="",
     ),
@@ -99,6 +113,7 @@ LAYOUTS = {
         observation="<observation>\n{}\n</observation>",
         prediction="<prediction>\n{}\n</prediction>",
         outcome="<outcome>{}</outcome>",
+        value="<value>{}</value>",
         answer="<answer>{}</answer>",
         gap=" ",
     ),
