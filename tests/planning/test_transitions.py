@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -21,6 +22,7 @@ from spa.worldmodel.transitions import (
     Transition,
     outcome_text,
     read_outcome,
+    repeat_rare,
     transition_rows,
     transitions_of,
 )
@@ -220,7 +222,8 @@ def test_shuffled_rows_pair_states_of_other_moves_and_keep_their_prompts() -> No
     episodes = [played(task, seed) for seed in range(12)]
     true, mixed = transition_rows(episodes, task), transition_rows(episodes, task, "shuffled", seed=1)
     assert [row.prompt for row in mixed] == [row.prompt for row in true]
-    assert [row.extra for row in mixed] == [row.extra for row in true]
+    assert [{**row.extra, "outcome": ""} for row in mixed] == [{**row.extra, "outcome": ""} for row in true]
+    assert all(f"<outcome>{row.extra['outcome']}</outcome>" in row.response for row in [*mixed, *true])
     for place in (0, 1):
         assert Counter(parts(row)[place] for row in mixed) == Counter(parts(row)[place] for row in true)
     assert Counter(row.response.partition("<outcome>")[2].partition("<")[0] for row in mixed) == Counter(
@@ -235,6 +238,20 @@ def test_shuffled_rows_pair_states_of_other_moves_and_keep_their_prompts() -> No
     again = transition_rows(episodes, task, "shuffled", seed=1)
     other = transition_rows(episodes, task, "shuffled", seed=2)
     assert again == mixed != other
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 1.0])
+def test_rare_outcomes_are_repeated_up_to_their_share(share: float) -> None:
+    told = [*("0",) * 90, *("1 end",) * 3, *("-1 end",) * 7]
+    rows = [Row("Lake", [], str(number), {"outcome": outcome}) for number, outcome in enumerate(told)]
+    plain = [Row("Lake", [], "an answer", {})] * 20
+    found = repeat_rare([*rows, *plain], share)
+    assert found[:120] == [*rows, *plain], "what there is stays, and its order"
+    wanted = math.ceil(share * 120)
+    counts = Counter(row.extra.get("outcome") for row in found)
+    assert counts == {"0": max(90, wanted), "1 end": max(3, wanted), "-1 end": max(7, wanted), None: 20}
+    wins = Counter(row.response for row in found if row.extra.get("outcome") == "1 end")
+    assert len(wins) == 3 and max(wins.values()) - min(wins.values()) <= 1, "each as often as the others"
 
 
 def test_belief_keeps_what_was_written_of_single_moves_and_drops_all_others() -> None:

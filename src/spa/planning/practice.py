@@ -26,13 +26,13 @@ from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, e
 from spa.planning.world_model import WorldModel
 from spa.runs.clock import Spent
 from spa.runs.progress import note, progress
-from spa.runs.schema import Config, PlannerConfig
+from spa.runs.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.runs.seeds import PRACTICE, first_seed
 from spa.runs.stage import Stage, model_of, read_done
 from spa.worldmodel.dataset import read_rows, write_rows
 from spa.worldmodel.groundtruth import Row
 from spa.worldmodel.stage2 import data_files, run_sft
-from spa.worldmodel.transitions import LAYOUTS, state_prompt, transition_rows
+from spa.worldmodel.transitions import LAYOUTS, repeat_rare, state_prompt, transition_rows
 
 CHUNK = 256  # worlds imagined at once
 
@@ -150,7 +150,7 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             _step(
                 folder / "transitions",
                 f"practice {number}, transitions",
-                partial(_join, known, cfg.selfplay.deduplicate),
+                partial(_join, known, cfg.selfplay),
             )
             model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
         record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, known))
@@ -214,11 +214,12 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     return {"actions": actions, "success": success, "worlds": {"selfplay": world_keys(worlds)}}
 
 
-def _join(parts: Sequence[Path], deduplicate: bool, out: Path) -> dict[str, Any]:
+def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, Any]:
     """All transitions in one file."""
     rows = [row for part in parts for row in read_rows(part)[0]]
-    if deduplicate:
+    if play.deduplicate:
         rows = list({row.response: row for row in rows}.values())
+    rows = repeat_rare(rows, play.outcome_share)
     write_rows(out / "train.parquet", rows)
     return {"rows": len(rows)}
 

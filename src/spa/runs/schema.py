@@ -113,6 +113,9 @@ class SelfPlayConfig:
     plain_rows: float = (
         0.0  # transitions with prompt=base: answers as they were given beside them, by number, to keep the policy
     )
+    outcome_share: float = (
+        0.0  # transitions: rows of a rarer reward or end are repeated until they are this share of all; 0 = off
+    )
     filter: bool = True  # keep rows whose response has observation and prediction in a think block before the answer
     success_only: bool = False  # keep rows of won episodes only
     deduplicate: bool = False  # drop rows with the same prompt and response

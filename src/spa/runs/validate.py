@@ -85,6 +85,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "engine.max_model_len": (0, _INFINITY),
     "selfplay.groups": (1, _INFINITY),
     "selfplay.group_size": (1, _INFINITY),
+    "selfplay.outcome_share": (0, 1),
     "selfplay.plain_rows": (0, _INFINITY),
     "selfplay.val_fraction": (0, 0.9),
     "sft.window": (0, _INFINITY),

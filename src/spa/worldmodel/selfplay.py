@@ -27,7 +27,7 @@ from spa.runs.seeds import SELFPLAY, first_seed
 from spa.worldmodel.dataset import split_rows, write_rows
 from spa.worldmodel.groundtruth import Row, rows_of, shuffle_states
 from spa.worldmodel.select import select_rows
-from spa.worldmodel.transitions import transition_rows
+from spa.worldmodel.transitions import repeat_rare, transition_rows
 
 POLICIES = ("model", "random", "planner")
 
@@ -100,6 +100,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
             f"self-play left no row to train on; dropped: {dropped}. Is the format too hard for the model?"
         )
     train, val = split_rows(rows, play.val_fraction, cfg.seeds.run)
+    train = repeat_rare(train, play.outcome_share)
     write_rows(out / "train.parquet", train)
     write_rows(out / "val.parquet", val)
     turns = sum(len(episode.turns) for episode in episodes)

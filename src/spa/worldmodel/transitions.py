@@ -19,6 +19,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
 
 import numpy as np
 
@@ -203,11 +204,26 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
             "turn": turn.index,
             "content": episode.content,
             "executed": [move.action],
+            "outcome": outcome_text(shown.reward, shown.ended),
             "format_ok": turn.format_ok,
             "success": episode.success,
         }
         rows.append(Row(episode.task, prompt, layout.response(shown), extra))
     return rows
+
+
+def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
+    """``rows``, and behind them those of each rare outcome over and over until they are this share of ``rows``.
+
+    A world model that sees a win once in three hundred moves writes that there is none, and no search in it has a goal.
+    """
+    by_outcome: dict[str, list[Row]] = {}
+    for row in rows:
+        if "outcome" in row.extra:
+            by_outcome.setdefault(row.extra["outcome"], []).append(row)
+    wanted = math.ceil(share * len(rows))
+    more = (islice(cycle(few), max(0, wanted - len(few))) for few in by_outcome.values())
+    return [*rows, *chain.from_iterable(more)]
 
 
 def _shuffled(moves: Sequence[Transition], seed: int) -> list[Transition]:
