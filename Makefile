@@ -1,4 +1,4 @@
-# make demo: the whole recipe with the built-in tiny model, from nothing to a table and a report
+# make demo: plain RL and a world model that is planned with, on the built-in tiny model: a table, a report, and a world played
 # make test: lint, types and tests
 # Both make a virtual environment in .venv with the tested versions of constraints.txt.
 
@@ -8,9 +8,11 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHONS ?= python3 python3.13 python3.12 python3.11 python
-# The settings of docs/scales/sokoban-minutes.yaml, seed 0
-DEMO_ARGS ?= sokoban_easy sampling.max_tokens_base=32 selfplay.groups=96 sft.epochs=2 sft.batch_size=32 sft.lr=2e-3 sft.eval_worlds=0 \
-	ppo.steps=40 ppo.val_every=20 eval.worlds=256 eval.world_model_worlds=0 model.threads=1 --out runs/demo --resume
+DEMO_WORLD ?= frozen_lake env.max_actions_per_turn=1 env.max_turns=10 agent.penalize_extra_actions=true sampling.max_tokens_base=12 model.threads=1
+DEMO_ARGS ?= selfplay.groups=500 selfplay.group_size=2 selfplay.deduplicate=true sft.epochs=3 sft.batch_size=32 sft.eval_worlds=0 \
+	practice.worlds=500 practice.whole=true practice.epochs=2 practice.rehearsal=0.25 ppo.steps=25 ppo.val_every=25 \
+	eval.worlds=128 eval.world_model_worlds=0 arms=[vanilla,plan] --out runs/demo --resume
+DEMO_PLAY := spa play $(DEMO_WORLD) agent.planner=lookahead --skip 3
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
@@ -23,7 +25,10 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.installed
-	$(BIN)/spa run $(DEMO_ARGS)
+	$(BIN)/spa run $(DEMO_WORLD) $(DEMO_ARGS)
+	@echo && echo "What the untrained model expects of its moves in a world (two turns), and what the one of stage 2 does:"
+	@$(BIN)/$(DEMO_PLAY) env.max_turns=2
+	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

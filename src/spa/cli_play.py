@@ -68,10 +68,9 @@ def _headline(turn: Turn) -> str:
     text = f"Turn {turn.index + 1}: {played}; reward {turn.reward:g}"
     path = turn.imagined.get("path")
     if path:
-        plan = ", ".join(step["action"] for step in path)
-        text += (
-            f". Planned: {plan}; expected now: reward {path[0]['reward']:g}, probability {path[0]['probability']:.2f}"
-        )
+        plan, first = ", ".join(step["action"] for step in path), path[0]
+        expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
+        text += f". Planned: {plan}; {expected if first['probability'] else 'nothing is believed of it'}"
     return text
 
 
