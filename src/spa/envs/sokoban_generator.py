@@ -8,11 +8,10 @@ Cells are numbered in reading order, ``row * width + column``; a set of cells is
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -88,45 +87,20 @@ def push(walls: int, boxes: int, player: int, offset: int) -> tuple[int, int] | 
     return ahead, boxes
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # every member of a group is reset to the same seed
 def make_room(spec: RoomSpec, seed: int) -> Room:
-    """The room of a seed: solvable, with no box on a target. Raises ValueError where the settings leave no room.
+    """The room of a seed: solvable, with no box on a target.
 
-    With numba (``pip install spa-agent[fast]``) compiled code makes the same rooms. Cached, because every member of a group
-    is reset to the same seed.
+    Raises:
+        ValueError: no attempt made a room that fits ``spec``.
     """
-    compiled = _compiled()
-    if compiled is not None and spec.max_pushes is None and compiled.fits(spec):
-        return compiled.make_room(spec, seed)  # type: ignore[no-any-return]
-    return make_room_in_python(spec, seed)
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> Any:
-    """The module of compiled functions, or None."""
-    if os.environ.get("SPA_NUMBA", "1") == "0":
-        return None
-    try:
-        from spa.envs import sokoban_numba
-    except ImportError:
-        return None
-    return sokoban_numba
-
-
-def make_room_in_python(spec: RoomSpec, seed: int) -> Room:
-    """``make_room`` without numba and without a cache."""
     for rng in attempts(seed, MAX_ATTEMPTS):
         room = generate_room(rng, spec)
         if room is not None and _is_short_enough(room, spec):
             return room
-    raise too_hard(spec)
-
-
-def too_hard(spec: RoomSpec) -> ValueError:
-    """The error for settings of which no attempt made a room."""
     limits = [name for name in ("max_moves", "max_pushes") if getattr(spec, name) is not None]
     within = " and ".join(f"{name}={getattr(spec, name)}" for name in limits)
-    return ValueError(
+    raise ValueError(
         f"found no {spec.height}x{spec.width} room with {spec.num_boxes} boxes{within and f' solvable within {within}'} in "
         f"{MAX_ATTEMPTS} attempts; make dim_room larger, num_boxes smaller"
         + "".join(f", {name} larger" for name in limits)
