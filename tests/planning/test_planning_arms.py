@@ -79,11 +79,12 @@ def test_the_source_of_an_arm_counts_too() -> None:
 
 
 def test_the_packaged_arms_share_stages_and_practice() -> None:
-    cfg = load_config("frozen_lake", ["arms=[plan,spa_plan,search]"])
-    _, plan, spa_plan, search = arms_of(cfg)
+    cfg = load_config("frozen_lake", ["arms=[plan,spa_plan,search,simulator]"])
+    _, plan, spa_plan, search, bound = arms_of(cfg)
     assert (plan.rl, spa_plan.rl, search.rl) == (False, True, False)
     assert (plan.practice, spa_plan.practice, search.practice) == (True, True, False)
-    for arm in (plan, spa_plan, search):
+    assert arm_config(cfg, bound).planner.model == "simulator"
+    for arm in (plan, spa_plan, search, bound):
         assert sft_folder(OUT, arm) == OUT / "sft-plan"
         assert selfplay_folder(OUT, arm) == OUT / "selfplay-plan"
         assert source_config(cfg, arm).selfplay.rows == "transitions"

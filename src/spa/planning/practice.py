@@ -226,7 +226,8 @@ def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, A
 
 def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str, Any]:
     """Lessons planned with ``model``, and some transitions beside them."""
-    settings, seeds, planner = cfg.practice, cfg.seeds, cfg.planner
+    settings, seeds = cfg.practice, cfg.seeds
+    planner = dataclasses.replace(cfg.planner, values=False)  # which are only taught here
     player = Player.load(cfg, model)
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
     # As many of each split as it has of all worlds, so that neither runs dry first.

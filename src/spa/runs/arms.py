@@ -14,6 +14,7 @@ from spa.runs.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
 _LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "arms", "name")
+_EVALUATED = ("agent.planner", "planner.model", "planner.values")  # nor do practice and, without a planner in it, stage 1
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 
@@ -65,9 +66,9 @@ def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
 
 
 def _differences(known: Config, source: Config) -> list[str]:
-    """As ``differences``, without the planner where it only evaluates."""
+    """As ``differences``, without what only evaluation reads."""
     plays = "planner" in (known.selfplay.policy, source.selfplay.policy)
-    return [name for name in differences(known, source) if plays or name != "agent.planner"]
+    return [name for name in differences(known, source) if plays or name not in _EVALUATED]
 
 
 def _check_shares(arm: ArmConfig, source: Config, other: ArmConfig, known: Config) -> None:
