@@ -14,7 +14,11 @@ from spa.runs.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
 _LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "arms", "name")
-_EVALUATED = ("agent.planner", "planner.model", "planner.values")  # nor do practice and, without a planner in it, stage 1
+_EVALUATED = (
+    "agent.planner",
+    "planner.model",
+    "planner.values",
+)  # nor do practice and, without a planner in it, stage 1
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 
