@@ -135,7 +135,8 @@ def test_the_random_engine_writes_valid_answers(world: str, prompt: str) -> None
 
     task = Task(EnvConfig(id=world, tag="T"), AgentConfig(style="terse", prompt=prompt, window=1))
     engine = RandomEngine(CHAT, random_responder(task))
-    episodes = rollout(engine, CHAT, task, [World(1, "a"), World(2, "b")], SamplingConfig(), seed=3)
+    limit = SamplingConfig(max_tokens=3)  # of a model, not of random play
+    episodes = rollout(engine, CHAT, task, [World(1, "a"), World(2, "b")], limit, seed=3)
     turns = [turn for episode in episodes for turn in episode.turns]
     assert all(turn.format_ok and turn.penalty == 0 for turn in turns)
     assert {action for turn in turns for action in turn.actions} <= {"Up", "Down", "Left", "Right"}

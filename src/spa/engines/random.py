@@ -30,15 +30,13 @@ class RandomEngine:
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
-        """One completion per context; a text longer than ``sampling.max_tokens`` is cut off as a model's would be."""
+        """One complete response per context. ``sampling`` does not apply: a response cut at the policy's token limit is no action."""
         rng = np.random.default_rng(seed)
         out = []
         for _ in contexts:
             encoded = self.chat.encode_response(self.respond(rng))
             ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
-            cut = len(ids) > sampling.max_tokens
-            ids = ids[: sampling.max_tokens]
-            out.append(Completion(ids, [0.0] * len(ids), "length" if cut else "stop"))
+            out.append(Completion(ids, [0.0] * len(ids), "stop"))
         return out
 
 
