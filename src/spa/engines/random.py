@@ -30,7 +30,7 @@ class RandomEngine:
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
-        """One complete response per context. ``sampling`` does not apply: a response cut at the policy's token limit is no action."""
+        """One complete response per context. ``sampling`` does not apply: a response cut at a model's limit is no action."""
         rng = np.random.default_rng(seed)
         out = []
         for _ in contexts:
