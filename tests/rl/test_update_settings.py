@@ -265,7 +265,7 @@ def test_estimators_without_values_have_no_critic(episodes, estimator: str) -> N
     assert not torch.equal(before, flat(player.model.parameters()))
 
 
-@pytest.mark.parametrize("estimator", ["turn_gae", "bi_level_gae", "bi_level_gae_ragen"])
+@pytest.mark.parametrize("estimator", ["turn_gae", "bi_level_gae"])
 def test_other_estimators_with_values_train(episodes, estimator: str) -> None:
     player, one = make(estimator=estimator)
     before = flat(player.model.parameters())

@@ -88,34 +88,24 @@ def turn_gae(signal: Signal, gamma: float, lam: float) -> Pair:
     return np.repeat(turn_advantages, sizes), np.repeat(turn_returns, sizes)
 
 
-def bi_level_gae(
-    signal: Signal, gamma: float, lam: float, high_gamma: float, ends: Sequence[int] | None = None
-) -> Pair:
-    """Two nested GAEs (VAGEN; RAGEN's ``bi_level_gae``): over the turns' last tokens with ``high_gamma``, then within each turn.
+def bi_level_gae(signal: Signal, gamma: float, lam: float, high_gamma: float) -> Pair:
+    """Two nested GAEs (VAGEN): over the turns' last tokens with ``high_gamma``, then within each turn.
 
     The return of a turn's last token stands in for its reward in the second pass, which restarts at every turn's end. With
-    ``high_gamma == gamma`` and ``lam == 1`` this is plain GAE.
-
-    Args:
-        ends: positions of the turns' last tokens; None takes them from ``signal.turns``.
+    ``high_gamma == gamma`` and ``lam == 1`` this is plain GAE. RAGEN's code ends a turn only where the reward is not 0; that defect
+    is not ported.
     """
-    chosen = signal.turn_ends if ends is None else list(ends)
+    ends = signal.turn_ends
     rewards, values = signal.rewards.copy(), signal.values
-    if ends is None:  # a turn's reward counts where the turn ends
-        for piece in _pieces(len(rewards), chosen):
-            total = rewards[piece].sum()
-            rewards[piece] = 0.0
-            rewards[piece.stop - 1] = total
-    if chosen:
-        _, rewards[chosen] = gae(rewards[chosen], values[chosen], high_gamma, lam)
-    parts = [gae(rewards[piece], values[piece], gamma, lam)[0] for piece in _pieces(len(rewards), chosen)]
+    for piece in _pieces(len(rewards), ends):  # a turn's reward counts where the turn ends
+        total = rewards[piece].sum()
+        rewards[piece] = 0.0
+        rewards[piece.stop - 1] = total
+    if ends:
+        _, rewards[ends] = gae(rewards[ends], values[ends], high_gamma, lam)
+    parts = [gae(rewards[piece], values[piece], gamma, lam)[0] for piece in _pieces(len(rewards), ends)]
     advantages = np.concatenate(parts)
     return advantages, advantages + values
-
-
-def _ragen_ends(signal: Signal) -> list[int]:
-    """Where RAGEN's code sees turns end: wherever the reward is not 0 (so a turn without reward has no end)."""
-    return [int(i) for i in np.flatnonzero(signal.rewards)]
 
 
 def _by_group(signals: Sequence[Signal]) -> list[list[float]]:
@@ -184,11 +174,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "turn_gae": Estimator(lambda s, c: [turn_gae(x, c.gamma, c.lam) for x in s], values=True, whiten=True),
     "bi_level_gae": Estimator(
         lambda s, c: [bi_level_gae(x, c.gamma, c.lam, c.high_level_gamma) for x in s], values=True, whiten=True
-    ),
-    "bi_level_gae_ragen": Estimator(
-        lambda s, c: [bi_level_gae(x, c.gamma, c.lam, c.high_level_gamma, _ragen_ends(x)) for x in s],
-        values=True,
-        whiten=True,
     ),
     "grpo": Estimator(lambda s, c: grpo(s, divide=True), groups=True),
     "dr_grpo": Estimator(lambda s, c: grpo(s, divide=False), groups=True),

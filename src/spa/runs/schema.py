@@ -195,7 +195,7 @@ class PPOConfig:
     reference: str | None = None  # the reference model, loaded only if a coefficient is not 0; null = where RL starts
 
     # Advantages
-    estimator: str = "gae"  # or turn_gae, bi_level_gae[_ragen], grpo, dr_grpo, rloo, reinforce_plus_plus[_baseline]
+    estimator: str = "gae"  # or turn_gae, bi_level_gae, grpo, dr_grpo, rloo, reinforce_plus_plus[_baseline]
     gamma: float = 1.0  # per trained token (turn_gae: per turn)
     lam: float = 1.0
     high_level_gamma: float = 0.95  # per turn, bi_level_gae only

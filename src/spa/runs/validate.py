@@ -44,7 +44,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "gae",
         "turn_gae",
         "bi_level_gae",
-        "bi_level_gae_ragen",
         "grpo",
         "dr_grpo",
         "rloo",
@@ -271,7 +270,7 @@ def check_access(engine: EngineConfig) -> None:
 
 
 # Estimators that need a critic, and those that compare the episodes of a group.
-WITH_VALUES = ("gae", "turn_gae", "bi_level_gae", "bi_level_gae_ragen")
+WITH_VALUES = ("gae", "turn_gae", "bi_level_gae")
 WITH_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
 
 
