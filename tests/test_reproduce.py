@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,11 +17,11 @@ from spa.cli import main
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.models.load import load_model
 from spa.reproduce.bases import make_bases, write_arms
-from spa.reproduce.page import figures, write_page
+from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, compute, from_json, read_numbers, to_json
 from spa.reproduce.scale import Cell, arm_file, cells, load_scale, scale_names
-from spa.reproduce.table import table
+from spa.reproduce.table import markdown
 from spa.reproduce.work import at_once, run_cells
 from spa.runs.config import load_arm
 from spa.runs.schema import ModelConfig
@@ -117,7 +118,7 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
     compute(again, ["vanilla", "base"])
     assert again == numbers
     assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 0
-    assert capsys.readouterr().out.rstrip("\n") == table(load_scale(scale), numbers).rstrip("\n")
+    assert capsys.readouterr().out.rstrip("\n") == markdown(load_scale(scale), numbers).rstrip("\n")
     for text in ("[]", "{", '{"lake": {"spa": {}}}', path.read_text().replace('"samples": 8', '"samples": 0')):
         path.write_text(text)
         assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 2
@@ -147,7 +148,7 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     scale = load_scale("minutes")
     scale.worlds = {"frozen_lake <b>": {"config": "frozen_lake", "paper": ["frozen_lake", "Qwen2.5-1.5B-Instruct"]}}
     numbers = {"frozen_lake <b>": collect_cells(finished)["lake"]}
-    text = table(scale, numbers)
+    text = markdown(scale, numbers)
     line = next(line for line in text.splitlines() if line.startswith("| spa"))
     cells_of_line = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells_of_line[-1] == "70.9 / 75.0"
@@ -155,13 +156,18 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     assert cells_of_line[-5:-3] == ["45.8, 57.3", "1.5, 1.5"]
     assert cells_of_line[3].startswith("+22.9 [")
     assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text
-    charts = figures(numbers)
-    assert {key.rpartition("-")[0] for key in charts} == {"steps", "time", "passk"}
-    times = next(d["x"] for d in charts["time-0"][1]["data"] if d["name"] == "spa")
+    (drawn,) = charts(numbers).values()
+    assert [chart.key for chart in drawn] == ["steps-0", "time-0", "passk-0"]
+    times = next(line["x"] for line in drawn[1].figure["data"] if line["name"] == "spa")
     assert times == [30, 60, 90]
-    page = write_page("x", text, numbers, tmp_path / "page.html").read_text()
+    page = write_reproduction(scale, numbers, tmp_path / "page.html").read_text()
     assert "frozen_lake &lt;b&gt;" in page
-    assert "<b>" not in page.split("<script")[0]
+    assert "frozen_lake <b>" not in page
+    shown = re.sub(r"<[^>]*>", " ", page.split("<script")[0])
+    for cell in [*cells_of_line, *cells_of_line[-1:]]:
+        assert cell in shown
+    assert all(f'data-chart="{chart.key}"' in page for chart in drawn)
+    assert "spa 51.6 is above vanilla 28.6" in shown
 
 
 def test_the_papers_numbers() -> None:
@@ -310,7 +316,7 @@ def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> No
     assert arms["vanilla"].differences["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
     assert arms["spa"].differences == {}
     scale = load_scale(scale_file(tmp_path, versus=["spa", "nobody"]))
-    text = table(scale, {"lake": arms})
+    text = markdown(scale, {"lake": arms})
     assert "nobody" not in text
     header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|"))
     column = [cell.strip() for cell in header].index("Pass@1 - spa")

@@ -42,10 +42,10 @@ def reproduce(
 ) -> None:
     """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
     from spa.reproduce.bases import make_bases, write_arms
-    from spa.reproduce.page import write_page
+    from spa.reproduce.page import write_reproduction
     from spa.reproduce.results import collect_cells, read_numbers, to_json
     from spa.reproduce.scale import cells, load_scale
-    from spa.reproduce.table import table
+    from spa.reproduce.table import markdown
     from spa.reproduce.work import at_once, run_cells
     from spa.runs.files import atomic_write
     from spa.runs.schema import Config
@@ -66,7 +66,7 @@ def reproduce(
         known = dict.fromkeys(name for world in chosen.worlds for name in chosen.arms_of(world))
         chosen.versus = [choose("arm of the chosen worlds", name, list(known)) for name in versus.split(",")]
     if numbers_file is not None:
-        print(table(chosen, read_numbers(numbers_file, chosen)))
+        print(markdown(chosen, read_numbers(numbers_file, chosen)))
         return
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
@@ -106,11 +106,11 @@ def reproduce(
     numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
-    text = table(chosen, numbers)
+    text = markdown(chosen, numbers)
     print(text)
     atomic_write(folder / "table.md", text)
     atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
-    print(f"Report: {write_page(f'Reproduction, scale {chosen.name}', text, numbers, folder / 'report.html')}")
+    print(f"Report: {write_reproduction(chosen, numbers, folder / 'report.html')}")
     for failure in failures:
         print(redact(f"failed: {failure}"))
     if failures:

@@ -165,10 +165,34 @@ def _episodes(arms: Mapping[str, ArmReport], limit: int) -> list[tuple[str, list
     return [entry for entry in shown if entry[1]]
 
 
-def render_report(data: ReportData) -> str:
-    """The report as an HTML document."""
+def render(template: str, title: str, figures: Mapping[str, Figure], **values: Any) -> str:
+    """A page from one of the templates, with its figures (drawn where the page holds an element for their key) and Plotly."""
     from plotly.offline import get_plotlyjs
 
+    environment = Environment(
+        loader=PackageLoader("spa.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(
+        title=title,
+        charts_json=embed_json(figures) if figures else "",
+        plotly_js=Markup(get_plotlyjs()) if figures else "",  # the library itself, not data
+        **values,
+    )
+
+
+def write_page(text: str, path: str | os.PathLike[str]) -> Path:
+    """Writes a page atomically and returns its path."""
+    # A model can write lone surrogates, which no UTF-8 file can hold.
+    atomic_write(path, text.encode("utf-8", "replace").decode("utf-8"))
+    return Path(path)
+
+
+def render_report(data: ReportData) -> str:
+    """The report as an HTML document."""
     colors = arm_colors(data.arms)
     results = {arm: report.result for arm, report in data.arms.items() if report.result is not None}
     rows = comparison_table(results, data.baseline)
@@ -179,14 +203,10 @@ def render_report(data: ReportData) -> str:
     figures: dict[str, Figure] = {chart.key: chart.figure for chart in charts}
     config = flatten(data.config)
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
-    environment = Environment(
-        loader=PackageLoader("spa.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("report.html.jinja").render(
+    return render(
+        "report.html.jinja",
+        f"{data.name} – SPA report",
+        figures,
         data=data,
         colors=colors,
         verdict=[_minus(line) for line in verdict(scores(rows))],
@@ -202,8 +222,6 @@ def render_report(data: ReportData) -> str:
         episodes=_episodes(data.arms, data.episodes_per_arm),
         timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
         total=duration(sum(timings.values())),
-        charts_json=embed_json(figures) if figures else "",
-        plotly_js=Markup(get_plotlyjs()) if figures else "",  # the library itself, not data
     )
 
 
@@ -213,7 +231,4 @@ def write_report(data: ReportData, path: str | os.PathLike[str]) -> Path:
     The file holds everything it needs (Plotly included, once, about 5 MB); its content security policy forbids loading
     anything else. Parts without data are left out.
     """
-    text = render_report(data)
-    # A model can write lone surrogates, which no UTF-8 file can hold.
-    atomic_write(path, text.encode("utf-8", "replace").decode("utf-8"))
-    return Path(path)
+    return write_page(render_report(data), path)

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
-from typing import Any
 
-from spa.report.charts import Figure, axes, colors_of, line
-from spa.report.html import embed_json
+from spa.report.charts import Chart, axes, colors_of, line
+from spa.report.html import render, write_page
 from spa.reproduce.results import ArmNumbers, Curve, Numbers
-from spa.runs.files import atomic_write
-
-_STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;font-size:.85rem;display:block;overflow-x:auto}
-td,th{border-bottom:1px solid #ddd;padding:.3rem .6rem;text-align:left;white-space:nowrap}.chart{height:24rem}"""
-_SCRIPT = """for (const [id, figure] of Object.entries(JSON.parse(document.getElementById('figures').textContent)))
-Plotly.newPlot(id, figure.data, figure.layout, {responsive: true, displaylogo: false});"""
+from spa.reproduce.scale import Scale
+from spa.reproduce.table import note, tables, title
 
 
-def figures(numbers: Numbers) -> dict[str, tuple[str, Figure]]:
-    """id -> (title, figure): for each world learning curves by step and by time, Pass@k, and the world model along RL."""
-    out: dict[str, tuple[str, Figure]] = {}
-    for number, (world, arms) in enumerate(numbers.items()):
-        colors = colors_of(list(arms))
-        for key, (title, x, y, curves) in _curves(arms).items():
+def charts(numbers: Numbers) -> dict[str, list[Chart]]:
+    """For each world learning curves by step and by time, Pass@k, and the world model along RL."""
+    out: dict[str, list[Chart]] = {}
+    colors = _colors(numbers)
+    for index, (world, arms) in enumerate(numbers.items()):
+        of_world = out.setdefault(world, [])
+        for key, (heading, x, y, curves) in _curves(arms).items():
             data = [line(arm, list(points), colors[arm]) for arm, points in curves.items() if points]
             layout = axes(x, y, True)
             if x == "k":
                 layout["xaxis"]["type"] = "log"
             if data:
-                out[f"{key}-{number}"] = (f"{world}: {title}", {"data": data, "layout": layout})
+                of_world.append(Chart(f"{key}-{index}", heading, "", {"data": data, "layout": layout}))
     return out
+
+
+def _colors(numbers: Numbers) -> dict[str, str]:
+    """An arm has one color in all worlds."""
+    return colors_of(list(dict.fromkeys(arm for arms in numbers.values() for arm in arms)))
 
 
 def _curves(arms: Mapping[str, ArmNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
@@ -62,45 +61,17 @@ def _by_time(found: ArmNumbers, curve: Sequence[tuple[float, float]]) -> list[tu
     return [(before + found.seconds["PPO"] * step / last, value) for step, value in curve]
 
 
-def write_page(title: str, markdown: str, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
-    """Writes the table and the figures; returns the path."""
-    from plotly.offline import get_plotlyjs
-
-    charts = figures(numbers)
-    body = "".join(f"<h3>{escape(title)}</h3><div class=chart id={key}></div>" for key, (title, _) in charts.items())
-    data = embed_json({key: figure for key, (_, figure) in charts.items()})
-    page = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
-        f"{_html(markdown)}{body}<script type='application/json' id=figures>{data}</script>"
-        f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script></html>"
+def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
+    """Writes tables and figures as one HTML file; returns its path."""
+    of_worlds = charts(numbers)
+    page = render(
+        "reproduction.html.jinja",
+        title(scale),
+        {chart.key: chart.figure for each in of_worlds.values() for chart in each},
+        about=scale.about,
+        worlds=tables(scale, numbers),
+        charts=of_worlds,
+        colors=_colors(numbers),
+        note=note(numbers),
     )
-    atomic_write(path, page)
-    return Path(path)
-
-
-def _html(markdown: str) -> str:
-    """Headings, paragraphs and tables, which is all that the table's Markdown has."""
-    out: list[str] = []
-    rows: list[list[str]] = []
-
-    def close() -> None:
-        if rows:
-            cells: list[Any] = [[escape(cell) for cell in row] for row in rows]
-            head = "".join(f"<th>{cell}</th>" for cell in cells[0])
-            lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells[1:])
-            out.append(f"<table><tr>{head}</tr>{lines}</table>")
-            rows.clear()
-
-    for text in markdown.splitlines():
-        if text.startswith("|"):
-            if not text.startswith("|-"):
-                rows.append([cell.strip() for cell in text.strip("|").split("|")])
-            continue
-        close()
-        level = len(text) - len(text.lstrip("#"))
-        if level:
-            out.append(f"<h{level}>{escape(text[level:].strip())}</h{level}>")
-        elif text.strip():
-            out.append(f"<p>{escape(text)}</p>")
-    close()
-    return "".join(out)
+    return write_page(page, path)

@@ -1,6 +1,8 @@
-"""The table of a reproduction as Markdown: ours beside the paper's."""
+"""The tables of a reproduction: ours beside the paper's."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.verdict import ArmScore, verdict
@@ -15,18 +17,28 @@ _TOKENS = (
 )
 
 
-def table(scale: Scale, numbers: Numbers) -> str:
+@dataclass(frozen=True)
+class WorldTable:
+    """A world's arms: verdict sentences, and rows of ready text; ``header`` leaves out the column of the arm's name."""
+
+    name: str
+    sentences: list[str]
+    header: list[str]
+    rows: list[tuple[str, list[str]]]
+
+
+def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
     """One table a world: Pass@1, Pass@8 and the largest k, differences to other arms that it has, time, and the paper's numbers."""
-    lines = [f"# Reproduction, scale {scale.name}", "", scale.about, ""]
+    found = []
     for world, arms in numbers.items():
-        ks = sorted({k for found in arms.values() for k in found.passes})
+        ks = sorted({k for arm in arms.values() for k in arm.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
-        header = ["arm", *(f"Pass@{k}" for k in shown)]
         compared = [other for other in scale.compared if other in arms]
-        header += [f"Pass@{k} - {other}" for other in compared for k in shown if k in (1, 8)]
         paper = scale.paper(world)
-        counted = any(found.tokens_by_seed for found in arms.values())
-        header += [
+        counted = any(arm.tokens_by_seed for arm in arms.values())
+        header = [
+            *(f"Pass@{k}" for k in shown),
+            *(f"Pass@{k} - {other}" for other in compared for k in shown if k in (1, 8)),
             "by seed",
             "actions a turn",
             *(["tokens", "actions played"] if counted else []),
@@ -34,26 +46,42 @@ def table(scale: Scale, numbers: Numbers) -> str:
             "CPU time",
             *([f"paper, {paper[1]}"] if paper else []),
         ]
-        rows = [_row(arm, found, shown, paper, compared, counted) for arm, found in arms.items()]
-        sentences = verdict({arm: ArmScore(found.by_seed, _first(found)) for arm, found in arms.items()})
-        lines += [f"## {world}", "", *sentences, *([""] if sentences else []), *_markdown(header, rows), ""]
-        if not arms:
-            lines += ["Nothing is finished yet.", ""]
+        rows = [(name, _row(name, arm, shown, paper, compared, counted)) for name, arm in arms.items()]
+        sentences = verdict({name: ArmScore(arm.by_seed, _first(arm)) for name, arm in arms.items()})
+        found.append(WorldTable(world, sentences if arms else ["Nothing is finished yet."], header, rows))
+    return found
+
+
+def note(numbers: Numbers) -> str:
+    """What the tables' figures are."""
     any_tokens = any(found.tokens_by_seed for arms in numbers.values() for found in arms.values())
-    lines.append(
+    return (
         "Percent; 95% t intervals for other seeds and other worlds (for other worlds alone where there is one seed); differences "
         "are on the same seeds and worlds. "
         f"Actions a turn are those of each seed on the test worlds{_TOKENS if any_tokens else ''}. "
         "Time is that of the arm's own stages, self-play and SFT included, validation left out. "
         "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
     )
-    return "\n".join(lines) + "\n"
+
+
+def markdown(scale: Scale, numbers: Numbers) -> str:
+    """All tables as Markdown."""
+    lines = [f"# {title(scale)}", "", scale.about, ""]
+    for world in tables(scale, numbers):
+        lines += [f"## {world.name}", "", *world.sentences, *([""] if world.sentences else [])]
+        if world.rows:
+            lines += [*_markdown(["arm", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
+    return "\n".join([*lines, note(numbers)]) + "\n"
+
+
+def title(scale: Scale) -> str:
+    return f"Reproduction, scale {scale.name}"
 
 
 def _row(
     arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None, compared: list[str], counted: bool
 ) -> list[str]:
-    cells = [arm, *(percent(found.passes.get(k)) for k in shown)]
+    cells = [percent(found.passes.get(k)) for k in shown]
     for other in compared:
         cells += [percent(found.differences.get(other, {}).get(k), sign=True) for k in shown if k in (1, 8)]
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
