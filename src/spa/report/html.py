@@ -18,6 +18,7 @@ from spa.report.charts import Chart, Figure, arm_colors, comparison_chart, diagn
 from spa.report.data import ArmReport, MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
 from spa.runs.files import atomic_write
+from spa.runs.progress import duration
 
 _FACTS = (
     ("world", ("env.tag", "env.id")),
@@ -88,17 +89,6 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             out[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
     return out
-
-
-def duration(seconds: float) -> str:
-    """``3.2 s``, ``4 min 05 s``, ``2 h 07 min``."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    total = round(seconds)
-    if total < 3600:
-        return f"{total // 60} min {total % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _facts(config: Mapping[str, str]) -> list[tuple[str, str]]:
