@@ -50,7 +50,6 @@ def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
 
 def test_ranges_are_open(project: dict[str, Any]) -> None:
     extras = project["project"]["optional-dependencies"]
-    assert {"dev", "lora", "vllm", "openai", "ray", "tensorboard", "wandb", "trackio", "data", "webshop"} <= set(extras)
     for requirement in map(Requirement, [*project["project"]["dependencies"], *chain.from_iterable(extras.values())]):
         assert [clause.operator for clause in requirement.specifier] == [">="], requirement
 
