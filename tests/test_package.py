@@ -106,17 +106,7 @@ def test_files_stay_readable() -> None:
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 500} == {}
 
 
-def test_checks_are_the_same_everywhere() -> None:
+def test_ci_runs_the_readmes_test_command() -> None:
     runner = ROOT / ".ci" / "run"
     assert "make test" in runner.read_text(encoding="utf-8")
     assert runner.stat().st_mode & 0o111
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for check in (
-        "ruff check",
-        "ruff format --check",
-        "mypy",
-        "pytest -n 2",
-        "OMP_NUM_THREADS=1",
-        "-c constraints.txt",
-    ):
-        assert check in makefile

@@ -280,6 +280,7 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     assert first["lessons"] == second["lessons"] == len(expected) > 0
     seen_before, new = start["rows"], rows_in(out / "round_2" / "play")
     assert second["actions"] == result["actions"] == len(new) > 0
+    assert all(f"<outcome>{row.extra['outcome']}<" in row.response for row in new), "which rare ones are repeated by"
     assert [row.response for row in rows_in(out / "round_2" / "transitions")] == [
         row.response for row in [*seen_before, *new]
     ]

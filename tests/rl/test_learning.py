@@ -86,14 +86,6 @@ def test_critic_only_leaves_the_actor_alone(episodes, critic: str) -> None:
     assert float(one.critic.head.weight.detach().abs().sum()) > 0
 
 
-@pytest.mark.parametrize("loss_mask", ["answer", "all"])
-def test_other_masks_train(episodes, loss_mask: str) -> None:
-    before = weights(tiny_player().model)
-    player, _, metrics = improve(episodes, loss_mask=loss_mask)
-    assert not same(before, weights(player.model))
-    assert np.isfinite(list(metrics.values())).all()
-
-
 def test_the_entropy_bonus_raises_entropy(episodes) -> None:
     entropies = [improve(episodes, times=4, entropy_coef=c, actor_lr=1e-3)[2]["losses/entropy"] for c in (0.0, 1.0)]
     assert entropies[1] > entropies[0]

@@ -39,6 +39,7 @@ def row(response: str = GOOD, *, seed: int = 0, turn: int = 0, executed=("Right"
         "content": f"world {seed}",
         "original_response": response,
         "executed": list(executed),
+        "outcome": "1 end",
         "format_ok": True,
         "success": success,
     }

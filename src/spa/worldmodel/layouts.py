@@ -42,6 +42,7 @@ _EXTRA = [
     ("content", pa.string()),
     ("original_response", pa.string()),
     ("executed", pa.list_(pa.string())),
+    ("outcome", pa.string()),
     ("format_ok", pa.bool_()),
     ("success", pa.bool_()),
 ]

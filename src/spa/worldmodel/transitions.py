@@ -219,8 +219,9 @@ def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
     """
     by_outcome: dict[str, list[Row]] = {}
     for row in rows:
-        if "outcome" in row.extra:
-            by_outcome.setdefault(row.extra["outcome"], []).append(row)
+        outcome = row.extra.get("outcome")
+        if outcome is not None:
+            by_outcome.setdefault(outcome, []).append(row)
     wanted = math.ceil(share * len(rows))
     more = (islice(cycle(few), max(0, wanted - len(few))) for few in by_outcome.values())
     return [*rows, *chain.from_iterable(more)]
