@@ -1,4 +1,4 @@
-# make demo: plain RL and a world model that is planned with, on the built-in tiny model: a table, a report, and a world played
+# make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
 # make test: lint, types and tests
 # Both make a virtual environment in .venv with the tested versions of constraints.txt.
 
@@ -26,7 +26,7 @@ help:
 
 demo: $(VENV)/.installed
 	$(BIN)/spa run $(DEMO_WORLD) $(DEMO_ARGS)
-	@echo && echo "What the untrained model expects of its moves in a world (two turns), and what the one of stage 2 does:"
+	@echo && echo "The same world, first with the predictions of the untrained model (two turns), then with those of stage 2:"
 	@$(BIN)/$(DEMO_PLAY) env.max_turns=2
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 

@@ -157,8 +157,6 @@ def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[Ar
 
 def check_planner(cfg: Config, env: TextEnv) -> None:
     """Raises ValueError where ``agent.planner`` could not play, which would be noticed after hours."""
-    from spa.planning.simulator import check_settable
-
     if cfg.agent.planner == "none":
         return
     if cfg.agent.planner == "beam" and not cfg.planner.width:
@@ -172,6 +170,8 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
             "what moves are worth is learnt in practice: set practice.values=0.25, in an arm that practises (plan, spa_plan)"
         )
     if cfg.planner.model == SIMULATOR:
+        from spa.planning.simulator import check_settable
+
         check_settable(env)
 
 

@@ -70,7 +70,7 @@ def _headline(turn: Turn) -> str:
     if path:
         plan, first = ", ".join(step["action"] for step in path), path[0]
         expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
-        text += f". Planned: {plan}; {expected if first['probability'] else 'nothing is believed of it'}"
+        text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
     return text
 
 

@@ -69,7 +69,7 @@ def corrupted(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: in
 
 
 def judged(chat: Chat, case: calibration.Case, state: str) -> tuple[list[int], list[int]]:
-    return calibration.continued(chat, case.context, case.prefix, f"{state}</prediction>")
+    return chat.continuation(case.context, case.prefix, f"{state}</prediction>")
 
 
 def turn_of(name: str, seed: int) -> tuple[TextEnv, Turn] | None:

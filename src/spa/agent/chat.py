@@ -8,6 +8,7 @@ rendered: a template that rewrites earlier turns (Qwen3's drops past thinking) i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -167,3 +168,17 @@ class Chat:
         ids += rest["input_ids"]
         offsets += [(a + start, b + start) for a, b in rest["offset_mapping"]]
         return EncodedResponse(ids, offsets, num_forced)
+
+    def continuation(self, context: Sequence[int], prefix: str, rest: str) -> tuple[list[int], list[int]]:
+        """Ids of a context and a response that begins with ``prefix``, and the positions of its ``rest``, to be scored.
+
+        Raises:
+            ValueError: as ``encode_response``.
+        """
+        encoded = self.encode_response(prefix + rest)
+        positions = [
+            len(context) + i
+            for i, (_, high) in enumerate(encoded.offsets)
+            if high > len(prefix) and i >= encoded.num_forced
+        ]
+        return [*context, *encoded.ids], positions

@@ -65,7 +65,7 @@ def calibration_metrics(
     rows, owners = [], []
     for number, case in enumerate(found):
         for kind, state in case.candidates:
-            rows.append(continued(chat, case.context, case.prefix, state + _CLOSING))
+            rows.append(chat.continuation(case.context, case.prefix, state + _CLOSING))
             owners.append((number, kind))
     scores = score_rows(model, rows) if rows else []
     by_case: dict[int, list[tuple[str, float, int]]] = defaultdict(list)
@@ -128,16 +128,6 @@ def _context(episode: Episode, turn: Turn) -> list[int] | None:
         if turn.index in sequence.turns:
             return sequence.ids[: sequence.turns.index(turn.index)]
     return None
-
-
-def continued(chat: Chat, context: Sequence[int], prefix: str, rest: str) -> tuple[list[int], list[int]]:
-    """Ids of a context and a response that begins with ``prefix``, and the positions that hold its ``rest``, to be scored."""
-    encoded = chat.encode_response(prefix + rest)
-    offset = len(context)
-    positions = [
-        offset + i for i, (_, high) in enumerate(encoded.offsets) if high > len(prefix) and i >= encoded.num_forced
-    ]
-    return [*context, *encoded.ids], positions
 
 
 def corruptions(

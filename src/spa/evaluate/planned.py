@@ -124,6 +124,11 @@ def imagination_metrics(
         for measured in ("exact", "reward", "ended"):  # a walk that broke off in imagination is wrong from there on
             found[f"{name}{measured}"] += [0.0] * (len(alive) - len(going))
         answers = world_model.ask([Move(imagined[number], truths[number][step].action) for number in going])
+        for top, chance in _likeliest(
+            world_model, env, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
+        ):
+            found[f"{name}top1"].append(top)
+            found[f"{name}chance"].append(chance)
         scores: list[tuple[float, bool]] = []
         for number, answer in zip(going, answers, strict=True):
             guess, truth = answer[0], truths[number][step]
@@ -135,13 +140,7 @@ def imagination_metrics(
             found[f"{name}ended"].append(guess.ended == truth.ended)
             found[f"{name}believed"].append(guess.probability)
             scores.append((guess.probability if guess.ended else -guess.probability, truth.ended))
-        for top, chance in _likeliest(
-            world_model, env, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
-        ):
-            found[f"{name}top1"].append(top)
-            found[f"{name}chance"].append(chance)
-        for number, answer in zip(going, answers, strict=True):
-            imagined[number] = answer[0].state if answer[0].probability else ""
+            imagined[number] = guess.state if guess.probability else ""
         found[f"{name}walks"] = [float(len(alive))]
         area = area_under_curve(scores)
         if area is not None:

@@ -42,6 +42,11 @@ class Simulator(WorldModel):
         self._env = task.make_env()
         check_settable(self._env)
 
+    @property
+    def has_weights(self) -> bool:
+        """No: the model's likelihoods are not the simulator's."""
+        return False
+
     def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
         """What comes of moves; where chance decides, ``samples`` draws. A state that no world is in has probability 0."""
         return [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]

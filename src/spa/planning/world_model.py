@@ -15,7 +15,6 @@ from spa.agent.player import Player, ServedPlayer, sampling_for
 from spa.agent.task import Task
 from spa.engines.base import Completion, SplittingEngine, serve
 from spa.engines.processes import in_processes
-from spa.evaluate.calibration import continued
 from spa.models.packing import common_length
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 from spa.runs.schema import SamplingConfig
@@ -126,8 +125,7 @@ class WorldModel:
             raise ValueError("states are scored by the model's weights: use engine=transformers")
         after = self._layout.after_state
         rows = [
-            continued(
-                self.player.chat,
+            self.player.chat.continuation(
                 self._prompt(self._told, move.state, self._told.env.max_actions),
                 self._layout.question(*move),
                 f"{state}{after}",
@@ -227,17 +225,13 @@ class WorldModel:
             self._session(*key): [*self._prompt(self._plain, key[0].state, key[0].actions_left), *chat.forced_ids]
             for key in asked
         }
-        usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
-        named: dict[int, str | None] = {}
-
-        def answer(session: int, completion: Completion) -> None:
-            usage.tokens_written += len(completion.ids)
-            text = chat.forced + chat.decode(completion.ids)
+        texts, usage = self._continue(contexts, sampling)
+        named = []
+        for key in asked:
+            text = chat.forced + texts[self._session(*key)]
             parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
-            named[session] = match_action(parsed.actions[0], self.actions) if parsed.actions else None
-
-        serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
-        return [named[self._session(*key)] for key in asked], usage
+            named.append(match_action(parsed.actions[0], self.actions) if parsed.actions else None)
+        return named, usage
 
     def _value(self, worths: Sequence[Worth]) -> list[float | None]:
         """What the model says that actions are worth."""
@@ -252,19 +246,28 @@ class WorldModel:
                 ]
                 for number, one in enumerate(asked)
             }
-            usage = Usage(questions=len(asked), tokens_read=sum(map(len, contexts.values())))
-            said: dict[int, float | None] = {}
-
-            def answer(number: int, completion: Completion) -> None:
-                usage.tokens_written += len(completion.ids)
-                text, closed, _ = chat.decode(completion.ids).partition(_CLOSE)
-                found = read_outcome(text) if closed else None
-                said[number] = None if found is None or found[1] else found[0]
-
-            serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
-            return [said[number] for number in range(len(asked))], usage
+            texts, usage = self._continue(contexts, sampling)
+            values: list[float | None] = []
+            for number in contexts:
+                text, closed, _ = texts[number].partition(_CLOSE)
+                outcome = read_outcome(text) if closed else None
+                values.append(None if outcome is None or outcome[1] else outcome[0])
+            return values, usage
 
         return self._spread(share, len(worths), sampling)
+
+    def _continue(self, contexts: dict[int, list[int]], sampling: SamplingConfig) -> tuple[dict[int, str], Usage]:
+        """How the model continues each session's context, once."""
+        chat = self.player.chat
+        usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
+        texts: dict[int, str] = {}
+
+        def answer(session: int, completion: Completion) -> None:
+            usage.tokens_written += len(completion.ids)
+            texts[session] = chat.decode(completion.ids)
+
+        serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        return texts, usage
 
     def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
         header = self._headers[task.agent.prompt]

@@ -18,7 +18,7 @@ _EVALUATED = (
     "agent.planner",
     "planner.model",
     "planner.values",
-)  # nor do practice and, without a planner in it, stage 1
+)  # read by evaluation, and by stage 1 if a planner plays there
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 
