@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -42,6 +42,10 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# make bench: the benchmarks against their peers, one table of ratios; BENCH="rollout --repeats 3" chooses
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks $(BENCH)
 
 # make clean: caches, build outputs and the demo's run; other runs and .venv stay
 clean:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import finish
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from common import finish
+from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion
 from spa.engines.processes import in_processes
 from spa.engines.transformers import TransformersEngine
-from spa.runs.schema import SamplingConfig
 
 RESPONSE = MESSAGE = 32
 BASE = {"episodes": 64, "turns": 3, "context": 256}

@@ -90,11 +90,11 @@ def prepare(
     import torch
 
     from spa.agent.episode import write_episodes
-    from spa.agent.player import Player, make_task
+    from spa.agent.policy import Policy, make_task
+    from spa.agent.random_engine import RandomEngine, random_responder
     from spa.agent.worlds import WorldSource
-    from spa.engines.random import RandomEngine, random_responder
+    from spa.config.load import load_config
     from spa.models.load import load_model, resolve_path
-    from spa.runs.config import load_config
 
     folder.mkdir()
     model = resolve_path("builtin:tiny")
@@ -102,11 +102,11 @@ def prepare(
         model = str(folder / "model")
         grow(resolve_path("builtin:tiny"), Path(model), vocabulary)
     cfg = load_config(config, [*settings, "sampling.max_tokens=200"])
-    player, task = Player.load(cfg), make_task(cfg, state_format="coordinates", prompt="world_model")
+    policy, task = Policy.load(cfg), make_task(cfg, state_format="coordinates", prompt="world_model")
     if cfg.selfplay.policy == "random":
-        player.engine = RandomEngine(player.chat, random_responder(task))
+        policy.engine = RandomEngine(policy.chat, random_responder(task))
     worlds = WorldSource(task, "train", cfg.seeds.train).take(groups)
-    episodes = player.play(task, worlds, samples=size, seed=0)
+    episodes = policy.play(task, worlds, samples=size, seed=0)
     # As if the model that is trained had written them.
     scorer = load_model(dataclasses.replace(cfg.model, path=model))
     for sequence in (sequence for episode in episodes for sequence in episode.sequences):

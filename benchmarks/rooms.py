@@ -3,7 +3,7 @@
     python benchmarks/rooms.py                # 2000 rooms of each kind, seeds 0, 1, ...: about a minute
     python benchmarks/rooms.py --rooms 200 --actions 10
 
-The rooms are made as the original makes them (`spa.envs.sokoban_generator`), without a limit. A breadth-first search tells whether
+The rooms are made as the original makes them (`spa.envs.sokoban.generator`), without a limit. A breadth-first search tells whether
 a room has a solution of at most so many moves: there is no shorter one that it could miss.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from math import sqrt
 
-from spa.envs.sokoban_generator import RoomSpec, make_room, min_pushes, solve
+from spa.envs.sokoban.generator import RoomSpec, make_room, min_pushes, solve
 
 KINDS = {
     "6x6, 1 box": RoomSpec(6, 6, 1),

@@ -8,7 +8,7 @@ clipping included, with as many tokens to an optimizer step as can be had alike.
 contestants take turns, so that a busy moment of the machine hits all of them. A token counts once for every row it is in, and
 not if it is padding: rows per second, in other words.
 
-    spa         spa.worldmodel.sft.SFTTrainer, turns of an episode merged into one sequence (sft.merge_turns)
+    spa         spa.sft.train.SFTTrainer, turns of an episode merged into one sequence (sft.merge_turns)
     spa-rows    the same with every row a sequence of its own, as for the others
     trl         trl.SFTTrainer, packing=True, loss on the completion, gradient checkpointing off
     trl-padded  the same with packing=False: rows padded to the longest of their batch
@@ -79,9 +79,9 @@ def make_data(folder: Path, settings: list[str], options: argparse.Namespace) ->
     command = [sys.executable, "-m", "spa", "generate", *settings, "--out", str(folder), "--quiet"]
     subprocess.run(command, check=True)
     from spa.agent.chat import Chat
+    from spa.data.dataset import read_rows
+    from spa.data.encode import encode_rows
     from spa.models.load import load_tokenizer
-    from spa.worldmodel.dataset import read_rows
-    from spa.worldmodel.encode import encode_rows
 
     rows, _ = read_rows(folder / "selfplay" / "train.parquet")
     chat = Chat(load_tokenizer("builtin:tiny"))

@@ -3,7 +3,7 @@
     python benchmarks/worlds.py                     # gym-sokoban in a virtual environment of its own, made once (NumPy 1)
     python benchmarks/worlds.py --peers spa,gymnasium
 
-    rooms      Sokoban rooms made: ours by `spa.envs.sokoban_generator.make_room`, theirs by `generate_room`, once a seed
+    rooms      Sokoban rooms made: ours by `spa.envs.sokoban.generator.make_room`, theirs by `generate_room`, once a seed
     moves      of a 6x6 Sokoban with one box: ours give the state as text, theirs as the smallest picture that they have
     lakes      a 4x4 FrozenLake with a fresh random map, slippery, and ten moves, with the state as text
     256 x 10   ten moves in each of 256 Sokoban worlds, a rollout's worth

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 
-from spa.agent.player import make_task
+from spa.agent.policy import make_task
 from spa.agent.worlds import World, WorldSource
-from spa.runs.config import load_config
-from spa.runs.seeds import first_seed
+from spa.config.load import load_config
+from spa.config.seeds import first_seed
 
 
 def worlds(config: str, disjoint: str, split: str, count: int) -> list[World]:

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
+from spa.config.schema import Config
+from spa.data.dataset import read_rows, write_rows
+from spa.data.encode import prompt_ids
+from spa.data.ground_truth import Row
+from spa.data.transitions import END
 from spa.evaluate.planned import area_under_curve
 from spa.models.forward import hidden_states
 from spa.models.scoring import score_rows
-from spa.runs.schema import Config
-from spa.worldmodel.dataset import read_rows, write_rows
-from spa.worldmodel.encode import prompt_ids
-from spa.worldmodel.groundtruth import Row
-from spa.worldmodel.transitions import END
 
 OPEN, CLOSE = "<outcome>", "</outcome>"
 
@@ -40,32 +40,32 @@ def without_outcome(row: Row) -> Row:
     return replace(row, response=before + rest.partition(CLOSE)[2])
 
 
-def by_text(player: Player, rows: list[Row], kinds: list[str]) -> np.ndarray:
+def by_text(policy: Policy, rows: list[Row], kinds: list[str]) -> np.ndarray:
     """(rows, kinds) log-likelihoods."""
     asked = []
     for row in rows:
-        start = prompt_ids(row.prompt, player.chat)
+        start = prompt_ids(row.prompt, policy.chat)
         known = row.response.partition(OPEN)[0] + OPEN
         for kind in kinds:
-            encoded = player.chat.encode_response(known + kind + CLOSE)
+            encoded = policy.chat.encode_response(known + kind + CLOSE)
             places = [len(start) + i for i, (_, high) in enumerate(encoded.offsets) if high > len(known)]
             asked.append(([*start, *encoded.ids], places))
-    return np.array([score.logprob for score in score_rows(player.model, asked)]).reshape(len(rows), len(kinds))
+    return np.array([score.logprob for score in score_rows(policy.model, asked)]).reshape(len(rows), len(kinds))
 
 
 @torch.no_grad()
-def features(player: Player, rows: list[Row]) -> torch.Tensor:
+def features(policy: Policy, rows: list[Row]) -> torch.Tensor:
     """(rows, D) hidden states at the end of the prediction."""
     out = []
     for row in rows:
         text = row.response.partition("</prediction>")[0] + "</prediction>"
-        ids = [*prompt_ids(row.prompt, player.chat), *player.chat.encode_response(text).ids]
-        out.append(hidden_states(player.model, torch.tensor([ids]))[0, -1])
+        ids = [*prompt_ids(row.prompt, policy.chat), *policy.chat.encode_response(text).ids]
+        out.append(hidden_states(policy.model, torch.tensor([ids]))[0, -1])
     return torch.stack(out).float()
 
 
-def by_head(player: Player, train: list[Row], test: list[Row], kinds: list[str]) -> np.ndarray:
-    x, y = features(player, train), torch.tensor([kinds.index(outcome_of(row)) for row in train])
+def by_head(policy: Policy, train: list[Row], test: list[Row], kinds: list[str]) -> np.ndarray:
+    x, y = features(policy, train), torch.tensor([kinds.index(outcome_of(row)) for row in train])
     mean, spread = x.mean(0), x.std(0) + 1e-6
     head = torch.nn.Linear(x.shape[1], len(kinds))
     optimizer = torch.optim.LBFGS(head.parameters(), max_iter=200, line_search_fn="strong_wolfe")
@@ -78,7 +78,7 @@ def by_head(player: Player, train: list[Row], test: list[Row], kinds: list[str])
 
     optimizer.step(closure)
     with torch.no_grad():
-        return np.asarray(head((features(player, test) - mean) / spread))
+        return np.asarray(head((features(policy, test) - mean) / spread))
 
 
 def describe(name: str, scores: np.ndarray, truth: list[str], kinds: list[str]) -> None:
@@ -113,12 +113,12 @@ def main() -> None:
     print(f"{len(train)} and {len(test)} rows, outcomes: {dict(Counter(truth))}")
     for path in filter(None, (args.tag, args.plain)):
         cfg = Config()
-        player = Player.load(replace(cfg, model=replace(cfg.model, device="cpu")), path)
+        policy = Policy.load(replace(cfg, model=replace(cfg.model, device="cpu")), path)
         if path == args.tag:
-            describe("text", by_text(player, test, kinds), truth, kinds)
+            describe("text", by_text(policy, test, kinds), truth, kinds)
         describe(
             "head on the trunk trained with the text" if path == args.tag else "head",
-            by_head(player, train, test, kinds),
+            by_head(policy, train, test, kinds),
             truth,
             kinds,
         )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spa.runs.progress import set_quiet
-from spa.runs.secrets import forget
+from spa.common.progress import set_quiet
+from spa.common.secrets import forget
 
 
 @pytest.fixture(autouse=True)

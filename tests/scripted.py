@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from spa.agent.chat import Chat
-from spa.agent.player import Player
+from spa.agent.policy import Policy
 from spa.agent.task import Task
+from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, PPOConfig, SamplingConfig
 from spa.engines.base import Completion
 from spa.models.load import load_tokenizer
-from spa.runs.schema import AgentConfig, Config, EnvConfig, ModelConfig, PPOConfig, SamplingConfig
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 CHAT = Chat(TOKENIZER)
@@ -64,5 +64,5 @@ def tiny_config(**ppo: object) -> Config:
     )
 
 
-def tiny_player(**ppo: object) -> Player:
-    return Player.load(tiny_config(**ppo))
+def tiny_policy(**ppo: object) -> Policy:
+    return Policy.load(tiny_config(**ppo))

@@ -9,11 +9,11 @@ import pytest
 
 from spa.agent.episode import read_episodes
 from spa.cli import main
-from spa.evaluate.world_model import grid_part
+from spa.config.schema import ModelConfig
+from spa.data.dataset import read_rows
+from spa.data.states import grid_part
 from spa.models.load import load_model
-from spa.runs.schema import ModelConfig
-from spa.runs.stage import read_done
-from spa.worldmodel.dataset import read_rows
+from spa.run.stage import read_done
 from tests.test_pipeline import SMALL
 
 ARMS = ["self_belief", "masked", "random_policy", "random_policy_1_epoch", "no_coordinates", "epochs_2"]
@@ -104,7 +104,7 @@ def test_lora_runs_through_all_stages(tmp_path) -> None:
 def test_a_training_that_does_not_fit_is_refused_before_it_starts(tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "big"
     assert main(["generate", "frozen_lake", *SMALL, "--out", str(out), "--quiet"]) == 0
-    monkeypatch.setattr("spa.worldmodel.stage2.free_memory", lambda device: 10 * 2**20)
+    monkeypatch.setattr("spa.sft.stage2.free_memory", lambda device: 10 * 2**20)
     assert main(["sft", "--out", str(out), "--quiet"]) == 2
     error = capsys.readouterr().err
     for part in ("needs about", "10 MiB are free on cpu", "sft.lora_rank=16", "sft.memory_check=false"):

@@ -1,15 +1,18 @@
-"""``spa bench``, with the benchmarks replaced by one that prints known numbers."""
+"""``make bench``, with the benchmarks replaced by one that prints known numbers."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from spa import cli_bench
-from spa.cli import main
-from spa.cli_bench import BENCHMARKS, benchmarks_folder
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds", "growth")
 
 FAKE = """
 import json, sys
@@ -21,17 +24,23 @@ open(arguments["--json"], "w").write(json.dumps({"machine": {"threads": int(argu
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(tmp_path) -> Path:
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    shutil.copy(ROOT / "benchmarks" / "__main__.py", folder)
     for name in BENCHMARKS:
-        (tmp_path / f"{name}.py").write_text(FAKE)
-    monkeypatch.setattr(cli_bench, "benchmarks_folder", lambda: tmp_path)
-    return tmp_path
+        (folder / f"{name}.py").write_text(FAKE)
+    return folder
 
 
-def test_one_table_of_ratios_and_the_numbers_as_json(folder, tmp_path, capsys) -> None:
+def bench(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
+def test_one_table_of_ratios_and_the_numbers_as_json(folder, tmp_path) -> None:
     path = tmp_path / "out.json"
-    assert main(["bench", "rollout", "ppo", "--repeats", "2", "--threads", "3", "--json", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = bench(folder, "rollout", "ppo", "--repeats", 2, "--threads", 3, "--json", path).stdout.splitlines()
     rows = [line.split() for line in lines if line.startswith(("rollout", "ppo"))]
     assert [(row[0], row[2], row[-1]) for row in rows] == [
         ("rollout", "spa", "1.00x"),
@@ -45,25 +54,24 @@ def test_one_table_of_ratios_and_the_numbers_as_json(folder, tmp_path, capsys) -
     assert written["ppo"]["short"]["peers"]["peer"]["per_second"] == 10
 
 
-def test_a_benchmark_without_peers_is_kept_and_left_out_of_the_table(folder, tmp_path, capsys) -> None:
+def test_a_benchmark_without_peers_is_kept_and_left_out_of_the_table(folder, tmp_path) -> None:
     (folder / "growth.py").write_text(FAKE.replace('"results": kinds', '"results": [{"seconds": 1.5}]'))
     path = tmp_path / "out.json"
-    assert main(["bench", "growth", "rollout", "--json", str(path)]) == 0
-    assert not any(line.startswith("growth") for line in capsys.readouterr().out.splitlines())
+    done = bench(folder, "growth", "rollout", "--json", path)
+    assert not any(line.startswith("growth") for line in done.stdout.splitlines())
     assert json.loads(path.read_text())["growth"] == [{"seconds": 1.5}]
 
 
-def test_mistakes_are_one_line(folder, capsys, monkeypatch) -> None:
-    assert main(["bench", "rolout"]) == 2
-    assert "Did you mean 'rollout'?" in capsys.readouterr().err
+def test_mistakes_are_one_line(folder) -> None:
+    done = bench(folder, "rolout")
+    assert done.returncode == 1
+    assert "Did you mean 'rollout'?" in done.stderr
+    assert "Traceback" not in done.stderr
     (folder / "sft.py").write_text("raise SystemExit(3)")
-    assert main(["bench", "sft"]) == 2
-    assert "the benchmark sft failed (exit code 3)" in capsys.readouterr().err
-    monkeypatch.undo()
-    monkeypatch.setattr(cli_bench, "__file__", "/nowhere/src/spa/cli_bench.py")
-    assert main(["bench"]) == 2
-    assert "needs the repository" in capsys.readouterr().err
+    done = bench(folder, "sft")
+    assert done.returncode == 1
+    assert "the benchmark sft failed (exit code 3)" in done.stderr
 
 
 def test_the_repository_has_all_of_them() -> None:
-    assert all((benchmarks_folder() / f"{name}.py").is_file() for name in BENCHMARKS)
+    assert all((ROOT / "benchmarks" / f"{name}.py").is_file() for name in BENCHMARKS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
+from spa.config.schema import ModelConfig
 from spa.models.load import load_model, load_tokenizer, save_model
-from spa.runs.schema import ModelConfig
 from tests.test_pipeline import SMALL
 
 

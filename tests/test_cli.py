@@ -17,9 +17,9 @@ import pytest
 
 from spa import __version__
 from spa.cli import main
-from spa.runs import progress
-from spa.runs.config import load_config, to_yaml
-from spa.runs.folder import RunFolder
+from spa.common import progress
+from spa.config.load import load_config, to_yaml
+from spa.run.folder import RunFolder
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -247,7 +247,7 @@ def test_report_prints_its_path(calls: Calls, capsys: pytest.CaptureFixture[str]
 
 
 def test_pretrain_settings(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from spa.models import pretrain
+    from spa.pretrain import train as pretrain
 
     made: list[Any] = []
     monkeypatch.setattr(pretrain, "pretrain", lambda config, out: made.append((config, out)))
@@ -310,7 +310,7 @@ def test_python_m_spa_runs_as_a_program(tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("module", ["spa", "spa.cli", "spa.runs.config", "spa.runs.folder", "spa.runs.metrics"])
+@pytest.mark.parametrize("module", ["spa", "spa.cli", "spa.config.load", "spa.run.folder", "spa.run.metrics"])
 def test_imports_are_light(module: str, tmp_path: Path) -> None:
     code = (
         f"import sys, {module}\n"

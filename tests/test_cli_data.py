@@ -14,8 +14,8 @@ import pytest
 
 import spa
 from spa.cli import main
-from spa.worldmodel.dataset import read_rows, write_rows
-from spa.worldmodel.layouts import write_layout
+from spa.data.dataset import read_rows, write_rows
+from spa.data.layouts import write_layout
 from tests.worldmodel.test_data import GOOD, row
 
 

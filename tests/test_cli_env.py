@@ -12,7 +12,7 @@ import pytest
 
 from spa.cli import main
 from spa.envs import env_names, make_env
-from spa.runs.playground import arrow_actions, keys, play_world
+from spa.envs.play import arrow_actions, keys, play_world
 
 
 def test_list_tells_what_every_world_is_and_needs(capsys) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from spa.agent.episode import Episode, Turn
 from spa.cli import main
-from spa.cli_play import show_episode
+from spa.cli.play import show_episode
 
 LAKE = ["frozen_lake", "env.max_actions_per_turn=1", "env.max_turns=2"]
 

@@ -15,10 +15,10 @@ import pytest
 
 from spa.agent.worlds import WorldSource
 from spa.cli import main
-from spa.evaluate import diagnose, diagnosis
+from spa.config.load import load_arm, load_config
+from spa.diagnose import advice, measure
+from spa.diagnose.advice import ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States, verdict
 from spa.evaluate.bootstrap import Interval
-from spa.evaluate.diagnosis import ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States, verdict
-from spa.runs.config import load_arm, load_config
 
 SMALL = [
     "--worlds",
@@ -45,7 +45,7 @@ class Ran(NamedTuple):
 
 def smaller(patch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANDOM_EPISODES": 40, "IMAGINED_WORLDS": 2, "PROBED": 4}.items():
-        patch.setattr(diagnose, name, value)
+        patch.setattr(measure, name, value)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
     settings = ["countdown", *SMALL, "arms=[base]", "--json", str(tmp_path / "a.json")]
     assert main(["diagnose", *settings]) == 0
     found = json.loads((tmp_path / "a.json").read_text())
-    assert found["base"]["valid_turns"] < diagnosis.FEW
+    assert found["base"]["valid_turns"] < advice.FEW
     assert found["learned"]["policy"] == "random"
     assert any("have a valid action" in rule for rule in found["verdict"])
 
@@ -173,7 +173,7 @@ def test_mistakes_are_one_line_before_any_work(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    monkeypatch.setattr(diagnose.Player, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(measure.Policy, "load", lambda *_, **__: pytest.fail("a model was loaded"))
     assert main(["diagnose", *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
@@ -181,24 +181,22 @@ def test_mistakes_are_one_line_before_any_work(
 
 
 def test_chance_is_told_from_what_is_certain() -> None:
-    kinds = [
-        diagnose._hidden(diagnose.make_task(load_config(name))).kind for name in ("frozen_lake_slippery", "sokoban")
-    ]
+    kinds = [measure._hidden(measure.make_task(load_config(name))).kind for name in ("frozen_lake_slippery", "sokoban")]
     assert kinds == ["chance", "certain"]
 
 
 def test_too_many_actions_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "MOST_ACTIONS", 3)
+    monkeypatch.setattr(measure, "MOST_ACTIONS", 3)
     cfg = load_config("frozen_lake", ["agent.planner=lookahead"])
-    assert "4 listed actions are too many" in str(diagnose._planned(cfg, None, [], []))  # type: ignore[arg-type]
+    assert "4 listed actions are too many" in str(measure._planned(cfg, None, [], []))  # type: ignore[arg-type]
 
 
 def test_what_arms_share_is_counted_once() -> None:
     time = ArmTime("search", 1.0, 1.0, 1.0, 0.0, 10.0, 20.0, 0.0)
     arms = [load_arm(name) for name in ("search", "plan", "spa_plan", "spa")]
     times = [time, time, replace(time, stage_3=5.0), replace(time, stage_1=100.0, stage_3=5.0)]
-    assert diagnose._total(arms, times) == 10 + 20 + 5 + 100 + 20 + 5
-    assert diagnose._total(arms, [*times[:3], replace(time, stage_2=None)]) is None
+    assert measure._total(arms, times) == 10 + 20 + 5 + 100 + 20 + 5
+    assert measure._total(arms, [*times[:3], replace(time, stage_2=None)]) is None
 
 
 def ordinary() -> Diagnosis:
@@ -230,7 +228,7 @@ def gained(mean: float, low: float) -> Callable[[Diagnosis], Diagnosis]:
 
 
 def test_where_nothing_stands_out_it_says_so() -> None:
-    assert verdict(ordinary()) == [diagnosis.NOTHING]
+    assert verdict(ordinary()) == [advice.NOTHING]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +268,7 @@ def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: 
     ],
 )
 def test_and_keeps_silent_short_of_it(change: Callable[[Diagnosis], Diagnosis]) -> None:
-    assert verdict(change(ordinary())) == [diagnosis.NOTHING]
+    assert verdict(change(ordinary())) == [advice.NOTHING]
 
 
 def test_where_a_planner_wins_no_shallower_one_is_suggested() -> None:
@@ -280,12 +278,12 @@ def test_where_a_planner_wins_no_shallower_one_is_suggested() -> None:
 
 def test_what_could_not_be_measured_is_named_with_the_reason() -> None:
     found = replace(ordinary(), learned="it does not fit", planned="it does not fit", total=None)
-    text = "\n".join(diagnosis.lines(found))
+    text = "\n".join(advice.lines(found))
     assert text.count("not measured: it does not fit") == 2
     assert "-> not measured in all" in text
 
 
 def test_plans_go_as_deep_as_half_of_the_states_are_right() -> None:
     depths = {1: 0.9, 2: 0.5, 3: 0.3, 4: 0.6}
-    assert diagnosis.plan_depth(replace(ordinary().learned, imagined=depths)) == 2  # type: ignore[type-var]
-    assert diagnosis.shown_depths(depths) == [1, 3, 4]
+    assert advice.plan_depth(replace(ordinary().learned, imagined=depths)) == 2  # type: ignore[type-var]
+    assert advice.shown_depths(depths) == [1, 3, 4]

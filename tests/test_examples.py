@@ -17,7 +17,7 @@ import pytest
 
 from spa.cli import main
 from spa.envs import make_env, registry
-from spa.runs.worldcheck import check_world
+from spa.envs.check import check_world
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your-own-world.md").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_commands_that_run(folder: Path, capsys) -> None:
 
 def test_the_data_of_stage_1_holds_the_worlds_own_states(folder: Path) -> None:
     assert main(["generate", "vault.yaml", "--out", "g", "--quiet", *SMALL]) == 0
-    from spa.worldmodel.dataset import read_rows
+    from spa.data.dataset import read_rows
 
     rows, _ = read_rows(folder / "g" / "selfplay" / "train.parquet")
     assert rows
@@ -132,7 +132,7 @@ def test_another_adapted_world_evaluates_with_the_random_engine(folder: Path, ca
         )
         == 0
     )
-    from spa.worldmodel.dataset import read_rows
+    from spa.data.dataset import read_rows
 
     rows, _ = read_rows(folder / "c" / "selfplay" / "train.parquet")
     assert rows and all("CCCCCCCCCC" in row.response and "goal (G) is at (3,11)" in row.response for row in rows)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from spa.cli import main
+from spa.config.schema import ModelConfig
 from spa.models.load import load_model, load_tokenizer
-from spa.runs.schema import ModelConfig
 from tests.test_pipeline import SMALL
 
 LORA = ["ppo.lora_rank=2", "ppo.critic=model"]

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from spa.cli import main
-from spa.models.tiny import TinySize, build_model
-from spa.worldmodel.dataset import read_rows
+from spa.data.dataset import read_rows
+from spa.pretrain.network import TinySize, build_model
 
 SMALL = [
     "model.threads=1",

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from spa.agent.parse import parse_response
-from spa.models.corpus import WORLDS, Corpus, random_board
+from spa.agent.response import parse_response
+from spa.config.schema import ModelConfig
 from spa.models.load import load_model
-from spa.models.pretrain import PretrainConfig, encode, pretrain
-from spa.runs.schema import ModelConfig
+from spa.pretrain.corpus import WORLDS, Corpus, random_board
+from spa.pretrain.train import PretrainConfig, encode, pretrain
 from tests.scripted import CHAT
 
 
@@ -50,7 +50,7 @@ def test_actions_are_blind_to_the_board() -> None:
 
 @pytest.mark.parametrize("name", list(WORLDS))
 def test_boards_are_not_made_by_the_world(name: str, monkeypatch) -> None:
-    import spa.envs.sokoban_generator as generator
+    import spa.envs.sokoban.generator as generator
 
     monkeypatch.setattr(generator, "generate_room", lambda *args, **kwargs: pytest.fail("the generator was called"))
     assert random_board(name, np.random.default_rng(0))

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
+from spa.config.load import load_arm
+from spa.config.schema import ModelConfig
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.models.load import load_model
 from spa.reproduce.bases import make_bases, write_arms
+from spa.reproduce.jobs import at_once, run_cells
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, compute, from_json, read_numbers, to_json
 from spa.reproduce.scale import Cell, arm_file, cells, load_scale, scale_names
 from spa.reproduce.table import markdown
-from spa.reproduce.work import at_once, run_cells
-from spa.runs.config import load_arm
-from spa.runs.schema import ModelConfig
 from tests.test_pipeline import SMALL
 
 WORLDS = 12
@@ -367,7 +367,7 @@ def test_a_stopped_reproduction_says_how_to_go_on(
         time.sleep(5)
         return []
 
-    monkeypatch.setattr("spa.reproduce.work.run_cells", stopped)
+    monkeypatch.setattr("spa.reproduce.jobs.run_cells", stopped)
     assert main(["reproduce", "--scale", scale_file(tmp_path), "--out", str(tmp_path / "out")]) == code
     assert capsys.readouterr().err.strip() == f"{word}. Run the same command again to go on."
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
-from spa.runs.config import algorithm_names
+from spa.config.load import algorithm_names
 from tests.test_pipeline import SMALL
 
 ONE = [*SMALL, "ppo.steps=1", "eval.world_model_worlds=2"]

@@ -11,9 +11,9 @@ from rollouts import THREADS, generation, measure
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from spa.agent.chat import Chat
+from spa.config.schema import Config, SamplingConfig
 from spa.engines.base import Completion
 from spa.models.load import load_model, load_tokenizer
-from spa.runs.schema import Config, SamplingConfig
 
 
 class Continuous:

@@ -9,9 +9,9 @@ import torch
 from rollouts import THREADS, generation, measure
 
 from spa.agent.chat import Chat
+from spa.config.schema import Config, SamplingConfig
 from spa.engines.base import Completion
 from spa.models.load import load_model, load_tokenizer
-from spa.runs.schema import Config, SamplingConfig
 
 
 class Generate:

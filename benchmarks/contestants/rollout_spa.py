@@ -13,15 +13,15 @@ from rollouts import PEER, WORLDS, config, measure, play, report
 
 from spa.agent import rollout
 from spa.agent.chat import Chat
-from spa.agent.player import Player
+from spa.agent.policy import Policy
+from spa.config.schema import Config
 from spa.engines.decoder import Chunk, Decoder
 from spa.engines.processes import in_processes
-from spa.runs.schema import Config
 
 
 def make(cfg: Config) -> tuple[Any, Chat]:
-    player = Player.load(cfg)
-    return player.engine, player.chat
+    policy = Policy.load(cfg)
+    return policy.engine, policy.chat
 
 
 @dataclass

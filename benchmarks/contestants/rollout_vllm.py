@@ -11,21 +11,21 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
 
 from rollouts import THREADS, measure
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
+from spa.config.schema import Config, EngineConfig
 from spa.engines.vllm import VLLMEngine
-from spa.runs.schema import Config, EngineConfig
 
 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{THREADS - 1}"
 
 
 def make(cfg: Config) -> tuple[Any, Any]:
-    player = Player.load(cfg, engine=EngineConfig(kind="vllm", max_model_len=4096))
-    engine = player.engine
+    policy = Policy.load(cfg, engine=EngineConfig(kind="vllm", max_model_len=4096))
+    engine = policy.engine
     assert isinstance(engine, VLLMEngine)
     # Seeds of requests end vLLM 0.32 on a CPU once a prompt is read in parts ("CPU Generator does not use offset").
     params = engine._api.SamplingParams
     engine._api = SimpleNamespace(SamplingParams=lambda **given: params(**{**given, "seed": None}))
-    return engine, player.chat
+    return engine, policy.chat
 
 
 if __name__ == "__main__":

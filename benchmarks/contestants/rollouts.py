@@ -14,8 +14,8 @@ from spa.agent.episode import Episode
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
-from spa.runs.config import load_config
-from spa.runs.schema import Config, SamplingConfig
+from spa.config.load import load_config
+from spa.config.schema import Config, SamplingConfig
 
 PEER, THREADS, NAME, WORLDS, SAMPLES = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 

@@ -14,10 +14,10 @@ import torch
 data, steps, threads, max_length, step_tokens, folder, peer = sys.argv[1:8]
 torch.set_num_threads(int(threads))
 
+from spa.config.schema import ModelConfig, SFTConfig  # noqa: E402
+from spa.data.encode import Example, merge_turns  # noqa: E402
 from spa.models.load import load_model, load_tokenizer  # noqa: E402
-from spa.runs.schema import ModelConfig, SFTConfig  # noqa: E402
-from spa.worldmodel.encode import Example, merge_turns  # noqa: E402
-from spa.worldmodel.sft import SFTTrainer  # noqa: E402
+from spa.sft.train import SFTTrainer  # noqa: E402
 
 WARM = 2
 rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]

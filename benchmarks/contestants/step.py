@@ -16,14 +16,14 @@ from rollouts import PEER, WORLDS, config, play, report
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode
-from spa.agent.player import Player
+from spa.agent.policy import Policy
+from spa.config.schema import PPOConfig
 from spa.engines.decoder import Decoder
 from spa.models.load import resolve_path
 from spa.models.rows import TokenRows
 from spa.rl import ppo
 from spa.rl.critic import Critic, make_critic
 from spa.rl.ppo import Learner, update
-from spa.runs.schema import PPOConfig
 
 
 class Watch:
@@ -54,25 +54,25 @@ class Watch:
         return seconds
 
 
-def ours(player: Player) -> tuple[Any, Callable[[list[Episode]], Any]]:
+def ours(policy: Policy) -> tuple[Any, Callable[[list[Episode]], Any]]:
     settings = PPOConfig(critic="head" if PEER == "spa-head" else "model", actor_lr=1e-5)
-    learner = Learner(player.model, make_critic(settings, player.model), settings, 1.0)
+    learner = Learner(policy.model, make_critic(settings, policy.model), settings, 1.0)
     rng = np.random.default_rng(0)
-    return player.engine, lambda episodes: update(learner, episodes, player.chat, rng=rng)
+    return policy.engine, lambda episodes: update(learner, episodes, policy.chat, rng=rng)
 
 
-def original(player: Player) -> tuple[Any, Callable[[list[Episode]], Any]]:
-    learner = Original(resolve_path("builtin:tiny"), actor=player.model)
-    engine = Generate(player.model, player.tokenizer.pad_token_id)
+def original(policy: Policy) -> tuple[Any, Callable[[list[Episode]], Any]]:
+    learner = Original(resolve_path("builtin:tiny"), actor=policy.model)
+    engine = Generate(policy.model, policy.tokenizer.pad_token_id)
     return engine, lambda episodes: learner.update(*learner.batch([dataclasses.asdict(e) for e in episodes]))
 
 
 def main() -> None:
     cfg = config()
-    player = Player.load(cfg)
-    chat: Chat = player.chat
+    policy = Policy.load(cfg)
+    chat: Chat = policy.chat
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    engine, learn = original(player) if PEER == "original" else ours(player)
+    engine, learn = original(policy) if PEER == "original" else ours(policy)
     watch = Watch()
     watch.over(Decoder, "forward")  # of the first process, which is as long at it as the others
     watch.over(TokenRows, "hidden")

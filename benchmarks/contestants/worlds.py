@@ -20,7 +20,7 @@ MOVES = 10  # of an episode
 
 
 def spa_rooms(size: tuple[int, int], boxes: int) -> Callable[[int], None]:
-    from spa.envs.sokoban_generator import RoomSpec, make_room
+    from spa.envs.sokoban.generator import RoomSpec, make_room
 
     spec = RoomSpec(*size, boxes)
     return lambda seed: make_room(spec, seed) and None
@@ -39,7 +39,7 @@ def gym_sokoban_rooms(size: tuple[int, int], boxes: int) -> Callable[[int], None
 
 
 def spa_moves() -> Callable[[int], None]:
-    from spa.envs.sokoban import Sokoban
+    from spa.envs.sokoban.world import Sokoban
 
     env = Sokoban(max_steps=1_000_000)
     env.reset(seed=1)
@@ -66,7 +66,7 @@ def gym_sokoban_moves() -> Callable[[int], None]:
 
 
 def spa_lakes() -> Callable[[int], None]:
-    from spa.envs.frozen_lake import FrozenLake
+    from spa.envs.frozen_lake.world import FrozenLake
 
     env = FrozenLake()
     return lambda seed: episode(env, seed, env.actions)
@@ -96,7 +96,7 @@ def episode(env: Any, seed: int, actions: Any, text: bool = False) -> None:
 
 def batch() -> Callable[[int], None]:
     """256 Sokoban worlds, ten moves each; making them is not counted."""
-    from spa.envs.sokoban import Sokoban
+    from spa.envs.sokoban.world import Sokoban
 
     envs = [Sokoban(max_steps=1_000_000) for _ in range(256)]
     for seed, env in enumerate(envs):

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spa.checks import begin
-from spa.plan import plan
-from spa.runs.arms import (
+from spa.common.checkpoints import latest_checkpoint
+from spa.common.progress import note
+from spa.config.schema import ArmConfig, Config
+from spa.config.variants import (
     arm_config,
     arms_of,
     data_folder,
@@ -31,10 +32,9 @@ from spa.runs.arms import (
     sft_folder,
     source_config,
 )
-from spa.runs.checkpoints import latest_checkpoint
-from spa.runs.progress import note
-from spa.runs.schema import ArmConfig, Config
-from spa.runs.stage import Stage, model_of, read_done, reopen_as
+from spa.dry_run import plan
+from spa.preflight import begin
+from spa.run.stage import Stage, model_of, read_done, reopen_as
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
@@ -152,7 +152,7 @@ def _generate(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) ->
     stage = Stage(folder, folder.name, resume, keep=True)
     if stage.finished:
         return
-    from spa.worldmodel.selfplay import selfplay
+    from spa.sft.selfplay import selfplay
 
     stage.finish(selfplay(source_config(cfg, arm), stage.folder))
 
@@ -162,7 +162,7 @@ def _sft(cfg: Config, arm: ArmConfig | None, out: Path, *, resume: bool) -> None
     stage = Stage(folder, "SFT" if folder.name == "sft" else f"SFT, arm {folder.name.removeprefix('sft-')}", resume)
     if stage.finished:
         return
-    from spa.worldmodel.stage2 import run_sft
+    from spa.sft.stage2 import run_sft
 
     own = source_config(cfg, arm)
     with stage.metrics(own) as log:
@@ -175,7 +175,7 @@ def _practice(cfg: Config, arm: ArmConfig, out: Path, *, resume: bool) -> None:
     stage = Stage(folder, folder.name, resume, keep=True)
     if stage.finished:
         return
-    from spa.planning.practice import practice as practise
+    from spa.sft.practice import practice as practise
 
     own = source_config(cfg, arm)
     stage.finish(practise(own, stage.folder, model=world_model_of(arm, out), data=data_folder(cfg, arm, out)))

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes, write_episodes
-from spa.agent.player import sampling_for
+from spa.agent.policy import sampling_for
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, overlaps, split_of
+from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.envs import make_env
-from spa.runs.schema import AgentConfig, EnvConfig, SamplingConfig
 from tests.scripted import CHAT, LAKE, Scripted, lake_task
 
 SAMPLING = SamplingConfig()

@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import PROMPT_MODES, Parsed, parse_response, split_actions
-from spa.evaluate.world_model import cell_accuracy
+from spa.agent.response import PROMPT_MODES, Parsed, parse_response, split_actions
+from spa.data.encode import encode_row, loss_spans, mask_states
+from spa.data.ground_truth import Row, body_spans, ground_truth, rejection
+from spa.data.maskview import clean, pieces
+from spa.data.states import cell_accuracy
 from spa.report.turns import _common, mark_differences, mark_response, view
 from spa.rl.auxiliary import true_response
-from spa.worldmodel.encode import encode_row, loss_spans, mask_states
-from spa.worldmodel.groundtruth import Row, body_spans, ground_truth, rejection
-from spa.worldmodel.maskview import clean, pieces
 from tests.scripted import CHAT
 
 # What decided before: quadratic and cubic, but plain.

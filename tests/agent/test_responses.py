@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spa.agent.parse import match_action, parse_response, replace_spans, split_actions
+from spa.agent.response import match_action, parse_response, replace_spans, split_actions
 from spa.agent.task import Task
+from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import make_env
-from spa.runs.schema import AgentConfig, EnvConfig
 
 SOKOBAN = EnvConfig(id="sokoban", tag="SimpleSokoban")
 
@@ -180,7 +180,7 @@ def test_mistakes_name_the_fix(change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize("world", ["sokoban", "frozen_lake", "sudoku"])
 @pytest.mark.parametrize("states", ["grid", "coordinates"])
 def test_worked_examples_are_what_the_world_does(world: str, states: str) -> None:
-    from spa.agent.instructions import _EXAMPLES
+    from spa.agent.prompt import _EXAMPLES
 
     state, _, after, actions = _EXAMPLES[world][states]
     settings = {"is_slippery": False} if world == "frozen_lake" else {}
@@ -192,7 +192,7 @@ def test_worked_examples_are_what_the_world_does(world: str, states: str) -> Non
 
 
 def test_a_world_without_a_text_is_never_given_an_empty_instruction() -> None:
-    from spa.agent.instructions import instruction
+    from spa.agent.prompt import instruction
 
     env = make_env("sudoku")
     text = instruction(EnvConfig(id="my:World", tag="Mine"), "world_model", env)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spa.agent.player import make_task
+from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.agent.worlds import SPLITS, WorldSource, content_key, overlaps, split_of
+from spa.config.load import load_config
+from spa.config.schema import AgentConfig, EnvConfig, SeedConfig
+from spa.config.seeds import SEEDS_OF_A_RUN, first_seed
 from spa.envs import make_env
-from spa.runs.config import load_config
-from spa.runs.schema import AgentConfig, EnvConfig, SeedConfig
-from spa.runs.seeds import SEEDS_OF_A_RUN, first_seed
 
 
 class Numbers:

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import spa.models.forward as forward
+from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
-from spa.engines.random import RandomEngine, random_responder
+from spa.config.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
 from spa.engines.transformers import TransformersEngine, check_sampling
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.load import check_model, load_model, load_state, load_tokenizer, save_model
 from spa.models.optim import adamw, lr_factor
-from spa.models.tiny import TinySize, build_model
-from spa.runs.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
-from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_player
+from spa.pretrain.network import TinySize, build_model
+from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_policy
 
 
 def make(seed: int = 0):
@@ -59,13 +59,13 @@ def test_sampled_log_probs_equal_the_training_forward(temperature: float, batch_
 def test_rollout_log_probs_of_the_built_in_model_equal_the_training_forward() -> None:
     from spa.agent.worlds import World
 
-    player = tiny_player()
+    policy = tiny_policy()
     for window in (0, 1):
-        episodes = player.play(lake_task(window), [World(s, str(s)) for s in range(4)], samples=2, seed=1)
+        episodes = policy.play(lake_task(window), [World(s, str(s)) for s in range(4)], samples=2, seed=1)
         worst = 0.0
         for sequence in (s for e in episodes for s in e.sequences):
             with torch.no_grad():
-                logits = player.model(input_ids=torch.tensor([sequence.ids])).logits[0]
+                logits = policy.model(input_ids=torch.tensor([sequence.ids])).logits[0]
             expected = torch.log_softmax(logits, -1)[:-1].gather(-1, torch.tensor(sequence.ids)[1:, None]).squeeze(-1)
             for i, sampled in enumerate(sequence.mask):
                 if sampled:

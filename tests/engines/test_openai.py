@@ -14,13 +14,13 @@ import pytest
 import spa.engines.openai as engine_module
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
-from spa.agent.player import Player, ServedPlayer
+from spa.agent.policy import Policy, ServedPolicy
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import AgentConfig, Config, EngineConfig, EnvConfig, SamplingConfig
 from spa.engines.base import RequestFailed, ServerError
 from spa.engines.openai import OpenAIEngine, _retry_after
-from spa.runs.schema import AgentConfig, Config, EngineConfig, EnvConfig, SamplingConfig
 from tests.agent.test_playing import Broken
 from tests.engines.conftest import Server
 from tests.scripted import CHAT, TOKENIZER, Scripted, lake_task
@@ -320,9 +320,9 @@ def test_a_broken_world_is_its_own_episodes_error(server: Server) -> None:
 def test_a_server_needs_no_model_here(server: Server) -> None:
     cfg = Config(engine=EngineConfig(kind="openai", base_url=server.url, model="m"))
     cfg.model.path = "/nowhere/at/all"
-    player = Player.load(cfg, engine=cfg.engine)
-    assert isinstance(player, ServedPlayer)
-    assert player.model is None
-    episodes = player.play(lake_task(), [jobs(1)[0].world], samples=3, seed=1, temperature=0.5)
+    policy = Policy.load(cfg, engine=cfg.engine)
+    assert isinstance(policy, ServedPolicy)
+    assert policy.model is None
+    episodes = policy.play(lake_task(), [jobs(1)[0].world], samples=3, seed=1, temperature=0.5)
     assert [(e.group, e.member) for e in episodes] == [(0, 0), (0, 1), (0, 2)]
     assert {entry["body"]["temperature"] for entry in server.log} == {0.5}

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from spa.agent.worlds import World
+from spa.common.signals import terminated_as_interrupted
+from spa.config.schema import SamplingConfig
 from spa.engines import processes, transformers
 from spa.engines.base import BrokenModel
 from spa.engines.processes import can_fork, in_processes
 from spa.engines.transformers import TransformersEngine
-from spa.runs.schema import SamplingConfig
-from spa.runs.signals import terminated_as_interrupted
 from tests.models.networks import network
-from tests.scripted import lake_task, tiny_player
+from tests.scripted import lake_task, tiny_policy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -78,12 +78,12 @@ def test_a_lost_share_is_done_again(monkeypatch, how: str) -> None:
 
 @pytest.mark.parametrize("window", [0, 1])
 def test_episodes_do_not_depend_on_the_processes(window: int) -> None:
-    player = tiny_player()
+    policy = tiny_policy()
     worlds = [World(s, str(s)) for s in range(5)]
     found = []
     for count in (1, 2, 3, 9):
-        player.sampling = dataclasses.replace(player.sampling, processes=count)
-        found.append(player.play(lake_task(window), worlds, samples=2, seed=1))
+        policy.sampling = dataclasses.replace(policy.sampling, processes=count)
+        found.append(policy.play(lake_task(window), worlds, samples=2, seed=1))
     for others in found[1:]:
         for a, b in zip(found[0], others, strict=True):
             assert (a.group, a.member, a.content, a.success) == (b.group, b.member, b.content, b.success)
@@ -98,14 +98,14 @@ def test_episodes_do_not_depend_on_the_processes(window: int) -> None:
 
 
 def test_weights_are_those_of_the_call() -> None:
-    player = tiny_player()
+    policy = tiny_policy()
     worlds = [World(s, str(s)) for s in range(4)]
-    player.sampling = dataclasses.replace(player.sampling, processes=2)
-    first = player.play(lake_task(1), worlds, samples=1, seed=1)
+    policy.sampling = dataclasses.replace(policy.sampling, processes=2)
+    first = policy.play(lake_task(1), worlds, samples=1, seed=1)
     with torch.no_grad():
-        for parameter in player.model.parameters():
+        for parameter in policy.model.parameters():
             parameter.mul_(0.5)
-    second = player.play(lake_task(1), worlds, samples=1, seed=1)
+    second = policy.play(lake_task(1), worlds, samples=1, seed=1)
     assert all(a.turns[0].response != b.turns[0].response for a, b in zip(first, second, strict=True))
 
 

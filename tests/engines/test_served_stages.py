@@ -18,7 +18,7 @@ import spa
 from spa.agent.conversation import _request_seed
 from spa.agent.episode import Episode, read_episodes
 from spa.cli import main
-from spa.runs.seeds import SELFPLAY, stream_seed
+from spa.config.seeds import SELFPLAY, stream_seed
 from tests.engines.conftest import Server
 
 pytest.importorskip("openai")

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from spa.agent.worlds import World
+from spa.config.schema import SamplingConfig
 from spa.engines import transformers as module
 from spa.engines.base import BrokenModel, Completion, serve
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import TransformersEngine, sample
 from spa.models.packing import common_length
-from spa.runs.schema import SamplingConfig
 from tests.models.networks import network
-from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_player
+from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_policy
 
 STOPS = frozenset({2, 3, 4, 5})
 TURNS = 3
@@ -207,12 +207,12 @@ def test_rounds_give_every_session_its_turns() -> None:
 
 @pytest.mark.parametrize("window", [0, 1])
 def test_episodes_do_not_depend_on_how_many_play_at_once(window: int) -> None:
-    player = tiny_player()
+    policy = tiny_policy()
     worlds = [World(s, str(s)) for s in range(5)]
     found = []
     for batch_size in (64, 3):
-        player.sampling = dataclasses.replace(player.sampling, batch_size=batch_size)
-        found.append(player.play(lake_task(window), worlds, samples=2, seed=1))
+        policy.sampling = dataclasses.replace(policy.sampling, batch_size=batch_size)
+        found.append(policy.play(lake_task(window), worlds, samples=2, seed=1))
     for a, b in zip(*found, strict=True):
         assert [turn.response for turn in a.turns] == [turn.response for turn in b.turns]
         assert [sequence.ids for sequence in a.sequences] == [sequence.ids for sequence in b.sequences]
@@ -220,14 +220,14 @@ def test_episodes_do_not_depend_on_how_many_play_at_once(window: int) -> None:
 
 @pytest.mark.parametrize("supported", [True, False])
 def test_a_response_ends_once_it_contains_a_stop_string(supported: bool) -> None:
-    player = tiny_player()
+    policy = tiny_policy()
     if not supported:
-        player.engine.decoder = None
+        policy.engine.decoder = None
     contexts = [CHAT.encode(text) for text in ("a", "bcd", "<think>", "Turn 1:")]
     settings = SamplingConfig(max_tokens=60)
 
     def texts(**changes) -> list[str]:
-        found = player.engine.generate(
+        found = policy.engine.generate(
             contexts, dataclasses.replace(settings, **changes), stop_ids=CHAT.stop_ids, seed=3
         )
         assert {completion.finish_reason for completion in found} <= {"stop", "length"}
@@ -276,9 +276,9 @@ def test_stop_strings_need_a_tokenizer_and_must_not_be_empty() -> None:
 
 
 def test_an_episode_whose_turns_end_at_a_string_goes_on_as_if_the_turn_had_been_closed() -> None:
-    player = tiny_player()
-    player.sampling = dataclasses.replace(player.sampling, stop=["</answer>"], max_tokens=150)
-    episodes = player.play(lake_task(0), [World(s, str(s)) for s in range(4)], samples=2, seed=1)
+    policy = tiny_policy()
+    policy.sampling = dataclasses.replace(policy.sampling, stop=["</answer>"], max_tokens=150)
+    episodes = policy.play(lake_task(0), [World(s, str(s)) for s in range(4)], samples=2, seed=1)
     ended = [turn for episode in episodes for turn in episode.turns if turn.response.endswith("</answer>")]
     assert ended
     for episode in episodes:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
 from spa.agent.worlds import World
+from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Completion
 from spa.engines.vllm import VLLMEngine
-from spa.runs.schema import EngineConfig, SamplingConfig
 from tests.scripted import CHAT, lake_task, tiny_config
 
 STOP = frozenset({3, 4})
@@ -174,19 +174,19 @@ def test_closing_shuts_the_engine_down(vllm: None) -> None:
 
 def test_a_player_with_vllm(vllm: None) -> None:
     config = tiny_config()
-    player = Player.load(config, engine=EngineConfig(kind="vllm"))
-    assert player.model is None
-    assert player.engine._llm.model.endswith("builtin/tiny")  # type: ignore[attr-defined]
-    episodes = player.play(lake_task(), [World(1, "a")], samples=2, seed=3)
+    policy = Policy.load(config, engine=EngineConfig(kind="vllm"))
+    assert policy.model is None
+    assert policy.engine._llm.model.endswith("builtin/tiny")  # type: ignore[attr-defined]
+    episodes = policy.play(lake_task(), [World(1, "a")], samples=2, seed=3)
     assert [len(e.sequences) for e in episodes] == [1, 1]
     assert episodes[0].turns[0].response.startswith("<think>")
-    player.close()
+    policy.close()
 
 
 def test_training_keeps_its_own_engine(vllm: None) -> None:
     config = tiny_config()
     config.engine.kind = "vllm"
-    assert Player.load(config).model is not None
+    assert Policy.load(config).model is not None
 
 
 @pytest.mark.integration

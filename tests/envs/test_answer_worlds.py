@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.scripted import CHAT, Scripted
 
+from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
-from spa.engines.random import RandomEngine, random_responder
+from spa.config.load import load_config
+from spa.config.schema import AgentConfig, SamplingConfig
 from spa.envs import TextEnv, make_env
 from spa.envs.registry import BUILT_IN
-from spa.runs.config import load_config
-from spa.runs.schema import AgentConfig, SamplingConfig
 
 TRIES = {"max_tries": 3}
 VARIANTS: list[tuple[str, dict[str, object]]] = [
@@ -241,7 +241,7 @@ def test_a_right_answer_through_a_task(config: str, monkeypatch: pytest.MonkeyPa
     env = task.make_env()
     env.reset(seed=world.seed)
     if config == "countdown":
-        monkeypatch.setattr("spa.envs.countdown.generate", lambda *_: (8, (6, 3, 4)))
+        monkeypatch.setattr("spa.envs.countdown.world.generate", lambda *_: (8, (6, 3, 4)))
     engine = Scripted(lambda _: f"I see.</think><answer> {solved(env)} </answer>")
     (episode,) = rollout(engine, CHAT, task, [world], SamplingConfig(), seed=0)
     assert (episode.success, episode.status) == (True, "completed")

@@ -14,7 +14,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from spa.envs import TextEnv, make_env
-from spa.runs.worldcheck import Finding, check_world
+from spa.envs.check import Finding, check_world
 
 ENOUGH = "the state says enough to predict the next one"
 

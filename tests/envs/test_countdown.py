@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.envs import Countdown, make_env
-from spa.envs.arithmetic import MAX_DEPTH, MAX_LENGTH, parse_expression
+from spa.envs.countdown.arithmetic import MAX_DEPTH, MAX_LENGTH, parse_expression
 
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 

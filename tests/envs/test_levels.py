@@ -17,8 +17,8 @@ from tests.envs.oracle import LEVELS
 
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
+from spa.config.schema import EnvConfig
 from spa.envs import STATE_FORMATS, FrozenLake, Sokoban, Sudoku, make_env
-from spa.runs.schema import EnvConfig
 
 # A level of XSB collections: ragged, indented, with floor outside of the walls and all seven things.
 XSB = """

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.envs import MetamathQA, make_env
-from spa.envs.answers import is_number, same_answer, tidy
-from spa.envs.metamathqa import gold_answer
-from spa.envs.word_problems import COUNT, word_problems
+from spa.envs.metamathqa.answers import is_number, same_answer, tidy
+from spa.envs.metamathqa.word_problems import COUNT, word_problems
+from spa.envs.metamathqa.world import gold_answer
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_legality(data: str) -> None:
 
 
 def test_the_example_of_the_prompt_is_what_the_world_does(tmp_path) -> None:
-    from spa.agent.instructions import _EXAMPLES
+    from spa.agent.prompt import _EXAMPLES
 
     state, _, after, action = _EXAMPLES["metamathqa"]["grid"]
     path = tmp_path / "example.json"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spa.envs import Sokoban
-from spa.envs.sokoban_generator import RoomSpec, generate_room, make_room, min_moves, min_pushes, solve
+from spa.envs.sokoban.generator import RoomSpec, generate_room, make_room, min_moves, min_pushes, solve
 
 # The two states printed in the paper.
 FIRST = """######
@@ -305,7 +305,7 @@ def naive_reverse_play(height, width, walls, player, targets, depth):
 
 @pytest.mark.parametrize("num_boxes, depth", [(1, 300), (2, 30), (2, 300), (3, 12)])
 def test_reverse_play_equals_the_recursive_search(num_boxes, depth):
-    from spa.envs.sokoban_generator import _play_in_reverse
+    from spa.envs.sokoban.generator import _play_in_reverse
 
     rng = random.Random(num_boxes * depth)
     for _ in range(30):

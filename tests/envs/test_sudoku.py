@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from spa.envs import Sudoku
-from spa.envs.sudoku import parse_action
-from spa.envs.sudoku_generator import count_solutions, solved_board
+from spa.envs.sudoku.generator import count_solutions, solved_board
+from spa.envs.sudoku.world import parse_action
 
 # Every solved 4x4 board, found by trying: rows that are permutations, then columns and boxes checked.
 ROWS = list(itertools.permutations((1, 2, 3, 4)))

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from spa.agent.task import STYLES, Task
+from spa.config.load import config_names, load_config
+from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import Sokoban, make_env
-from spa.runs.config import config_names, load_config
-from spa.runs.schema import AgentConfig, EnvConfig
 
 # The original's tags and what it says of them.
 TAGS = {

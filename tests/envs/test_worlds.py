@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from spa.envs import STATE_FORMATS, TextEnv, env_names, make_env
 from spa.envs.registry import BUILT_IN
-from spa.envs.sokoban_generator import make_room
+from spa.envs.sokoban.generator import make_room
 
 GOLDEN = Path(__file__).with_name("golden_states.json")
 WORLDS = ["sokoban", "frozen_lake", "sudoku"]  # those with several state formats

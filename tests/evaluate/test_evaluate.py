@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
+from spa.data.states import cell_accuracy, grid_part
 from spa.evaluate.bootstrap import bootstrap_difference, bootstrap_mean
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult, comparison_table, group_worlds, paired_difference, render_text, summarize
-from spa.evaluate.world_model import cell_accuracy, grid_part, world_model_metrics
+from spa.evaluate.world_model import world_model_metrics
 
 
 @settings(max_examples=60)

@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.worlds import WorldSource
 from spa.cli import main
+from spa.config.load import load_config
+from spa.data.states import exact
 from spa.envs import TextEnv, make_env
 from spa.evaluate import calibration
 from spa.evaluate.calibration import calibration_metrics, cases, changes
 from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
 from spa.evaluate.probe import probe_world_model
-from spa.evaluate.world_model import exact, world_model_metrics
+from spa.evaluate.world_model import world_model_metrics
 from spa.models.scoring import Scored, score_rows
-from spa.runs.config import load_config
 from tests.models.networks import network
 
 WORLDS = ["sokoban", "frozen_lake", "sudoku"]
@@ -35,14 +36,14 @@ ROOM = "######\n#__O_#\n#PX__#\n###__#\n######\n######"
 
 
 @pytest.fixture(scope="module")
-def players() -> dict[str, tuple]:
-    """Config, player and one short probe of each world."""
+def policies() -> dict[str, tuple]:
+    """Config, policy and one short probe of each world."""
     out = {}
     for name in WORLDS:
         cfg = load_config(name, ["model.threads=1"])
-        player = Player.load(cfg)
-        metrics, episodes = probe_world_model(cfg, player, state_format="coordinates", worlds=4, seed=3)
-        out[name] = (cfg, player, metrics, episodes)
+        policy = Policy.load(cfg)
+        metrics, episodes = probe_world_model(cfg, policy, state_format="coordinates", worlds=4, seed=3)
+        out[name] = (cfg, policy, metrics, episodes)
     return out
 
 
@@ -112,7 +113,7 @@ def test_a_corruption_keeps_walls_and_targets_where_it_can() -> None:
     after = ROOM.replace("PX_", "_PX")
     for state in islice(changes(env, after, ROOM, np.random.default_rng(0)), 5):
         assert env.legal(state, ROOM)
-    # No other place for a player who fell into a hole leaves the lake as it was.
+    # No other place for a policy who fell into a hole leaves the lake as it was.
     lake = make_env("frozen_lake", size=2)
     made = list(changes(lake, "_X\n_G", "PO\n_G", np.random.default_rng(0)))
     assert made
@@ -170,50 +171,50 @@ def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() ->
     assert {kind for kind, _ in corrupted(Words(), turn, rng)} == {"stay", "swap"}
 
 
-def test_cases_put_the_truth_into_the_models_own_turn(players) -> None:
-    cfg, player, _, episodes = players["sokoban"]
+def test_cases_put_the_truth_into_the_models_own_turn(policies) -> None:
+    cfg, policy, _, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
-    found = cases(player.chat, task.make_env, episodes, 0)
+    found = cases(policy.chat, task.make_env, episodes, 0)
     changed = [t for e in episodes for t in e.turns if t.prediction is not None and not exact(t.next_state, t.state)]
     assert len(found) == len(changed) > 0
     for case, turn in zip(found, changed, strict=True):
         assert dict(case.candidates[:1]) == {"truth": turn.next_state}
         assert f"<observation>{turn.state}</observation>" in case.prefix
         assert case.prefix.endswith("<prediction>")
-        assert turn.user in player.tokenizer.decode(case.context)
-        ids, positions = judged(player.chat, case, turn.next_state)
-        assert player.tokenizer.decode([ids[p] for p in positions]) == turn.next_state + "</prediction>"
+        assert turn.user in policy.tokenizer.decode(case.context)
+        ids, positions = judged(policy.chat, case, turn.next_state)
+        assert policy.tokenizer.decode([ids[p] for p in positions]) == turn.next_state + "</prediction>"
 
 
-def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(players) -> None:
-    cfg, player, _, episodes = players["sokoban"]
+def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(policies) -> None:
+    cfg, policy, _, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
     sampled = [sequence for episode in episodes for sequence in episode.sequences]
     written = [t.prediction for e in episodes for t in e.turns if t.prediction is not None and t.state != t.next_state]
     compared = 0
-    for case, prediction in zip(cases(player.chat, task.make_env, episodes, 0), written, strict=True):
-        ids, positions = judged(player.chat, case, prediction)
+    for case, prediction in zip(cases(policy.chat, task.make_env, episodes, 0), written, strict=True):
+        ids, positions = judged(policy.chat, case, prediction)
         # Where the observation was right, these are the very tokens that were sampled.
         for sequence in sampled:
             if sequence.ids[: len(ids)] == ids:
                 expected = sum(sequence.logprobs[position] for position in positions)
-                assert score_rows(player.model, [(ids, positions)])[0].logprob == pytest.approx(expected, abs=1e-3)
+                assert score_rows(policy.model, [(ids, positions)])[0].logprob == pytest.approx(expected, abs=1e-3)
                 compared += 1
     assert compared >= 3
 
 
 @pytest.mark.parametrize("favour, top1", [("truth", 1.0), ("stay", 0.0)])
-def test_a_model_that_knows_and_one_that_copies(players, monkeypatch, favour: str, top1: float) -> None:
-    cfg, player, _, episodes = players["sokoban"]
+def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: str, top1: float) -> None:
+    cfg, policy, _, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
-    found = cases(player.chat, task.make_env, episodes, 0)
-    good = [list(judged(player.chat, case, dict(case.candidates)[favour])) for case in found]
+    found = cases(policy.chat, task.make_env, episodes, 0)
+    good = [list(judged(policy.chat, case, dict(case.candidates)[favour])) for case in found]
 
     def score(model, rows):
         return [Scored(-1.0 if list(row) in good else -9.0, 4) for row in rows]
 
     monkeypatch.setattr("spa.models.scoring.score_rows", score)
-    metrics = calibration_metrics(None, player.chat, task.make_env, episodes, seed=0)
+    metrics = calibration_metrics(None, policy.chat, task.make_env, episodes, seed=0)
     assert metrics["calibration/beats_stay"] == (1.0 if favour == "truth" else 0.0)
     assert metrics["calibration/top1"] == top1
     if favour == "truth":
@@ -223,10 +224,10 @@ def test_a_model_that_knows_and_one_that_copies(players, monkeypatch, favour: st
         assert 0 < metrics["calibration/chance"] < 0.6
 
 
-def test_parts_by_turn_and_actions_add_up(players) -> None:
-    cfg, player, metrics, episodes = players["sokoban"]
+def test_parts_by_turn_and_actions_add_up(policies) -> None:
+    cfg, policy, metrics, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
-    found = cases(player.chat, task.make_env, episodes, 3)
+    found = cases(policy.chat, task.make_env, episodes, 3)
     for part, key in (("turn", "turn"), ("actions", "actions")):
         groups = Counter(getattr(case, key) for case in found)
         for metric in ("top1", "margin", "nll_per_token"):
@@ -234,32 +235,32 @@ def test_parts_by_turn_and_actions_add_up(players) -> None:
             assert mean == pytest.approx(metrics[f"calibration/{metric}"])
 
 
-def test_no_case_is_no_division(players) -> None:
-    _, player, _, _ = players["sokoban"]
+def test_no_case_is_no_division(policies) -> None:
+    _, policy, _, _ = policies["sokoban"]
     failed = Episode("Tag", 0, 0, status="error")
     unchanged = Episode("Tag", 0, 0, turns=[Turn(0, "a b", "", "<think>", "a b", prediction="a b")])
-    metrics = calibration_metrics(player.model, player.chat, lambda: make_env("sokoban"), [failed, unchanged])
+    metrics = calibration_metrics(policy.model, policy.chat, lambda: make_env("sokoban"), [failed, unchanged])
     assert metrics == {"calibration/cases": 0}
 
 
-def test_a_model_that_knows_nothing_has_the_vocabulary_as_perplexity(players) -> None:
-    cfg, player, _, _ = players["frozen_lake"]
-    model = network(vocab_size=len(player.tokenizer))
+def test_a_model_that_knows_nothing_has_the_vocabulary_as_perplexity(policies) -> None:
+    cfg, policy, _, _ = policies["frozen_lake"]
+    model = network(vocab_size=len(policy.tokenizer))
     with torch.no_grad():
         model.get_output_embeddings().weight.zero_()
     task = make_task(cfg)
     states = sample_states(task, WorldSource(task, "val", cfg.seeds.val).take(3), seed=0)
     for context in ("bare", "prompt"):
-        scored = state_perplexity(model, player.chat, task, states, context=context)
-        assert scored.perplexity == pytest.approx(len(player.tokenizer), rel=1e-4)
+        scored = state_perplexity(model, policy.chat, task, states, context=context)
+        assert scored.perplexity == pytest.approx(len(policy.tokenizer), rel=1e-4)
         characters = sum(len(state) for state in states) - (len(states) if context == "bare" else 0)
         tokens = scored.tokens_per_state * len(states)
-        assert scored.bits_per_char == pytest.approx(math.log2(len(player.tokenizer)) * tokens / characters, rel=1e-3)
+        assert scored.bits_per_char == pytest.approx(math.log2(len(policy.tokenizer)) * tokens / characters, rel=1e-3)
 
 
 @pytest.mark.parametrize("style", ["terse", "paper"])
-def test_in_the_prompt_exactly_the_state_is_scored(players, monkeypatch, style: str) -> None:
-    cfg, player, _, _ = players["sokoban"]
+def test_in_the_prompt_exactly_the_state_is_scored(policies, monkeypatch, style: str) -> None:
+    cfg, policy, _, _ = policies["sokoban"]
     cfg.agent.style, before = style, cfg.agent.style
     task = make_task(cfg, state_format="coordinates")
     cfg.agent.style = before
@@ -267,20 +268,20 @@ def test_in_the_prompt_exactly_the_state_is_scored(players, monkeypatch, style: 
     seen = []
 
     def score(model, rows):
-        seen.extend(player.tokenizer.decode([ids[p] for p in positions]) for ids, positions in rows)
+        seen.extend(policy.tokenizer.decode([ids[p] for p in positions]) for ids, positions in rows)
         return [Scored(-1.0, len(positions)) for _, positions in rows]
 
     monkeypatch.setattr("spa.models.scoring.score_rows", score)
-    state_perplexity(None, player.chat, task, states, context="prompt")
+    state_perplexity(None, policy.chat, task, states, context="prompt")
     assert seen == states
 
 
-def test_a_template_that_strips_is_no_obstacle_and_one_that_rewrites_is(players) -> None:
-    cfg, player, _, _ = players["sokoban"]
+def test_a_template_that_strips_is_no_obstacle_and_one_that_rewrites_is(policies) -> None:
+    cfg, policy, _, _ = policies["sokoban"]
     cfg = load_config("sokoban", ["agent.style=paper"])
     task = make_task(cfg, state_format="coordinates")
     states = sample_states(task, WorldSource(task, "val", cfg.seeds.val).take(1), seed=0)
-    tokenizer = copy.deepcopy(player.tokenizer)
+    tokenizer = copy.deepcopy(policy.tokenizer)
     plain = tokenizer.chat_template
     found = []
     for content in ("message.content", "message.content | trim"):
@@ -290,7 +291,7 @@ def test_a_template_that_strips_is_no_obstacle_and_one_that_rewrites_is(players)
     assert found[0] == found[1]
     tokenizer.chat_template = plain.replace("message.content", "message.content | replace('#', '*')")
     with pytest.raises(ValueError, match="changes the user's text"):
-        state_perplexity(player.model, Chat(tokenizer), task, states, context="prompt")
+        state_perplexity(policy.model, Chat(tokenizer), task, states, context="prompt")
 
 
 def test_a_world_without_random_moves_shows_its_first_states() -> None:
@@ -308,8 +309,8 @@ def test_a_world_without_random_moves_shows_its_first_states() -> None:
     assert "other_move" not in dict(corrupted(Words(), turn, np.random.default_rng(0)))
 
 
-def test_states_are_those_of_play_and_repeat(players) -> None:
-    cfg, _, _, _ = players["sokoban"]
+def test_states_are_those_of_play_and_repeat(policies) -> None:
+    cfg, _, _, _ = policies["sokoban"]
     task = make_task(cfg)
     worlds = WorldSource(task, "val", cfg.seeds.val).take(3)
     states = sample_states(task, worlds, seed=1, moves=4)
@@ -318,40 +319,40 @@ def test_states_are_those_of_play_and_repeat(players) -> None:
     assert states[0] == task.make_env().reset(seed=worlds[0].seed)[0]
 
 
-def test_random_guess(players) -> None:
-    assert [random_guess(make_task(players[name][0]), 512) for name in WORLDS] == [7.0, 6.0, 5.0]
+def test_random_guess(policies) -> None:
+    assert [random_guess(make_task(policies[name][0]), 512) for name in WORLDS] == [7.0, 6.0, 5.0]
     stub = SimpleNamespace(make_env=lambda: SimpleNamespace(num_cell_values=None))
     assert random_guess(stub, 512) == 512.0  # type: ignore[arg-type]
 
 
-def test_bad_input(players) -> None:
-    cfg, player, _, _ = players["sokoban"]
+def test_bad_input(policies) -> None:
+    cfg, policy, _, _ = policies["sokoban"]
     with pytest.raises(ValueError, match="unknown context 'nowhere'"):
-        state_perplexity(player.model, player.chat, make_task(cfg), ["x"], context="nowhere")
+        state_perplexity(policy.model, policy.chat, make_task(cfg), ["x"], context="nowhere")
     with pytest.raises(ValueError, match="no states"):
-        state_perplexity(player.model, player.chat, make_task(cfg), [])
+        state_perplexity(policy.model, policy.chat, make_task(cfg), [])
 
 
-def test_the_probe_measures_everything_and_leaves_no_trace(players) -> None:
+def test_the_probe_measures_everything_and_leaves_no_trace(policies) -> None:
     for name in WORLDS:
-        cfg, player, metrics, episodes = players[name]
+        cfg, policy, metrics, episodes = policies[name]
         assert metrics["world_model/observation_em"] > 0.8
         assert 0 <= metrics["world_model/prediction_legal"] <= 1
         assert metrics["world_model/observation_legal"] >= metrics["world_model/observation_em"]
         assert {"calibration/top1", "perplexity/grid", "perplexity/coordinates"} <= set(metrics)
         assert len(episodes) == 4
-        player.model.train()
+        policy.model.train()
         torch.manual_seed(5)
         state = torch.random.get_rng_state()
-        again, _ = probe_world_model(cfg, player, state_format="coordinates", worlds=4, seed=3)
+        again, _ = probe_world_model(cfg, policy, state_format="coordinates", worlds=4, seed=3)
         assert again == metrics
         assert torch.equal(state, torch.random.get_rng_state())
-        assert player.model.training
+        assert policy.model.training
 
 
-def test_without_a_model_only_what_was_written_is_measured(players) -> None:
-    cfg, player, metrics, _ = players["frozen_lake"]
-    alone = Player(None, player.tokenizer, player.chat, player.engine, player.sampling)
+def test_without_a_model_only_what_was_written_is_measured(policies) -> None:
+    cfg, policy, metrics, _ = policies["frozen_lake"]
+    alone = Policy(None, policy.tokenizer, policy.chat, policy.engine, policy.sampling)
     written, _ = probe_world_model(cfg, alone, state_format="coordinates", worlds=4, seed=3)
     assert written == {name: value for name, value in metrics.items() if name.startswith("world_model/")}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spa.config.schema import ModelConfig
 from spa.models.load import load_model, load_state, load_tokenizer, save_model
 from spa.models.lora import adapter_state, add_lora, load_adapter_state, merged_state
-from spa.runs.schema import ModelConfig
 
 pytest.importorskip("peft")
 IDS = torch.arange(5, 45)[None]

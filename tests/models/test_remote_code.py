@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from spa.config.schema import ModelConfig
 from spa.models.load import load_config, load_model, load_tokenizer
-from spa.runs.schema import ModelConfig
 
 CODE = """
 from pathlib import Path

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from gymnasium.error import ResetNeeded
 
-from spa.agent.player import make_task
+from spa.agent.policy import make_task
 from spa.agent.worlds import WorldSource
+from spa.config.load import load_config
+from spa.config.schema import PlannerConfig
 from spa.planning.dream import FILE, ImaginedWorld, dream
 from spa.planning.play import search_all
 from spa.planning.search import Imagined, Move
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
-from spa.runs.config import load_config
-from spa.runs.schema import PlannerConfig
 
 LAKE = {"size": 4, "p": 0.8, "is_slippery": False}
 WORLDS = [

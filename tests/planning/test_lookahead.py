@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.worlds import World
+from spa.config.validate import CHOICES
 from spa.planning.search import PLANNERS, Choice, Imagined, Move
-from spa.runs.validate import CHOICES
 from tests.planning.tools import (
     IMAGINING,
     Asked,

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import read_episodes
 from spa.agent.worlds import World, WorldSource
+from spa.config.schema import PlannerConfig
+from spa.data.transitions import LAYOUTS
 from spa.evaluate.planned import area_under_curve, evaluate_planner, imagination_metrics
 from spa.evaluate.summary import EvalResult
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import WorldModel
-from spa.runs.schema import PlannerConfig
-from spa.worldmodel.transitions import LAYOUTS
 from tests.planning.tools import Asked, TrueEngine, depths, oracle, player_of, seen, shortest, start_of, true_moves
-from tests.scripted import CHAT, lake_task, tiny_config, tiny_player
+from tests.scripted import CHAT, lake_task, tiny_config, tiny_policy
 
 TASK = lake_task(1)
 WORLDS = [World(seed, f"w{seed}") for seed in range(8)]
@@ -153,9 +153,9 @@ def test_the_truth_is_judged_beside_its_corruptions_at_every_depth() -> None:
 
 @pytest.mark.parametrize("style", ["terse", "paper"])
 def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> None:
-    task, player = lake_task(1, style), tiny_player()
+    task, policy = lake_task(1, style), tiny_policy()
     moves = [(Move(start_of(task, world), "Up"), start_of(task, WORLDS[5])) for world in WORLDS[:3]]
-    found = WorldModel(player, task).log_probs(moves)
+    found = WorldModel(policy, task).log_probs(moves)
     layout = LAYOUTS[style]
     told = dataclasses.replace(task, agent=dataclasses.replace(task.agent, prompt="world_model"))
     for (move, state), score in zip(moves, found, strict=True):
@@ -164,7 +164,7 @@ def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> N
         opening = CHAT.opening(told.system, told.header(env) + told.turn_text(1, move.state, told.env.max_actions))
         context = [*opening, *CHAT.response_ids(layout.question(*move))]
         ids = [*opening, *CHAT.response_ids(layout.question(*move) + state + layout.after_state)]
-        logits = player.model(torch.tensor([ids])).logits[0].detach().log_softmax(-1)
+        logits = policy.model(torch.tensor([ids])).logits[0].detach().log_softmax(-1)
         expected = sum(float(logits[i - 1, ids[i]]) for i in range(len(context), len(ids)))
         assert ids[: len(context)] == context
         assert score == pytest.approx(expected, abs=1e-3)

@@ -10,11 +10,11 @@ import pytest
 from spa.agent.episode import Episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.envs.frozen_lake import FrozenLake
+from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig
+from spa.envs.frozen_lake.world import FrozenLake
 from spa.planning.play import play_with_planner, search_all
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import WorldModel
-from spa.runs.schema import AgentConfig, EnvConfig, PlannerConfig
 from tests.planning.tools import Asked, TrueEngine, distances, oracle, player_of, seen, start_of, true_moves
 from tests.scripted import LAKE, lake_task
 

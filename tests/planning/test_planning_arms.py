@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from spa.cli import main
-from spa.runs.arms import arm_config, arms_of, check_arms, practice_folder, selfplay_folder, sft_folder, source_config
-from spa.runs.config import load_arm, load_config
-from spa.runs.schema import ArmConfig, Config
+from spa.config.load import load_arm, load_config
+from spa.config.schema import ArmConfig, Config
+from spa.config.variants import (
+    arm_config,
+    arms_of,
+    check_arms,
+    practice_folder,
+    selfplay_folder,
+    sft_folder,
+    source_config,
+)
 
 OUT = Path("run")
 PLANS: dict[str, Any] = {"selfplay.rows": "transitions", "selfplay.state_format": "grid"}

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from spa.agent.parse import parse_response
+from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, split_of
+from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, PlannerConfig, PracticeConfig, SamplingConfig
+from spa.data.dataset import read_rows, write_rows
+from spa.data.transitions import LAYOUTS, transition_rows
 from spa.models.load import load_model, load_tokenizer, save_model
-from spa.planning import practice as module
-from spa.planning.practice import imagine, lesson_rows, practice
 from spa.planning.search import Imagined, Move, Worth, best_actions
 from spa.planning.world_model import WorldModel
-from spa.runs.schema import AgentConfig, Config, EnvConfig, ModelConfig, PlannerConfig, PracticeConfig, SamplingConfig
-from spa.worldmodel.dataset import read_rows, write_rows
-from spa.worldmodel.transitions import LAYOUTS, transition_rows
+from spa.sft import practice as module
+from spa.sft.practice import imagine, lesson_rows, practice
 from tests.planning.test_planned_play import Watched, of_class
 from tests.planning.test_transitions import played
 from tests.planning.tools import (
@@ -256,7 +256,7 @@ def rows_in(folder: Path) -> list[Any]:
 def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:
     planned: list[World] = []
 
-    def world_model(player: Any, task: Task, **settings: Any) -> Asked:
+    def world_model(policy: Any, task: Task, **settings: Any) -> Asked:
         assert settings == {"samples": 1, "proposals": 0, "seed": 0}
         return oracle(task)
 
@@ -313,7 +313,7 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
 
 def test_without_a_gain_in_sight_the_world_model_stays(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:
     hopeless = Asked(lambda move: (Imagined("?", 1.0, True, 0.1), seen("?")), ("Up", "Down"))
-    monkeypatch.setattr(module, "WorldModel", lambda player, task, **settings: hopeless)
+    monkeypatch.setattr(module, "WorldModel", lambda policy, task, **settings: hopeless)
     cfg, out = small(), tmp_path / "practice"
     cfg.practice.rounds = 1
     cfg.planner.depth = 1

@@ -11,13 +11,13 @@ import pytest
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.cli import main
+from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig
 from spa.envs import FrozenLake
 from spa.evaluate.planned import evaluate_planner, imagination_metrics
 from spa.planning.search import Imagined, Move
 from spa.planning.simulator import Simulator
-from spa.runs.schema import AgentConfig, EnvConfig, PlannerConfig
 from tests.planning.tools import MOVES, player_of, start_of, true_moves
-from tests.scripted import LAKE, Scripted, lake_task, tiny_config, tiny_player
+from tests.scripted import LAKE, Scripted, lake_task, tiny_config, tiny_policy
 
 SILENT = player_of(Scripted(lambda number: ""))
 WORLDS = [World(seed, f"w{seed}") for seed in range(6)]
@@ -32,7 +32,7 @@ def test_it_is_always_right(state_format: str) -> None:
     assert [(one.state, one.reward, one.ended) for (one,) in answers] == [look(move) for move in moves]
     honesty = imagination_metrics(Simulator(SILENT, task), task, WORLDS, depth=6, seed=1)
     assert {value for name, value in honesty.items() if name.endswith(("exact", "reward", "ended"))} == {1.0}
-    honesty = imagination_metrics(Simulator(tiny_player(), task), task, WORLDS, depth=1, seed=1)
+    honesty = imagination_metrics(Simulator(tiny_policy(), task), task, WORLDS, depth=1, seed=1)
     assert "imagination/depth_1/top1" not in honesty, "the model's likelihoods are not the simulator's"
 
 

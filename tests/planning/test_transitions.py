@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode
-from spa.agent.parse import parse_response
 from spa.agent.play import Play
+from spa.agent.response import parse_response
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.runs.schema import AgentConfig, EnvConfig
-from spa.worldmodel.groundtruth import Row
-from spa.worldmodel.transitions import (
+from spa.config.schema import AgentConfig, EnvConfig
+from spa.data.ground_truth import Row
+from spa.data.transitions import (
     LAYOUTS,
     Transition,
     outcome_text,

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from spa.agent.player import Player, ServedPlayer
+from spa.agent.policy import Policy, ServedPolicy
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.planning.search import Choice, Imagined, Move
 from spa.planning.world_model import Usage, WorldModel
-from spa.runs.schema import AgentConfig, EnvConfig, SamplingConfig
 from tests.planning.tools import MOVES, TrueEngine, player_of, start_of, true_moves
-from tests.scripted import CHAT, Scripted, lake_task, tiny_player
+from tests.scripted import CHAT, Scripted, lake_task, tiny_policy
 
 TASK = lake_task(1)
 STARTS = [start_of(TASK, World(seed, "w")) for seed in range(6)]
@@ -21,9 +21,9 @@ ASKED = [Move(state, action) for state in STARTS[:3] for action in MOVES]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Player:
+def tiny() -> Policy:
     """Untrained for this: it writes something that looks like a lake, and no outcome."""
-    return tiny_player()
+    return tiny_policy()
 
 
 def plainly(answers: list[tuple[Imagined, ...]]) -> list[list[tuple[str, float, bool]]]:
@@ -141,7 +141,7 @@ def test_usage_adds_up() -> None:
     assert other.tokens == 70
 
 
-def test_answers_do_not_depend_on_what_is_asked_beside_them_or_before(tiny: Player) -> None:
+def test_answers_do_not_depend_on_what_is_asked_beside_them_or_before(tiny: Policy) -> None:
     together = WorldModel(tiny, TASK).ask(ASKED)
     alone = [WorldModel(tiny, TASK).ask([move])[0] for move in ASKED[:4]]
     backwards = WorldModel(tiny, TASK).ask(ASKED[::-1])[::-1]
@@ -151,7 +151,7 @@ def test_answers_do_not_depend_on_what_is_asked_beside_them_or_before(tiny: Play
         assert answer[0].probability == pytest.approx(other[0].probability, abs=1e-4)
 
 
-def test_drawn_answers_follow_from_the_seed_and_the_question_alone(tiny: Player) -> None:
+def test_drawn_answers_follow_from_the_seed_and_the_question_alone(tiny: Policy) -> None:
     def ask(moves: list[Move], seed: int) -> list[list[tuple[str, float, bool]]]:
         return plainly(WorldModel(tiny, TASK, samples=3, seed=seed).ask(moves))
 
@@ -163,13 +163,13 @@ def test_drawn_answers_follow_from_the_seed_and_the_question_alone(tiny: Player)
     assert len({state for answer in drawn for state, *_ in answer}) > 5, "each is drawn by itself"
 
 
-def test_the_likeliest_answer_is_the_same_for_every_seed(tiny: Player) -> None:
+def test_the_likeliest_answer_is_the_same_for_every_seed(tiny: Policy) -> None:
     assert plainly(WorldModel(tiny, TASK, seed=1).ask(ASKED[:4])) == plainly(
         WorldModel(tiny, TASK, seed=2).ask(ASKED[:4])
     )
 
 
-def test_the_usage_of_a_real_engine_is_counted(tiny: Player) -> None:
+def test_the_usage_of_a_real_engine_is_counted(tiny: Policy) -> None:
     model = WorldModel(tiny, TASK, samples=2)
     model.ask([*ASKED[:2], ASKED[0]])
     assert (model.usage.questions, model.usage.cached) == (4, 1)
@@ -200,4 +200,4 @@ def test_a_model_behind_a_chat_server_is_refused() -> None:
     with pytest.raises(
         ValueError, match="a planner asks the model in the middle of a response: use engine=transformers"
     ):
-        WorldModel(ServedPlayer(None, SamplingConfig()), TASK)
+        WorldModel(ServedPolicy(None, SamplingConfig()), TASK)

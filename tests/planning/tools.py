@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import PlannerConfig, SamplingConfig
+from spa.data.transitions import outcome_text
 from spa.engines.base import Completion
 from spa.planning.search import PLANNERS, Choice, Imagined, Move, Plan, Question, Worth
 from spa.planning.world_model import Usage
-from spa.runs.schema import PlannerConfig, SamplingConfig
-from spa.worldmodel.transitions import outcome_text
 from tests.scripted import CHAT, TOKENIZER
 
 T = TypeVar("T")
@@ -211,5 +211,5 @@ class TrueEngine:
         return Completion(ids, [float(np.log(self.sure)) / len(ids)] * len(ids), "stop" if "</" in text else "length")
 
 
-def player_of(engine: Any, **sampling: Any) -> Player:
-    return Player(None, TOKENIZER, CHAT, engine, SamplingConfig(**sampling))
+def player_of(engine: Any, **sampling: Any) -> Policy:
+    return Policy(None, TOKENIZER, CHAT, engine, SamplingConfig(**sampling))

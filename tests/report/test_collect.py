@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
+from spa.config.load import load_config
 from spa.report.collect import collect
 from spa.report.html import render_report
-from spa.runs.config import load_config
-from spa.runs.folder import RunFolder, environment
+from spa.run.folder import RunFolder, environment
 
 
 def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from spa.agent.episode import Turn
-from spa.agent.parse import parse_response
+from spa.agent.response import parse_response
 from spa.agent.worlds import World
+from spa.data.encode import encode_row, encode_rows, merge_turns
+from spa.data.ground_truth import rejection, rows_of
 from spa.rl.auxiliary import true_response, world_model_examples, world_model_rows
-from spa.worldmodel.encode import encode_row, encode_rows, merge_turns
-from spa.worldmodel.groundtruth import rejection, rows_of
-from tests.scripted import CHAT, Scripted, lake_task, tiny_player
+from tests.scripted import CHAT, Scripted, lake_task, tiny_policy
 
 BOTH = "<observation>wrong</observation>I go.<prediction>wrong too</prediction></think><answer>Up</answer>"
 PLAIN = "I go.</think><answer>Up || Left</answer>"
@@ -63,14 +63,14 @@ def test_a_response_in_neither_format_is_left_out(response: str) -> None:
 @pytest.mark.parametrize("style", ["terse", "paper"])
 def test_rows_are_those_of_stage_1(window: int, style: str) -> None:
     """Played with the plain prompt or with the world model's, the row is what self-play would have made of it."""
-    player = tiny_player()
-    player.engine = Scripted(lambda i: BOTH)
+    policy = tiny_policy()
+    policy.engine = Scripted(lambda i: BOTH)
     told = lake_task(window, style)
     told = type(told)(told.env, type(told.agent)(**{**vars(told.agent), "prompt": "world_model"}), told.max_tokens)
     plain = lake_task(window, style)
     lengths = []
     for episode_told, episode_plain in zip(
-        player.play(told, WORLDS, samples=1, seed=0), player.play(plain, WORLDS, samples=1, seed=0), strict=True
+        policy.play(told, WORLDS, samples=1, seed=0), policy.play(plain, WORLDS, samples=1, seed=0), strict=True
     ):
         wanted = [(row.prompt, row.response) for row in rows_of(episode_told, window=window)]
         assert [(row.prompt, row.response) for row in world_model_rows(episode_told, told)] == wanted
@@ -80,10 +80,10 @@ def test_rows_are_those_of_stage_1(window: int, style: str) -> None:
 
 
 def test_examples_train_the_states_alone() -> None:
-    player = tiny_player()
-    player.engine = Scripted(lambda i: PLAIN)
+    policy = tiny_policy()
+    policy.engine = Scripted(lambda i: PLAIN)
     task = lake_task(1)
-    episodes = player.play(task, WORLDS, samples=2, seed=0)
+    episodes = policy.play(task, WORLDS, samples=2, seed=0)
     tasks = [task] * len(episodes)
     rng = np.random.default_rng(0)
     examples = world_model_examples(episodes, tasks, CHAT, fraction=1.0, rng=rng)
@@ -98,10 +98,10 @@ def test_examples_train_the_states_alone() -> None:
 
 
 def test_a_share_of_the_episodes_is_drawn_and_failed_ones_never() -> None:
-    player = tiny_player()
-    player.engine = Scripted(lambda i: PLAIN)
+    policy = tiny_policy()
+    policy.engine = Scripted(lambda i: PLAIN)
     task = lake_task(1)
-    episodes = player.play(task, WORLDS, samples=4, seed=0)
+    episodes = policy.play(task, WORLDS, samples=4, seed=0)
     for episode in episodes[:6]:
         episode.status = "error"
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
+from spa.config.schema import PPOConfig
 from spa.rl.advantages import gae, whiten
 from spa.rl.batch import Row, build_rows, to_micro_batches
 from spa.rl.losses import policy_loss, value_loss
 from spa.rl.ppo import set_advantages
-from spa.runs.schema import PPOConfig
 from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, TOKENIZER
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spa.agent.player import make_task
+from spa.agent.policy import make_task
 from spa.agent.worlds import split_of
-from spa.checks import check_tasks
+from spa.config.load import load_config
+from spa.config.schema import ArmConfig, Config, CurriculumConfig
+from spa.preflight import check_tasks
 from spa.rl.curriculum import Curriculum, training_tasks
-from spa.runs.config import load_config
-from spa.runs.schema import ArmConfig, Config, CurriculumConfig
 from tests.scripted import tiny_config
 
 LEVELS = [{"size": 2, "p": 0.9}, {"size": 3}]

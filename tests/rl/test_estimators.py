@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.config.schema import PPOConfig
+from spa.config.validate import CHOICES, WITH_GROUPS, WITH_VALUES
 from spa.rl.advantages import ESTIMATORS, Signal, bi_level_gae, estimate, gae, turn_gae, whiten
 from spa.rl.losses import policy_loss
-from spa.runs.schema import PPOConfig
-from spa.runs.validate import CHOICES, WITH_GROUPS, WITH_VALUES
 
 FLOATS = st.floats(-3, 3)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
+from spa.config.validate import CHOICES
 from spa.rl.filters import FILTERS, choose_groups, filter_metrics, group_indices, informative
-from spa.runs.validate import CHOICES
 from tests.rl.tools import filtered
 
 SCORES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=8)

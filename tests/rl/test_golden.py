@@ -19,7 +19,7 @@ from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.ppo import Learner, update
 from spa.rl.reference import Reference, needs_reference
-from tests.scripted import Scripted, lake_task, tiny_config, tiny_player
+from tests.scripted import Scripted, lake_task, tiny_config, tiny_policy
 
 # Counts of values that equal each other but for rounding.
 SHAKY = ("rollout_probs_diff_mean", "rollout_probs_diff_max", "value_clipfrac")
@@ -52,21 +52,21 @@ def run(variant: str) -> list[dict[str, float]]:
     settings = {"actor_lr": 1e-4, "critic_lr": 1e-3, **VARIANTS[variant]}
     task = lake_task(settings.pop("window", 1))
     config = tiny_config(**settings).ppo
-    player = tiny_player()
-    engine = player.engine
-    player.engine = Scripted(lambda i: TEXTS[i % len(TEXTS)])
-    episodes = player.play(task, [World(s, str(s)) for s in range(3)], samples=4, seed=0)
-    player.engine = engine
-    reference = Reference(copy.deepcopy(player.model)) if needs_reference(config) else None
-    one = Learner(player.model, make_critic(config, player.model), config, 1.0, reference)
+    policy = tiny_policy()
+    engine = policy.engine
+    policy.engine = Scripted(lambda i: TEXTS[i % len(TEXTS)])
+    episodes = policy.play(task, [World(s, str(s)) for s in range(3)], samples=4, seed=0)
+    policy.engine = engine
+    reference = Reference(copy.deepcopy(policy.model)) if needs_reference(config) else None
+    one = Learner(policy.model, make_critic(config, policy.model), config, 1.0, reference)
     told = replace(task, agent=replace(task.agent, prompt="world_model"))
     examples = []
     if config.world_model_coef:
         rng = np.random.default_rng(0)
-        examples = world_model_examples(episodes, [told] * len(episodes), player.chat, fraction=0.5, rng=rng)
+        examples = world_model_examples(episodes, [told] * len(episodes), policy.chat, fraction=0.5, rng=rng)
     rows = []
     for seed in range(2):
-        metrics = update(one, episodes, player.chat, rng=np.random.default_rng(seed), world_model=examples)
+        metrics = update(one, episodes, policy.chat, rng=np.random.default_rng(seed), world_model=examples)
         rows.append({name: value for name, value in sorted(metrics.items()) if not name.endswith(SHAKY)})
     return rows
 

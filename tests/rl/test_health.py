@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn
+from spa.config.schema import PPOConfig
 from spa.rl.health import Health, loops, repetition
-from spa.runs.schema import PPOConfig
 
 
 def config(**ppo: object) -> PPOConfig:

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.common.checkpoints import list_checkpoints
+from spa.config.schema import AgentConfig, ArmConfig, EnvConfig
 from spa.models.load import load_state
 from spa.rl.batch import build_rows
 from spa.rl.critic import Critic
 from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, update
 from spa.rl.trainer import PPOTrainer, train_ppo
-from spa.runs.checkpoints import list_checkpoints
-from spa.runs.schema import AgentConfig, ArmConfig, EnvConfig
-from tests.scripted import lake_task, tiny_config, tiny_player
+from tests.scripted import lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(4)]
 
 
-def learner(player: Player, **ppo: object) -> Learner:
+def learner(policy: Policy, **ppo: object) -> Learner:
     config = tiny_config(**ppo).ppo
-    return Learner(player.model, Critic(config.critic, player.model), config, 1.0)
+    return Learner(policy.model, Critic(config.critic, policy.model), config, 1.0)
 
 
 def weights(model) -> dict[str, torch.Tensor]:
@@ -38,22 +38,22 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def episodes():
-    return tiny_player().play(lake_task(1), WORLDS, samples=4, seed=3)
+    return tiny_policy().play(lake_task(1), WORLDS, samples=4, seed=3)
 
 
-def improve(episodes, player=None, *, critic_only=False, times=1, **ppo):
-    player = player or tiny_player()
-    one = learner(player, **ppo)
+def improve(episodes, policy=None, *, critic_only=False, times=1, **ppo):
+    policy = policy or tiny_policy()
+    one = learner(policy, **ppo)
     for _ in range(times):
-        metrics = update(one, episodes, player.chat, rng=np.random.default_rng(0), critic_only=critic_only)
-    return player, one, metrics
+        metrics = update(one, episodes, policy.chat, rng=np.random.default_rng(0), critic_only=critic_only)
+    return policy, one, metrics
 
 
 def test_recomputed_log_probs_are_those_of_the_sampler(episodes) -> None:
-    player = tiny_player()
-    rows = [row for group in build_rows(episodes, player.chat) for row in group]
+    policy = tiny_policy()
+    rows = [row for group in build_rows(episodes, policy.chat) for row in group]
     sampled = [row.old_logprobs for row in rows]
-    score_tokens(learner(player), rows, recompute=True)
+    score_tokens(learner(policy), rows, recompute=True)
     assert max(np.abs(a - row.old_logprobs).max() for a, row in zip(sampled, rows, strict=True)) < 1e-4
 
 
@@ -68,21 +68,21 @@ def test_padding_and_micro_batches_do_not_matter(episodes, critic: str) -> None:
     """With plain SGD the step is the gradient: Adam would blow rounding up."""
     after = []
     for budget in (64, 100_000):
-        player = tiny_player()
-        one = learner(player, mini_batches=1, micro_batch_tokens=budget, critic=critic)
+        policy = tiny_policy()
+        one = learner(policy, mini_batches=1, micro_batch_tokens=budget, critic=critic)
         one.optimizer = torch.optim.SGD(
             [{"params": [*one.actor.parameters(), *one.critic.trained()], "lr": 1.0, "peak_lr": 1.0}]
         )
-        update(one, episodes, player.chat, rng=np.random.default_rng(0))
-        after.append(torch.cat([p.flatten() for p in (*player.model.parameters(), *one.critic.parameters())]).detach())
+        update(one, episodes, policy.chat, rng=np.random.default_rng(0))
+        after.append(torch.cat([p.flatten() for p in (*policy.model.parameters(), *one.critic.parameters())]).detach())
     torch.testing.assert_close(after[0], after[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
 def test_critic_only_leaves_the_actor_alone(episodes, critic: str) -> None:
-    before = weights(tiny_player().model)
-    player, one, _ = improve(episodes, critic_only=True, critic=critic, critic_lr=1e-2)
-    assert same(before, weights(player.model))
+    before = weights(tiny_policy().model)
+    policy, one, _ = improve(episodes, critic_only=True, critic=critic, critic_lr=1e-2)
+    assert same(before, weights(policy.model))
     assert float(one.critic.head.weight.detach().abs().sum()) > 0
 
 
@@ -92,17 +92,17 @@ def test_the_entropy_bonus_raises_entropy(episodes) -> None:
 
 
 def test_a_rewarded_action_becomes_likelier() -> None:
-    player = tiny_player()
+    policy = tiny_policy()
     # Not whitened: once every episode is rewarded alike, whitening would blow the critic's noise up to size 1.
-    one = learner(player, mini_batches=2, actor_lr=1e-4, critic_lr=1e-2, whiten_advantages=False)
+    one = learner(policy, mini_batches=2, actor_lr=1e-4, critic_lr=1e-2, whiten_advantages=False)
     rates = []
     for step in range(12):
-        episodes = player.play(lake_task(1, max_turns=1), WORLDS, samples=12, seed=step)
+        episodes = policy.play(lake_task(1, max_turns=1), WORLDS, samples=12, seed=step)
         for episode in episodes:
             for turn in episode.turns:
                 turn.reward = float(turn.actions[:1] == ["Up"])
         rates.append(np.mean([t.reward for e in episodes for t in e.turns]))
-        update(one, episodes, player.chat, rng=np.random.default_rng(step))
+        update(one, episodes, policy.chat, rng=np.random.default_rng(step))
     assert np.mean(rates[-3:]) > np.mean(rates[:3]) + 0.3
 
 
@@ -115,7 +115,7 @@ def train(out, *, resume=False, arm=None, **ppo):
 
     arm = arm or ArmConfig("vanilla")
     result = train_ppo(config, arm, "builtin:tiny", out, resume=resume, log=log)
-    return weights(Player.load(config, str(out / result["model"])).model), rows, result
+    return weights(Policy.load(config, str(out / result["model"])).model), rows, result
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
@@ -147,7 +147,7 @@ def test_what_a_run_leaves(tmp_path) -> None:
     assert [step for step, _ in list_checkpoints(tmp_path)] == [3]
     folder = tmp_path / result["model"]
     assert AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
-    assert len(AutoTokenizer.from_pretrained(folder)) == len(tiny_player().tokenizer)
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(tiny_policy().tokenizer)
     assert [step for step, _ in rows] == [0, 1, 2, 3]
     assert [step for step, metrics in rows if "val/pass@1" in metrics] == [0, 2, 3]
     assert any("world_model/coverage" in metrics for _, metrics in rows)
@@ -157,8 +157,8 @@ def test_what_a_run_leaves(tmp_path) -> None:
 
 
 def trainer(tmp_path, config, task: Task | None = None) -> PPOTrainer:
-    player = Player.load(config)
-    return PPOTrainer(config, player, task or make_task(config), tmp_path, lambda step, metrics: None)
+    policy = Policy.load(config)
+    return PPOTrainer(config, policy, task or make_task(config), tmp_path, lambda step, metrics: None)
 
 
 def test_sampling_that_training_cannot_follow_is_refused(tmp_path) -> None:
@@ -200,14 +200,14 @@ def test_divergence_names_the_last_good_checkpoint(tmp_path) -> None:
 
 
 def test_a_bad_step_changes_no_weights(episodes) -> None:
-    player = tiny_player()
-    one = learner(player)
+    policy = tiny_policy()
+    one = learner(policy)
     with torch.no_grad():
         one.critic.head.weight.fill_(float("nan"))
-    before = copy.deepcopy(weights(player.model))
+    before = copy.deepcopy(weights(policy.model))
     with pytest.raises(TrainingDiverged):
-        update(one, episodes, player.chat, rng=np.random.default_rng(0))
-    assert same(before, weights(player.model))
+        update(one, episodes, policy.chat, rng=np.random.default_rng(0))
+    assert same(before, weights(policy.model))
 
 
 @pytest.mark.parametrize("name", ["groups", "group_size", "epochs", "mini_batches"])

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.worlds import World
+from spa.config.schema import PPOConfig
 from spa.rl.advantages import gae, whiten
 from spa.rl.batch import build_rows
 from spa.rl.losses import policy_loss, value_loss
 from spa.rl.ppo import set_advantages
-from spa.runs.schema import PPOConfig
 from tests.rl.tools import filtered, placed
-from tests.scripted import CHAT, lake_task, tiny_player
+from tests.scripted import CHAT, lake_task, tiny_policy
 
 FLOATS = st.floats(-5, 5)
 
@@ -131,8 +131,8 @@ def test_reward_placement() -> None:
 @pytest.fixture(scope="module")
 def played() -> list[Episode]:
     worlds = [World(s, str(s)) for s in range(4)]
-    player = tiny_player()
-    return player.play(lake_task(0), worlds, samples=2, seed=5) + player.play(lake_task(1), worlds, samples=2, seed=5)
+    policy = tiny_policy()
+    return policy.play(lake_task(0), worlds, samples=2, seed=5) + policy.play(lake_task(1), worlds, samples=2, seed=5)
 
 
 def test_masks_token_by_token(played) -> None:

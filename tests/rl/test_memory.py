@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2Config
 
+from spa.config.load import load_arm, load_config
+from spa.dry_run import plan
 from spa.models.load import load_tokenizer
 from spa.models.memory import GIB, count_parameters, estimate_training
-from spa.plan import plan
 from spa.rl.memory import PROMPT, memory_estimate
-from spa.runs.config import load_arm, load_config
 from tests.models.networks import network
 
 BIG = Qwen2Config(

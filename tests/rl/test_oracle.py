@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from spa.config.schema import PPOConfig
 from spa.models.forward import token_logprobs
 from spa.rl.advantages import Signal, estimate, whiten
 from spa.rl.losses import AGGREGATIONS, kl_penalty, policy_loss, token_weights, value_loss
-from spa.runs.schema import PPOConfig
 from tests.rl.oracle import cases
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}

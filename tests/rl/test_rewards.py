@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
+from spa.config.schema import PPOConfig
 from spa.rl.rewards import Reward, normalize, state_match, training_reward
-from spa.runs.schema import PPOConfig
 
 GRID = "PO_\n_G_\n___"
 WRONG = "PO_\n_G_\n__G"

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from spa.agent.episode import Episode
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
+from spa.common.checkpoints import checkpoint_folder, list_checkpoints
+from spa.config.schema import ArmConfig, Config, CurriculumConfig
 from spa.models.load import load_state
 from spa.rl.health import TrainingCollapsed
 from spa.rl.ppo import TrainingDiverged
 from spa.rl.trainer import PPOTrainer, train_ppo
-from spa.runs.checkpoints import checkpoint_folder, list_checkpoints
-from spa.runs.schema import ArmConfig, Config, CurriculumConfig
 from tests.scripted import Scripted, tiny_config
 
 Rows = list[tuple[int, dict[str, float]]]
@@ -33,7 +33,7 @@ def train(out: Path, cfg: Config, *, resume: bool = False, arm: ArmConfig | None
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return Player.load(tiny_config(), str(folder)).model.state_dict()
+    return Policy.load(tiny_config(), str(folder)).model.state_dict()
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -141,15 +141,15 @@ def collapsing(out: Path, **ppo: object) -> tuple[PPOTrainer, Rows]:
         val_every=0, steps=8, save_every=1, keep_checkpoints=0, collapse_patience=2, critic="model", **ppo
     )
     rows: Rows = []
-    player = Player.load(cfg)
-    trainer = PPOTrainer(cfg, player, make_task(cfg), out, lambda step, metrics: rows.append((step, metrics)))
+    policy = Policy.load(cfg)
+    trainer = PPOTrainer(cfg, policy, make_task(cfg), out, lambda step, metrics: rows.append((step, metrics)))
 
     def watch(step: int, metrics: dict[str, float]) -> None:
         if step == 2:
-            player.engine = Scripted(lambda i: "UpUp" * 10, end=False)
+            policy.engine = Scripted(lambda i: "UpUp" * 10, end=False)
 
     trainer.on_step = watch
-    player.engine = Scripted(lambda i: "go</think><answer>Up</answer>")
+    policy.engine = Scripted(lambda i: "go</think><answer>Up</answer>")
     return trainer, rows
 
 
@@ -173,9 +173,9 @@ def test_it_goes_on_when_asked_to(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(("text", "times"), [("nothing", 1), ("go</think><answer>Up</answer>", 0)])
 def test_a_model_that_never_plays_is_reported(tmp_path, capsys, text: str, times: int) -> None:
     cfg = tiny_config(val_every=0, steps=3, collapse_patience=2, critic="model")
-    player = Player.load(cfg)
-    trainer = PPOTrainer(cfg, player, make_task(cfg), tmp_path, lambda step, metrics: None)
-    player.engine = Scripted(lambda i: text)
+    policy = Policy.load(cfg)
+    trainer = PPOTrainer(cfg, policy, make_task(cfg), tmp_path, lambda step, metrics: None)
+    policy.engine = Scripted(lambda i: text)
     trainer.train()
     assert capsys.readouterr().err.count("no turn of the first 2 steps had a valid action") == times
 
@@ -204,13 +204,13 @@ def test_a_loss_that_is_not_finite_is_left_out_when_asked_to(tmp_path, monkeypat
 def test_weights_that_no_longer_give_a_distribution_end_the_run(tmp_path) -> None:
     """That is seen in the next rollout, and the checkpoint of that step is not called good."""
     cfg = tiny_config(val_every=0, save_every=1, keep_checkpoints=0)
-    player = Player.load(cfg)
-    trainer = PPOTrainer(cfg, player, make_task(cfg), tmp_path, lambda step, metrics: None)
+    policy = Policy.load(cfg)
+    trainer = PPOTrainer(cfg, policy, make_task(cfg), tmp_path, lambda step, metrics: None)
 
     def inflate(step: int, metrics: dict[str, float]) -> None:
         if step == 2:
             with torch.no_grad():
-                player.model.base_model.norm.weight.fill_(float("inf"))
+                policy.model.base_model.norm.weight.fill_(float("inf"))
 
     trainer.on_step = inflate
     with pytest.raises(TrainingDiverged, match=r"logits are not finite.*last good checkpoint is .*global_step_1\."):
@@ -240,8 +240,8 @@ def scored(monkeypatch, scores: list[list[list[float]]]) -> list[int]:
             episode.turns[-1].reward = value
         return real
 
-    original = Player.play
-    monkeypatch.setattr(Player, "play", play)
+    original = Policy.play
+    monkeypatch.setattr(Policy, "play", play)
     return calls
 
 
@@ -298,7 +298,7 @@ def test_each_task_of_a_mixture_is_logged_and_validated(tmp_path) -> None:
 def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:
     win = [[1.0] * 3, [1.0] * 3]
     calls = scored(monkeypatch, [win] * 9)
-    original = Player.play
+    original = Policy.play
 
     def play(self, task, worlds, **more):
         played = original(self, task, worlds, **more)
@@ -308,7 +308,7 @@ def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:
         return played
 
     sizes: list[int] = []
-    monkeypatch.setattr(Player, "play", play)
+    monkeypatch.setattr(Policy, "play", play)
     cfg = with_curriculum(levels=[{"size": 2}, {"size": 3}], threshold=0.5, window=1)
     cfg.ppo.val_every = 0
     _, rows = train(tmp_path, cfg)

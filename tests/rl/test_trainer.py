@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource, split_of
+from spa.common.checkpoints import list_checkpoints
+from spa.config.schema import AgentConfig, ArmConfig, Config, EnvConfig, PPOConfig
 from spa.models.load import load_state
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
 from spa.rl.ppo import TrainingDiverged
 from spa.rl.rewards import Reward
 from spa.rl.trainer import PPOTrainer, rollout_metrics, train_ppo
-from spa.runs.checkpoints import list_checkpoints
-from spa.runs.schema import AgentConfig, ArmConfig, Config, EnvConfig, PPOConfig
 from tests.scripted import tiny_config
 
 
@@ -28,12 +28,12 @@ class Run:
 
     def __init__(self, out, config: Config, task: Task | None = None, start: str | None = None) -> None:
         self.logged: list[tuple[int, dict[str, float]]] = []
-        self.player = Player.load(config, start)
+        self.policy = Policy.load(config, start)
         task = task or make_task(config)
-        self.trainer = PPOTrainer(config, self.player, task, out, lambda *row: self.logged.append(row))
+        self.trainer = PPOTrainer(config, self.policy, task, out, lambda *row: self.logged.append(row))
 
     def weights(self) -> torch.Tensor:
-        return torch.cat([p.detach().flatten() for p in self.player.model.parameters()]).clone()
+        return torch.cat([p.detach().flatten() for p in self.policy.model.parameters()]).clone()
 
 
 def test_training_worlds_are_taken_in_order_across_a_resume(tmp_path) -> None:
@@ -193,7 +193,7 @@ def test_a_checkpoint_is_a_plain_model_and_safe_state(tmp_path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(torch.cat([p.flatten() for p in model.parameters()]), run.weights())
     ids = AutoTokenizer.from_pretrained(folder)("<think></think><answer>Up</answer>")["input_ids"]
-    assert ids == run.player.tokenizer("<think></think><answer>Up</answer>")["input_ids"]
+    assert ids == run.policy.tokenizer("<think></think><answer>Up</answer>")["input_ids"]
     state = torch.load(folder / "trainer_state.pt", weights_only=True)
     assert state["step"] == 1
     assert state["learner"]["updates"] == 2

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
 from spa.agent.worlds import World
 from spa.rl.batch import build_rows
 from spa.rl.critic import Critic
 from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, update
-from tests.scripted import lake_task, tiny_config, tiny_player
+from tests.scripted import lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
 
 
-def make(critic: str = "head", temperature: float = 1.0, **ppo: object) -> tuple[Player, Learner]:
-    player = tiny_player()
+def make(critic: str = "head", temperature: float = 1.0, **ppo: object) -> tuple[Policy, Learner]:
+    policy = tiny_policy()
     config = tiny_config(critic=critic, **ppo).ppo
-    return player, Learner(player.model, Critic(critic, player.model), config, temperature)
+    return policy, Learner(policy.model, Critic(critic, policy.model), config, temperature)
 
 
 def wake(one: Learner) -> None:
@@ -30,8 +30,8 @@ def wake(one: Learner) -> None:
         one.critic.head.weight.copy_(0.05 * torch.cos(torch.arange(one.critic.head.in_features))[None])
 
 
-def step(player: Player, one: Learner, episodes, seed: int = 0, **kind: bool) -> dict[str, float]:
-    return update(one, episodes, player.chat, rng=np.random.default_rng(seed), **kind)
+def step(policy: Policy, one: Learner, episodes, seed: int = 0, **kind: bool) -> dict[str, float]:
+    return update(one, episodes, policy.chat, rng=np.random.default_rng(seed), **kind)
 
 
 def flat(parameters) -> torch.Tensor:
@@ -40,7 +40,7 @@ def flat(parameters) -> torch.Tensor:
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["one sequence", "one sequence a turn"])
 def episodes(request):
-    return tiny_player().play(lake_task(request.param), WORLDS, samples=2, seed=3)
+    return tiny_policy().play(lake_task(request.param), WORLDS, samples=2, seed=3)
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
@@ -48,13 +48,13 @@ def episodes(request):
 def test_the_gradient_is_that_of_a_naive_implementation(episodes, critic: str, loss_mask: str) -> None:
     """No padding, no flat vectors, no formulas shared: token by token over whole logits, advantages by a double sum."""
     settings = {"gamma": 0.9, "lam": 0.8, "entropy_coef": 0.05, "value_coef": 0.7, "max_grad_norm": 1e9}
-    player, one = make(critic, mini_batches=1, micro_batch_tokens=150, loss_mask=loss_mask, **settings)
+    policy, one = make(critic, mini_batches=1, micro_batch_tokens=150, loss_mask=loss_mask, **settings)
     wake(one)
-    naive_actor, naive_critic = copy.deepcopy(player.model), copy.deepcopy(one.critic)
+    naive_actor, naive_critic = copy.deepcopy(policy.model), copy.deepcopy(one.critic)
     everything = [*one.actor.parameters(), *one.critic.parameters()]
     one.optimizer = torch.optim.SGD([{"params": everything, "lr": 1.0, "peak_lr": 1.0}])
     before = flat(everything)
-    step(player, one, episodes)
+    step(policy, one, episodes)
 
     tokens = []  # (log-prob, entropy, value, advantage, return)
     for episode in episodes:
@@ -94,19 +94,19 @@ def test_the_gradient_is_that_of_a_naive_implementation(episodes, critic: str, l
 
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
 def test_log_probs_are_of_the_tempered_distribution(temperature: float) -> None:
-    player, one = make(temperature=temperature)
-    played = player.play(lake_task(1), WORLDS, samples=2, seed=1, temperature=temperature)
-    rows = [row for group in build_rows(played, player.chat) for row in group]
+    policy, one = make(temperature=temperature)
+    played = policy.play(lake_task(1), WORLDS, samples=2, seed=1, temperature=temperature)
+    rows = [row for group in build_rows(played, policy.chat) for row in group]
     sampled = np.concatenate([row.old_logprobs for row in rows])
     score_tokens(one, rows, recompute=True)
     np.testing.assert_allclose(np.concatenate([row.old_logprobs for row in rows]), sampled, atol=1e-4)
     one.config.mini_batches = 1
-    assert step(player, one, played)["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert step(policy, one, played)["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_samplers_log_probs_stand_unless_recomputed(episodes) -> None:
-    player, one = make()
-    rows = [row for group in build_rows(episodes, player.chat) for row in group]
+    policy, one = make()
+    rows = [row for group in build_rows(episodes, policy.chat) for row in group]
     for row in rows:
         row.old_logprobs = row.old_logprobs - 7
     before = [row.old_logprobs for row in rows]
@@ -117,8 +117,8 @@ def test_the_samplers_log_probs_stand_unless_recomputed(episodes) -> None:
 
 @pytest.mark.parametrize("critic", ["head", "model"])
 def test_values_start_at_zero_and_every_trained_parameter_is_in_the_optimizer_once(critic: str) -> None:
-    player, one = make(critic)
-    rows = build_rows(player.play(lake_task(1), WORLDS, samples=1, seed=0), player.chat)[0]
+    policy, one = make(critic)
+    rows = build_rows(policy.play(lake_task(1), WORLDS, samples=1, seed=0), policy.chat)[0]
     score_tokens(one, rows, recompute=False)
     assert not np.concatenate([row.values for row in rows]).any()
     held = [id(p) for group in one.optimizer.param_groups for p in group["params"]]
@@ -135,64 +135,64 @@ def test_a_second_network_leaves_the_policys_gradient_alone(episodes) -> None:
     after = {}
     for critic in ("head", "model"):
         for coef in (0.0, 5.0):
-            player, one = make(critic, value_coef=coef, whiten_advantages=False, mini_batches=1, actor_lr=1e-4)
+            policy, one = make(critic, value_coef=coef, whiten_advantages=False, mini_batches=1, actor_lr=1e-4)
             wake(one)
-            step(player, one, episodes)
-            after[critic, coef] = flat(player.model.parameters())
+            step(policy, one, episodes)
+            after[critic, coef] = flat(policy.model.parameters())
     assert torch.equal(after["model", 0.0], after["model", 5.0])
     assert not torch.equal(after["head", 0.0], after["head", 5.0])
 
 
 def test_a_large_value_error_does_not_shrink_the_policys_step(episodes) -> None:
     """Actor and critic are clipped apart: each to ``max_grad_norm``."""
-    player, one = make("model", max_grad_norm=0.01, value_coef=1000.0, mini_batches=1)
+    policy, one = make("model", max_grad_norm=0.01, value_coef=1000.0, mini_batches=1)
     actor, critic = list(one.actor.parameters()), list(one.critic.parameters())
     one.optimizer = torch.optim.SGD([{"params": actor + critic, "lr": 1.0, "peak_lr": 1.0}])
     before = flat(actor), flat(critic)
-    metrics = step(player, one, episodes)
+    metrics = step(policy, one, episodes)
     assert metrics["actor/grad_norm"] > 0.01  # the norm before clipping is what is logged
     for old, parameters in zip(before, (actor, critic), strict=True):
         assert float((old - flat(parameters)).norm()) == pytest.approx(0.01, rel=1e-2)
 
 
 def test_epochs_and_mini_batches_count_optimizer_steps_and_leave_the_policy(episodes) -> None:
-    player, one = make(epochs=3, mini_batches=2)
-    metrics = step(player, one, episodes)
+    policy, one = make(epochs=3, mini_batches=2)
+    metrics = step(policy, one, episodes)
     assert metrics["train/updates"] == one.updates == 6
     assert metrics["losses/approx_kl"] > 0  # later steps are off-policy
     assert metrics["train/tokens"] == sum(sum(s.mask) for e in episodes for s in e.sequences)
     assert metrics["train/sequence_tokens"] == sum(len(s) for e in episodes for s in e.sequences)
-    player, one = make(mini_batches=1000)
-    assert step(player, one, episodes)["train/updates"] == sum(len(e.sequences) for e in episodes)
+    policy, one = make(mini_batches=1000)
+    assert step(policy, one, episodes)["train/updates"] == sum(len(e.sequences) for e in episodes)
 
 
 def test_the_order_of_rows_is_the_seeds(episodes) -> None:
     after = []
     for seed in (0, 0, 1):
-        player, one = make(mini_batches=3)
-        step(player, one, episodes, seed=seed)
-        after.append(flat(player.model.parameters()))
+        policy, one = make(mini_batches=3)
+        step(policy, one, episodes, seed=seed)
+        after.append(flat(policy.model.parameters()))
     assert torch.equal(after[0], after[1])
     assert not torch.equal(after[0], after[2])
 
 
 def test_warm_up_is_linear_in_optimizer_steps(episodes) -> None:
-    player, one = make(warmup_steps=4, mini_batches=1, actor_lr=1e-4, critic_lr=1e-3)
-    rates = [step(player, one, episodes)["charts/learning_rate"] for _ in range(5)]
+    policy, one = make(warmup_steps=4, mini_batches=1, actor_lr=1e-4, critic_lr=1e-3)
+    rates = [step(policy, one, episodes)["charts/learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
 def test_a_restored_learner_goes_on_as_if_nothing_had_happened(episodes, critic: str) -> None:
-    player, one = make(critic, warmup_steps=4)
-    step(player, one, episodes)
-    state, actor = copy.deepcopy(one.state()), copy.deepcopy(player.model.state_dict())
-    step(player, one, episodes, seed=1)
+    policy, one = make(critic, warmup_steps=4)
+    step(policy, one, episodes)
+    state, actor = copy.deepcopy(one.state()), copy.deepcopy(policy.model.state_dict())
+    step(policy, one, episodes, seed=1)
     other_player, other = make(critic, warmup_steps=4)
     other_player.model.load_state_dict(actor)
     other.load_state(state)
     step(other_player, other, episodes, seed=1)
-    assert torch.equal(flat(player.model.parameters()), flat(other_player.model.parameters()))
+    assert torch.equal(flat(policy.model.parameters()), flat(other_player.model.parameters()))
     assert torch.equal(flat(one.critic.parameters()), flat(other.critic.parameters()))
     assert one.updates == other.updates == 4
 
@@ -201,11 +201,11 @@ def test_a_restored_learner_goes_on_as_if_nothing_had_happened(episodes, critic:
 @pytest.mark.parametrize("critic_only", [False, True])
 def test_a_gradient_that_is_not_finite_changes_nothing(episodes, critic: str, critic_only: bool) -> None:
     """The loss may be finite and the critic's gradient not."""
-    player, one = make(critic, mini_batches=1)
+    policy, one = make(critic, mini_batches=1)
     one.critic.head.bias.register_hook(lambda gradient: torch.full_like(gradient, float("nan")))
-    before = flat(player.model.parameters()), flat(one.critic.parameters())
+    before = flat(policy.model.parameters()), flat(one.critic.parameters())
     with pytest.raises(TrainingDiverged, match="gradient"):
-        step(player, one, episodes, critic_only=critic_only)
-    assert torch.equal(before[0], flat(player.model.parameters()))
+        step(policy, one, episodes, critic_only=critic_only)
+    assert torch.equal(before[0], flat(policy.model.parameters()))
     assert torch.equal(before[1], flat(one.critic.parameters()))
     assert one.updates == 0

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
 from spa.agent.worlds import World
+from spa.data.encode import Example
 from spa.models.lora import add_lora, without_adapters
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.batch import Row, build_rows
@@ -19,9 +20,8 @@ from spa.rl.critic import Critic, make_critic
 from spa.rl.losses import AGGREGATIONS, kl_penalty, token_weights
 from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, set_advantages, update
 from spa.rl.reference import Reference, needs_reference
-from spa.worldmodel.encode import Example
 from tests.models.networks import network
-from tests.scripted import lake_task, tiny_config, tiny_player
+from tests.scripted import lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
 
@@ -30,38 +30,38 @@ def flat(parameters) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in parameters]).clone()
 
 
-def make(*, reference: bool = False, sgd: bool = False, player: Player | None = None, **ppo) -> tuple[Player, Learner]:
-    player = player or tiny_player()
+def make(*, reference: bool = False, sgd: bool = False, policy: Policy | None = None, **ppo) -> tuple[Policy, Learner]:
+    policy = policy or tiny_policy()
     config = tiny_config(**{"mini_batches": 1, **ppo}).ppo
-    fixed = Reference(copy.deepcopy(player.model)) if reference else None
-    one = Learner(player.model, make_critic(config, player.model), config, 1.0, fixed, horizon=7)
+    fixed = Reference(copy.deepcopy(policy.model)) if reference else None
+    one = Learner(policy.model, make_critic(config, policy.model), config, 1.0, fixed, horizon=7)
     if one.critic is not None:
         with torch.no_grad():
             one.critic.head.weight.copy_(0.05 * torch.cos(torch.arange(one.critic.head.in_features))[None])
     if sgd:
         trained = [*one.actor.parameters(), *(one.critic.parameters() if one.critic else [])]
         one.optimizer = torch.optim.SGD([{"params": trained, "lr": 1.0, "peak_lr": 1.0}])
-    return player, one
+    return policy, one
 
 
-def step(player: Player, one: Learner, episodes, seed: int = 0, **more) -> dict[str, float]:
-    return update(one, episodes, player.chat, rng=np.random.default_rng(seed), **more)
+def step(policy: Policy, one: Learner, episodes, seed: int = 0, **more) -> dict[str, float]:
+    return update(one, episodes, policy.chat, rng=np.random.default_rng(seed), **more)
 
 
 def gradient(episodes, **settings) -> torch.Tensor:
     """Of one step over everything trained, through plain SGD."""
-    player, one = make(sgd=True, max_grad_norm=1e9, **settings)
+    policy, one = make(sgd=True, max_grad_norm=1e9, **settings)
     trained = [p for group in one.optimizer.param_groups for p in group["params"]]
     before = flat(trained)
-    step(player, one, episodes)
+    step(policy, one, episodes)
     return before - flat(trained)
 
 
 @pytest.fixture(scope="module")
 def episodes():
     """Sequences of several turns, of unequal length, and of one turn."""
-    player = tiny_player()
-    return player.play(lake_task(0), WORLDS, samples=2, seed=3) + player.play(lake_task(1), WORLDS, samples=2, seed=4)
+    policy = tiny_policy()
+    return policy.play(lake_task(0), WORLDS, samples=2, seed=3) + policy.play(lake_task(1), WORLDS, samples=2, seed=4)
 
 
 # Packing, padding, order
@@ -146,7 +146,7 @@ def test_the_gradient_follows_the_aggregation(episodes) -> None:
     """Sums over sequences are a constant times each other; means of means are not."""
     got = {name: gradient(episodes, loss_aggregation=name, critic="none", estimator="grpo") for name in AGGREGATIONS}
     torch.testing.assert_close(got["seq-mean-token-sum"], 7 * got["seq-mean-token-sum-norm"], rtol=1e-3, atol=1e-4)
-    rows = [row for group in build_rows(episodes, tiny_player().chat) for row in group]
+    rows = [row for group in build_rows(episodes, tiny_policy().chat) for row in group]
     ratio = sum(len(row.positions) for row in rows) / len(rows)
     torch.testing.assert_close(got["seq-mean-token-sum"], ratio * got["token-mean"], rtol=1e-3, atol=1e-4)
     other, plain = got["seq-mean-token-mean"], got["token-mean"]
@@ -176,23 +176,23 @@ def test_kl_estimators_are_means_of_the_kl() -> None:
 
 
 def test_kl_in_the_loss_pulls_the_policy_back(episodes) -> None:
-    player, one = make(reference=True, kl_loss_coef=10.0, actor_lr=3e-5, estimator="grpo", entropy_coef=0.0)
-    assert step(player, one, episodes)["losses/kl_loss"] == pytest.approx(0, abs=1e-6)  # both are the same at first
+    policy, one = make(reference=True, kl_loss_coef=10.0, actor_lr=3e-5, estimator="grpo", entropy_coef=0.0)
+    assert step(policy, one, episodes)["losses/kl_loss"] == pytest.approx(0, abs=1e-6)  # both are the same at first
     with torch.no_grad():
-        for parameter in player.model.parameters():
+        for parameter in policy.model.parameters():
             parameter.mul_(1.05)
     same_scores = copy.deepcopy(episodes)
     for episode in same_scores:
         for turn in episode.turns:
             turn.reward = turn.penalty = 0.0
-    distances = [step(player, one, same_scores)["losses/kl_loss"] for _ in range(6)]
+    distances = [step(policy, one, same_scores)["losses/kl_loss"] for _ in range(6)]
     assert distances[0] > 0.001
     assert all(later < earlier for earlier, later in pairwise(distances))
 
 
 def test_kl_in_the_reward_is_subtracted_token_by_token(episodes) -> None:
-    player, one = make(reference=True, kl_reward_coef=0.5, whiten_advantages=False, estimator="reinforce_plus_plus")
-    by_episode = build_rows(episodes, player.chat)
+    policy, one = make(reference=True, kl_reward_coef=0.5, whiten_advantages=False, estimator="reinforce_plus_plus")
+    by_episode = build_rows(episodes, policy.chat)
     rows = [row for group in by_episode for row in group]
     score_tokens(one, rows, recompute=False)
     rng = np.random.default_rng(0)
@@ -225,17 +225,17 @@ def test_context_tokens_carry_no_kl() -> None:
 
 
 def test_a_batch_is_left_once_the_policy_has_moved_too_far(episodes) -> None:
-    player, one = make(epochs=5, mini_batches=2, actor_lr=1e-3)
-    free = step(player, one, episodes)
+    policy, one = make(epochs=5, mini_batches=2, actor_lr=1e-3)
+    free = step(policy, one, episodes)
     assert (free["train/updates"], free["train/kl_stop"]) == (10, 0)
-    player, one = make(epochs=5, mini_batches=2, actor_lr=1e-3, target_kl=0.005)
-    stopped = step(player, one, episodes)
+    policy, one = make(epochs=5, mini_batches=2, actor_lr=1e-3, target_kl=0.005)
+    stopped = step(policy, one, episodes)
     assert 1 <= stopped["train/updates"] < 10
     assert stopped["train/kl_stop"] == 1
     assert one.updates == stopped["train/updates"]
     assert stopped["losses/approx_kl"] <= 0.005
     # The next batch begins afresh.
-    assert step(player, one, player.play(lake_task(1), WORLDS, samples=2, seed=9))["train/updates"] >= 1
+    assert step(policy, one, policy.play(lake_task(1), WORLDS, samples=2, seed=9))["train/updates"] >= 1
 
 
 # Critics
@@ -245,9 +245,9 @@ def test_a_detached_head_leaves_the_policy_alone(episodes) -> None:
     after = {}
     for critic in ("head", "detached_head"):
         for coef in (0.0, 5.0):
-            player, one = make(critic=critic, value_coef=coef, whiten_advantages=False, actor_lr=1e-4)
-            step(player, one, episodes)
-            after[critic, coef] = flat(player.model.parameters())
+            policy, one = make(critic=critic, value_coef=coef, whiten_advantages=False, actor_lr=1e-4)
+            step(policy, one, episodes)
+            after[critic, coef] = flat(policy.model.parameters())
     assert not torch.equal(after["head", 0.0], after["head", 5.0])
     assert torch.equal(after["detached_head", 0.0], after["detached_head", 5.0])
 
@@ -256,61 +256,61 @@ def test_a_detached_head_leaves_the_policy_alone(episodes) -> None:
     "estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 )
 def test_estimators_without_values_have_no_critic(episodes, estimator: str) -> None:
-    player, one = make(estimator=estimator, critic="model")
+    policy, one = make(estimator=estimator, critic="model")
     assert one.critic is None
-    before = flat(player.model.parameters())
-    metrics = step(player, one, episodes)
+    before = flat(policy.model.parameters())
+    metrics = step(policy, one, episodes)
     assert "losses/value_loss" not in metrics
     assert np.isfinite(list(metrics.values())).all()
-    assert not torch.equal(before, flat(player.model.parameters()))
+    assert not torch.equal(before, flat(policy.model.parameters()))
 
 
 @pytest.mark.parametrize("estimator", ["turn_gae", "bi_level_gae"])
 def test_other_estimators_with_values_train(episodes, estimator: str) -> None:
-    player, one = make(estimator=estimator)
-    before = flat(player.model.parameters())
-    metrics = step(player, one, episodes)
+    policy, one = make(estimator=estimator)
+    before = flat(policy.model.parameters())
+    metrics = step(policy, one, episodes)
     assert np.isfinite(list(metrics.values())).all()
-    assert not torch.equal(before, flat(player.model.parameters()))
+    assert not torch.equal(before, flat(policy.model.parameters()))
 
 
 # The auxiliary loss
 
 
-def example(player: Player) -> Example:
-    ids = player.chat.opening(None, "abc") + player.chat.encode("<think><observation>P___</observation>")
+def example(policy: Policy) -> Example:
+    ids = policy.chat.opening(None, "abc") + policy.chat.encode("<think><observation>P___</observation>")
     return Example(ids, list(range(len(ids) - 6, len(ids) - 1)))
 
 
 def test_the_auxiliary_loss_is_added_with_its_coefficient(episodes) -> None:
     got = {}
     for coefficient in (0.0, 0.5, 1.0):
-        player, one = make(sgd=True, max_grad_norm=1e9, world_model_coef=coefficient, critic="none", estimator="grpo")
-        before = flat(player.model.parameters())
-        metrics = step(player, one, episodes, world_model=[example(player)] * 2)
-        got[coefficient] = before - flat(player.model.parameters())
-    player = tiny_player()
-    row = example(player)
-    logprobs = player.model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        policy, one = make(sgd=True, max_grad_norm=1e9, world_model_coef=coefficient, critic="none", estimator="grpo")
+        before = flat(policy.model.parameters())
+        metrics = step(policy, one, episodes, world_model=[example(policy)] * 2)
+        got[coefficient] = before - flat(policy.model.parameters())
+    policy = tiny_policy()
+    row = example(policy)
+    logprobs = policy.model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
     naive = -torch.stack([logprobs[p - 1, row.ids[p]] for p in row.positions]).mean()
     assert metrics["losses/world_model"] == pytest.approx(float(naive.detach()), rel=1e-4)
     naive.backward()
-    wanted = torch.cat([p.grad.flatten() for p in player.model.parameters()])
+    wanted = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     torch.testing.assert_close(got[1.0] - got[0.0], wanted, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(2 * (got[0.5] - got[0.0]), wanted, rtol=1e-3, atol=2e-4)
 
 
 def test_the_auxiliary_loss_teaches_the_states_that_were_seen(episodes) -> None:
-    player, one = make(world_model_coef=1.0, actor_lr=1e-4, estimator="grpo", entropy_coef=0.0)
+    policy, one = make(world_model_coef=1.0, actor_lr=1e-4, estimator="grpo", entropy_coef=0.0)
     played = [episode for episode in episodes if len(episode.sequences) == len(episode.turns)]
     told = lake_task(1)
     told = replace(told, agent=replace(told.agent, prompt="world_model"))
     rng = np.random.default_rng(0)
-    examples = world_model_examples(played, [told] * len(played), player.chat, fraction=1.0, rng=rng)
+    examples = world_model_examples(played, [told] * len(played), policy.chat, fraction=1.0, rng=rng)
     for episode in played:
         for turn in episode.turns:
             turn.reward = turn.penalty = 0.0
-    losses = [step(player, one, played, world_model=examples)["losses/world_model"] for _ in range(8)]
+    losses = [step(policy, one, played, world_model=examples)["losses/world_model"] for _ in range(8)]
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -318,88 +318,88 @@ def test_the_auxiliary_loss_changes_nothing_else(episodes) -> None:
     """Mini-batches are the same with and without it, and where the policy's own loss is left out it is all that moves the actor."""
     plain_player, plain = make(mini_batches=3)
     step(plain_player, plain, episodes)
-    player, one = make(mini_batches=3, world_model_coef=0.0)
-    step(player, one, episodes, world_model=[example(player)])
-    assert torch.equal(flat(player.model.parameters()), flat(plain_player.model.parameters()))
-    player, one = make(world_model_coef=1.0)
-    before = flat(player.model.parameters())
-    step(player, one, episodes, critic_only=True)
-    assert torch.equal(before, flat(player.model.parameters()))
-    step(player, one, episodes, world_model=[example(player)], critic_only=True)
-    assert not torch.equal(before, flat(player.model.parameters()))
+    policy, one = make(mini_batches=3, world_model_coef=0.0)
+    step(policy, one, episodes, world_model=[example(policy)])
+    assert torch.equal(flat(policy.model.parameters()), flat(plain_player.model.parameters()))
+    policy, one = make(world_model_coef=1.0)
+    before = flat(policy.model.parameters())
+    step(policy, one, episodes, critic_only=True)
+    assert torch.equal(before, flat(policy.model.parameters()))
+    step(policy, one, episodes, world_model=[example(policy)], critic_only=True)
+    assert not torch.equal(before, flat(policy.model.parameters()))
 
 
 # Adapters
 
 
-def lora_learner(**ppo) -> tuple[Player, Learner]:
-    player = tiny_player()
+def lora_learner(**ppo) -> tuple[Policy, Learner]:
+    policy = tiny_policy()
     config = tiny_config(**{"mini_batches": 1, "lora_rank": 4, "critic": "model", "critic_lora_rank": 2, **ppo}).ppo
-    critic = make_critic(config, player.model, seed=1)
-    add_lora(player.model, rank=4, alpha=8.0, dropout=0.0, stage="ppo")
-    return player, Learner(player.model, critic, config, 1.0, Reference(player.model, adapters_off=True))
+    critic = make_critic(config, policy.model, seed=1)
+    add_lora(policy.model, rank=4, alpha=8.0, dropout=0.0, stage="ppo")
+    return policy, Learner(policy.model, critic, config, 1.0, Reference(policy.model, adapters_off=True))
 
 
 def test_with_adapters_nothing_else_is_trained(episodes) -> None:
-    player, one = lora_learner()
+    policy, one = lora_learner()
     assert one.critic is not None
-    networks = {"actor": player.model, "critic": one.critic.network}
+    networks = {"actor": policy.model, "critic": one.critic.network}
     before = {
         who: {n: p.detach().clone() for n, p in net.named_parameters() if "lora_" not in n}
         for who, net in networks.items()
     }
     adapters = {who: flat(p for n, p in net.named_parameters() if "lora_" in n) for who, net in networks.items()}
-    step(player, one, episodes)
-    step(player, one, episodes)
+    step(policy, one, episodes)
+    step(policy, one, episodes)
     for who, net in networks.items():
         after = dict(net.named_parameters())
         assert all(torch.equal(value, after[name]) for name, value in before[who].items())
         assert not torch.equal(adapters[who], flat(p for n, p in net.named_parameters() if "lora_" in n))
     trained = sum(p.numel() for g in one.optimizer.param_groups for p in g["params"])
-    assert trained < 0.3 * sum(p.numel() for p in player.model.parameters())
+    assert trained < 0.3 * sum(p.numel() for p in policy.model.parameters())
 
 
 def test_the_reference_of_an_actor_with_adapters_is_itself_without_them(episodes) -> None:
-    player, one = lora_learner(actor_lr=1e-2)
+    policy, one = lora_learner(actor_lr=1e-2)
     assert one.reference is not None
-    rows = [row for group in build_rows(episodes, player.chat) for row in group]
+    rows = [row for group in build_rows(episodes, policy.chat) for row in group]
     score_tokens(one, rows, recompute=True)
     start = [row.old_logprobs for row in rows]
     for number in range(3):
-        step(player, one, episodes, seed=number)
+        step(policy, one, episodes, seed=number)
     score_tokens(one, rows, recompute=True)
     assert max(np.abs(row.reference - old).max() for row, old in zip(rows, start, strict=True)) < 1e-5
     assert max(np.abs(row.reference - row.old_logprobs).max() for row in rows) > 1e-2
     ids = torch.tensor([rows[0].ids])
-    with without_adapters(player.model):
-        bare = player.model(ids).logits
-    assert not torch.allclose(bare, player.model(ids).logits, atol=1e-3)
-    assert any(p.requires_grad for n, p in player.model.named_parameters() if "lora_" in n)
+    with without_adapters(policy.model):
+        bare = policy.model(ids).logits
+    assert not torch.allclose(bare, policy.model(ids).logits, atol=1e-3)
+    assert any(p.requires_grad for n, p in policy.model.named_parameters() if "lora_" in n)
 
 
 def test_a_learner_with_adapters_is_restored_from_them_alone(episodes) -> None:
-    player, one = lora_learner()
-    step(player, one, episodes)
+    policy, one = lora_learner()
+    step(policy, one, episodes)
     state = copy.deepcopy(one.state())
     assert set(state["critic"]) == {"head", "lora"}
-    step(player, one, episodes, seed=1)
+    step(policy, one, episodes, seed=1)
     other_player, other = lora_learner()
     other.load_state(state)
     step(other_player, other, episodes, seed=1)
-    assert torch.equal(flat(player.model.parameters()), flat(other_player.model.parameters()))
+    assert torch.equal(flat(policy.model.parameters()), flat(other_player.model.parameters()))
     assert torch.equal(flat(one.critic.parameters()), flat(other.critic.parameters()))
 
 
 def test_dropout_of_a_step_is_the_steps_seeds(episodes) -> None:
     after = []
     for noise in (0, 1):
-        player = tiny_player()
+        policy = tiny_policy()
         config = tiny_config(mini_batches=1, lora_rank=4, estimator="grpo").ppo
-        add_lora(player.model, rank=4, alpha=8.0, dropout=0.5, stage="ppo")
-        player.model.train()
+        add_lora(policy.model, rank=4, alpha=8.0, dropout=0.5, stage="ppo")
+        policy.model.train()
         torch.manual_seed(noise)
-        step(player, Learner(player.model, None, config, 1.0), episodes)
-        after.append(flat(player.model.parameters()))
+        step(policy, Learner(policy.model, None, config, 1.0), episodes)
+        after.append(flat(policy.model.parameters()))
     assert torch.equal(*after)
 
 
@@ -407,19 +407,19 @@ def test_dropout_of_a_step_is_the_steps_seeds(episodes) -> None:
 
 
 def test_in_bfloat16_old_log_probs_are_recomputed_and_the_difference_is_told(episodes) -> None:
-    player, one = make(precision="bfloat16")
-    metrics = step(player, one, episodes)
+    policy, one = make(precision="bfloat16")
+    metrics = step(policy, one, episodes)
     assert 0 < metrics["training/rollout_probs_diff_mean"] <= metrics["training/rollout_probs_diff_max"] < 0.2
     # Micro-batches make other kernels, so the ratio need not be exactly 1; it is where they are the same.
     assert metrics["losses/approx_kl"] == pytest.approx(0, abs=1e-5)
-    assert all(p.dtype == torch.float32 for p in player.model.parameters())
+    assert all(p.dtype == torch.float32 for p in policy.model.parameters())
     assert "training/rollout_probs_diff_mean" not in step(*make(), episodes)
 
 
 def test_a_world_model_loss_that_is_not_finite_stops_the_step(episodes, monkeypatch) -> None:
-    player, one = make(world_model_coef=1.0)
+    policy, one = make(world_model_coef=1.0)
     monkeypatch.setattr("spa.rl.ppo.loss_sums", lambda *a, **k: iter([torch.tensor(float("inf"))]))
-    before = flat(player.model.parameters())
+    before = flat(policy.model.parameters())
     with pytest.raises(TrainingDiverged, match="world-model loss"):
-        step(player, one, episodes, world_model=[example(player)])
-    assert torch.equal(before, flat(player.model.parameters()))
+        step(policy, one, episodes, world_model=[example(policy)])
+    assert torch.equal(before, flat(policy.model.parameters()))

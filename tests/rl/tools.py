@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spa.agent.episode import Episode
+from spa.config.schema import PPOConfig
 from spa.rl.advantages import Array
 from spa.rl.filters import choose_groups, filter_metrics, group_indices
 from spa.rl.rewards import token_rewards, training_reward
-from spa.runs.schema import PPOConfig
 
 
 def filtered(episodes: Sequence[Episode], ratio: float, kind: str = "std") -> tuple[list[Episode], dict[str, float]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from spa.agent.parse import Span
+from spa.agent.response import Span
 
 _REMEMBERED = 4096  # user messages whose ids are kept
 _PROBE_ANSWER = "<think>probe</think><answer>probe</answer>"

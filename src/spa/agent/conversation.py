@@ -13,8 +13,8 @@ from spa.agent.episode import Episode
 from spa.agent.play import Play, new_episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import SamplingConfig
 from spa.engines.base import ChatEngine, Message, RequestFailed
-from spa.runs.schema import SamplingConfig
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from spa.runs.files import atomic_write
-from spa.runs.secrets import redact
+from spa.common.files import atomic_write
+from spa.common.secrets import redact
 
 
 @dataclass

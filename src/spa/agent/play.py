@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import Parsed, match_action, parse_response
+from spa.agent.response import Parsed, match_action, parse_response
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.envs import TextEnv

@@ -11,9 +11,9 @@ from spa.agent.episode import Episode, TokenSequence
 from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine, SplittingEngine, serve
 from spa.engines.processes import in_processes
-from spa.runs.schema import SamplingConfig
 
 
 @dataclass

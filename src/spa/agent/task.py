@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from spa.agent.parse import PROMPT_MODES
+from spa.agent.response import PROMPT_MODES
+from spa.common.names import choose
+from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import STATE_FORMATS, TextEnv, make_env
-from spa.runs.schema import AgentConfig, EnvConfig
 
 STYLES: tuple[str, ...] = ("paper", "terse")
 SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
@@ -25,22 +26,6 @@ TERSE_FORMATS = {
     "world_model": "<think><observation><prediction><answer>",
     "answer": "<answer>",
 }
-
-
-def choose(what: str, value: str, options: tuple[str, ...]) -> str:
-    """Returns ``value``; raises ValueError with the options (and the nearest of them) if it is none of them."""
-    if value not in options:
-        raise ValueError(unknown(what, value, options))
-    return value
-
-
-def unknown(what: str, value: str, options: tuple[str, ...] | list[str]) -> str:
-    """The message for an unknown name: the nearest known one, or all of them."""
-    import difflib
-
-    near = difflib.get_close_matches(value, options, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of: {', '.join(options)}."
-    return f"unknown {what} {value!r}. {hint}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,7 @@ class Task:
         """What stands before the first turn: instruction, symbols and actions of this very world."""
         if self.agent.style == "terse":
             return ""
-        from spa.agent.instructions import instruction
+        from spa.agent.prompt import instruction
 
         text = instruction(self.env, self.agent.prompt, env)
         if env.symbols:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spa.agent.task import Task, choose
+from spa.agent.task import Task
+from spa.common.names import choose
+from spa.config.seeds import SEEDS_OF_A_RUN
+from spa.config.validate import CHOICES
 from spa.envs import TextEnv
-from spa.runs.seeds import SEEDS_OF_A_RUN
-from spa.runs.validate import CHOICES
 
 # Share of all worlds, by a hash of their content, that belongs to each split.
 SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "train": (0.5, 1.0)}

@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from spa.runs.schema import EngineConfig, SamplingConfig
-from spa.runs.validate import check_access
+from spa.config.schema import EngineConfig, SamplingConfig
+from spa.config.validate import check_access
 
 Message = dict[str, str]  # role and content
 

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from spa.common.secrets import learn, redact
+from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
-from spa.runs.schema import EngineConfig, SamplingConfig
-from spa.runs.secrets import learn, redact
 
 BACKOFF = 1.0  # seconds before the second try, doubled before each further one
 LONGEST_BACKOFF = 60.0
@@ -34,7 +34,7 @@ class _TryAgain(Exception):
 class OpenAIEngine:
     """Answers conversations through the ``openai`` client; may be used from ``workers`` threads at once.
 
-    What the server says, replies and errors, comes without secrets (``spa.runs.secrets``): some servers echo the key.
+    What the server says, replies and errors, comes without secrets (``spa.common.secrets``): some servers echo the key.
 
     Raises:
         ValueError: a setting is missing, or the package ``openai``; or the key is none.

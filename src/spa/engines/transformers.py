@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spa.config.schema import SamplingConfig
 from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream, uniforms
@@ -20,7 +21,6 @@ from spa.engines.processes import can_fork
 from spa.engines.stops import Stops
 from spa.models.memory import free_memory
 from spa.models.packing import common_length
-from spa.runs.schema import SamplingConfig
 
 _SHARE = 0.6  # of the free memory that keys and values may take
 _SMALL = 2**26  # bytes of weights that every process reads for itself

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Completion, check_engine, check_sampling
-from spa.runs.schema import EngineConfig, SamplingConfig
 
 
 class VLLMEngine:

@@ -4,14 +4,14 @@
 """
 
 from spa.envs.adapter import AdaptedEnv
-from spa.envs.bandit import Bandit
+from spa.envs.bandit.world import Bandit
 from spa.envs.base import STATE_FORMATS, StateFormat, TextEnv
-from spa.envs.countdown import Countdown
-from spa.envs.frozen_lake import FrozenLake
-from spa.envs.metamathqa import MetamathQA
+from spa.envs.countdown.world import Countdown
+from spa.envs.frozen_lake.world import FrozenLake
+from spa.envs.metamathqa.world import MetamathQA
 from spa.envs.registry import env_names, make_env, register_worlds
-from spa.envs.sokoban import Sokoban
-from spa.envs.sudoku import Sudoku
+from spa.envs.sokoban.world import Sokoban
+from spa.envs.sudoku.world import Sudoku
 from spa.envs.webshop import WebShop
 
 register_worlds()

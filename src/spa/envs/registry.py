@@ -20,12 +20,12 @@ ENTRY_POINT_GROUP = "spa.envs"
 
 # Short name -> (Gymnasium id, where the class is). Classes are imported when first made.
 BUILT_IN: dict[str, tuple[str, str]] = {
-    "sokoban": ("spa/Sokoban-v0", "spa.envs.sokoban:Sokoban"),
-    "frozen_lake": ("spa/FrozenLake-v0", "spa.envs.frozen_lake:FrozenLake"),
-    "sudoku": ("spa/Sudoku-v0", "spa.envs.sudoku:Sudoku"),
-    "countdown": ("spa/Countdown-v0", "spa.envs.countdown:Countdown"),
-    "metamathqa": ("spa/MetamathQA-v0", "spa.envs.metamathqa:MetamathQA"),
-    "bandit": ("spa/Bandit-v0", "spa.envs.bandit:Bandit"),
+    "sokoban": ("spa/Sokoban-v0", "spa.envs.sokoban.world:Sokoban"),
+    "frozen_lake": ("spa/FrozenLake-v0", "spa.envs.frozen_lake.world:FrozenLake"),
+    "sudoku": ("spa/Sudoku-v0", "spa.envs.sudoku.world:Sudoku"),
+    "countdown": ("spa/Countdown-v0", "spa.envs.countdown.world:Countdown"),
+    "metamathqa": ("spa/MetamathQA-v0", "spa.envs.metamathqa.world:MetamathQA"),
+    "bandit": ("spa/Bandit-v0", "spa.envs.bandit.world:Bandit"),
     "webshop": ("spa/WebShop-v0", "spa.envs.webshop:WebShop"),
 }
 EXTRAS = {"webshop": "webshop"}  # what `pip install 'spa-agent[...]'` must name for a built-in world

@@ -1,5 +1,6 @@
 """Pass@k with intervals, world-model accuracy, and the comparison of arms. Imports no torch."""
 
+from spa.data.states import cell_accuracy, grid_part
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import (
@@ -11,7 +12,7 @@ from spa.evaluate.summary import (
     render_text,
     summarize,
 )
-from spa.evaluate.world_model import cell_accuracy, grid_part, world_model_metrics
+from spa.evaluate.world_model import world_model_metrics
 
 __all__ = [
     "ComparisonRow",

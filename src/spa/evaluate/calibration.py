@@ -12,10 +12,10 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import match_action, parse_response, replace_spans
+from spa.agent.response import match_action, parse_response, replace_spans
+from spa.data.ground_truth import body_spans
+from spa.data.states import cells, exact, grid_part, is_board
 from spa.envs import TextEnv
-from spa.evaluate.world_model import cells, exact, grid_part, is_board
-from spa.worldmodel.groundtruth import body_spans
 
 PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change

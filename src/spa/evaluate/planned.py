@@ -11,10 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.kept import KeptEpisodes
-from spa.agent.player import Player
+from spa.agent.episode_store import EpisodeStore
+from spa.agent.policy import Policy
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import SIMULATOR, Config
+from spa.config.seeds import PLANNER, stream_seed
+from spa.data.transitions import Transition
 from spa.envs import TextEnv
 from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
@@ -24,17 +27,14 @@ from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.simulator import Simulator
 from spa.planning.world_model import WorldModel
-from spa.runs.schema import SIMULATOR, Config
-from spa.runs.seeds import PLANNER, stream_seed
-from spa.runs.stage import model_of
-from spa.worldmodel.transitions import Transition
+from spa.run.stage import model_of
 
 PREFIX = "imagination/"
 CHUNK = 64  # worlds played at once
 
 
 def evaluate_planner(
-    cfg: Config, name: str, player: Player, task: Task, worlds: Sequence[World], out: Path
+    cfg: Config, name: str, policy: Policy, task: Task, worlds: Sequence[World], out: Path
 ) -> EvalResult:
     """Plays each world once with ``agent.planner``; writes ``planner.json`` and ``planner_episodes.jsonl`` to ``out``.
 
@@ -42,7 +42,7 @@ def evaluate_planner(
     that a cache answered left out. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
-    with planning_model(cfg, player, task) as world_model:
+    with planning_model(cfg, policy, task) as world_model:
         episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, f"planning with {name}")
         usage = world_model.usage
         asked = worlds[: cfg.eval.world_model_worlds]
@@ -59,15 +59,15 @@ def evaluate_planner(
 
 
 @contextmanager
-def planning_model(cfg: Config, player: Player, task: Task) -> Iterator[WorldModel]:
-    """What ``agent.planner`` asks: ``planner.model``, or the player's."""
+def planning_model(cfg: Config, policy: Policy, task: Task) -> Iterator[WorldModel]:
+    """What ``agent.planner`` asks: ``planner.model``, or the policy's."""
     planner, seed = cfg.planner, stream_seed(cfg.seeds.run, PLANNER, 0)
     other = None
     if planner.model not in (None, SIMULATOR):
-        other = Player.load(cfg, model_of(planner.model, "planner.model"))
+        other = Policy.load(cfg, model_of(planner.model, "planner.model"))
     kind = Simulator if planner.model == SIMULATOR else WorldModel
     try:
-        yield kind(other or player, task, samples=planner.samples, proposals=planner.proposals, seed=seed)
+        yield kind(other or policy, task, samples=planner.samples, proposals=planner.proposals, seed=seed)
     finally:
         if other:
             other.close()
@@ -81,7 +81,7 @@ def plan_chunks(
     samples: int,
     purpose: int,
     title: str,
-    kept: KeptEpisodes | None = None,
+    kept: EpisodeStore | None = None,
 ) -> list[Episode]:
     """As ``play_chunks``, with ``agent.planner``."""
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.kept import KeptEpisodes
-from spa.agent.player import Player, ServedPlayer, make_task, sampling_for
+from spa.agent.episode_store import EpisodeStore
+from spa.agent.policy import Policy, ServedPolicy, make_task, sampling_for
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
+from spa.common.progress import progress
+from spa.config.schema import ArmConfig, Config
+from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import EvalResult
-from spa.runs.progress import progress
-from spa.runs.schema import ArmConfig, Config
-from spa.runs.seeds import EVAL, PROBE, stream_seed
 
 CHUNK = 32  # worlds played at once; also how often the progress bar moves
 
@@ -39,10 +39,10 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
     if cfg.eval.worlds < 1 or cfg.eval.samples < 1:
         raise ValueError("eval.worlds and eval.samples must be at least 1")
     engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
-    player = Player.load(cfg, model, engine=engine)
+    policy = Policy.load(cfg, model, engine=engine)
     task = make_task(cfg, state_format=arm.state_format)
     worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds)
-    episodes = play_chunks(player, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, f"evaluating {arm.name}")
+    episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, f"evaluating {arm.name}")
     if all(episode.status == "error" for episode in episodes):
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     probe: list[Episode] = []
@@ -50,8 +50,8 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
     if cfg.eval.world_model_worlds:
         told = make_task(cfg, state_format=arm.state_format, prompt="world_model")
         chosen = worlds[: cfg.eval.world_model_worlds]
-        probe = play_chunks(player, told, chosen, 1, cfg.seeds.run, PROBE, f"world model of {arm.name}")
-        measured = measure_episodes(cfg, player, told, probe, chosen, cfg.seeds.run)
+        probe = play_chunks(policy, told, chosen, 1, cfg.seeds.run, PROBE, f"world model of {arm.name}")
+        measured = measure_episodes(cfg, policy, told, probe, chosen, cfg.seeds.run)
     result = EvalResult.from_episodes(arm.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run)
     result = dataclasses.replace(result, world_model=measured)
     result.write(out / "result.json")
@@ -62,21 +62,21 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
     if cfg.agent.planner != "none":
         from spa.evaluate.planned import evaluate_planner
 
-        scores["planner"] = evaluate_planner(cfg, arm.name, player, task, worlds, out).metrics["pass@1"]
-    player.close()
-    name = player.server.name if isinstance(player, ServedPlayer) else model
+        scores["planner"] = evaluate_planner(cfg, arm.name, policy, task, worlds, out).metrics["pass@1"]
+    policy.close()
+    name = policy.server.name if isinstance(policy, ServedPolicy) else model
     return {"model": name, **scores, "worlds": {"test": world_keys(worlds)}}
 
 
 def play_chunks(
-    player: Player,
+    policy: Policy,
     task: Task,
     worlds: list[World],
     samples: int,
     run: int,
     purpose: int,
     title: str,
-    kept: KeptEpisodes | None = None,
+    kept: EpisodeStore | None = None,
 ) -> list[Episode]:
     """Plays worlds with a progress bar; groups are numbered through.
 
@@ -85,14 +85,14 @@ def play_chunks(
             server gave no answer to.
 
     Raises:
-        ServerError: the server of a ``ServedPlayer`` refuses the requests, or is dead.
+        ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
     """
-    kept = KeptEpisodes() if kept is None else kept
-    if isinstance(player, ServedPlayer):
-        return _play_served(player, task, worlds, samples, stream_seed(run, purpose, 0), title, kept)
+    kept = EpisodeStore() if kept is None else kept
+    if isinstance(policy, ServedPolicy):
+        return _play_served(policy, task, worlds, samples, stream_seed(run, purpose, 0), title, kept)
 
     def play(chunk: Sequence[World], seed: int) -> list[Episode]:
-        return player.play(task, chunk, samples=samples, seed=seed)
+        return policy.play(task, chunk, samples=samples, seed=seed)
 
     return in_chunks(play, worlds, samples, run, purpose, title, kept, size=CHUNK)
 
@@ -104,12 +104,12 @@ def in_chunks(
     run: int,
     purpose: int,
     title: str,
-    kept: KeptEpisodes | None,
+    kept: EpisodeStore | None,
     *,
     size: int,
 ) -> list[Episode]:
     """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered through."""
-    kept = KeptEpisodes() if kept is None else kept
+    kept = EpisodeStore() if kept is None else kept
     with progress(len(worlds), title) as bar:
         for number, start in enumerate(range(0, len(worlds), size)):
             chunk = worlds[start : start + size]
@@ -125,7 +125,7 @@ def in_chunks(
 
 
 def _play_served(
-    player: ServedPlayer, task: Task, worlds: list[World], samples: int, seed: int, title: str, kept: KeptEpisodes
+    policy: ServedPolicy, task: Task, worlds: list[World], samples: int, seed: int, title: str, kept: EpisodeStore
 ) -> list[Episode]:
     jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
     with progress(len(jobs), title) as bar:
@@ -136,7 +136,7 @@ def _play_served(
             bar.advance(1, success=kept.success)
 
         left = [job for job in jobs if (job.group, job.member) not in kept]
-        played = play_jobs(player.server, task, left, sampling_for(task, player.sampling), seed=seed, on_done=finished)
+        played = play_jobs(policy.server, task, left, sampling_for(task, policy.sampling), seed=seed, on_done=finished)
         kept.add(played, write=False)  # what failed is tried again by a resumed run
         bar.advance(len(jobs) - bar.done)
     return kept.in_order()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from spa.agent.episode import Episode
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.config.schema import Config
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.perplexity import formats, random_guess, sample_states, state_perplexity
 from spa.evaluate.world_model import world_model_metrics
-from spa.runs.schema import Config
 
 
 def probe_world_model(
     cfg: Config,
-    player: Player,
+    policy: Policy,
     *,
     state_format: str,
     split: str = "val",
@@ -29,26 +29,26 @@ def probe_world_model(
     """
     task = make_task(cfg, state_format=state_format, prompt="world_model")
     chosen = WorldSource(task, split, getattr(cfg.seeds, split), unique=True).take(worlds)
-    episodes = player.play(task, chosen, samples=1, seed=seed)
-    return measure_episodes(cfg, player, task, episodes, chosen if perplexity else [], seed), episodes
+    episodes = policy.play(task, chosen, samples=1, seed=seed)
+    return measure_episodes(cfg, policy, task, episodes, chosen if perplexity else [], seed), episodes
 
 
 def measure_episodes(
-    cfg: Config, player: Player, task: Task, episodes: list[Episode], worlds: list[World], seed: int
+    cfg: Config, policy: Policy, task: Task, episodes: list[Episode], worlds: list[World], seed: int
 ) -> dict[str, float]:
     """World-model accuracy of played episodes; with a model at hand also its calibration and, on ``worlds``, perplexity.
 
     ``perplexity/grid`` and ``perplexity/coordinates`` are per token of the states alone, ``perplexity/random_guess`` per cell.
     """
     metrics = world_model_metrics(episodes, task.make_env().legal)
-    if player.model is None:
+    if policy.model is None:
         return metrics
-    metrics |= calibration_metrics(player.model, player.chat, task.make_env, episodes, seed=seed)
+    metrics |= calibration_metrics(policy.model, policy.chat, task.make_env, episodes, seed=seed)
     if worlds:
         for state_format in formats(task):
             shown = make_task(cfg, state_format=state_format)
             states = sample_states(shown, worlds, seed=seed)
-            scored = state_perplexity(player.model, player.chat, shown, states)
+            scored = state_perplexity(policy.model, policy.chat, shown, states)
             metrics[f"perplexity/{state_format}"] = scored.perplexity
-        metrics["perplexity/random_guess"] = random_guess(task, len(player.tokenizer))
+        metrics["perplexity/random_guess"] = random_guess(task, len(policy.tokenizer))
     return metrics

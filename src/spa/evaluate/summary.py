@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spa.agent.episode import Episode
+from spa.common.files import atomic_write
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.verdict import BASE, ArmScore, verdict
 from spa.evaluate.world_model import world_model_metrics
-from spa.runs.files import atomic_write
 
 LEVEL = 0.95
 

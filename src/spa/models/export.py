@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spa.agent.task import unknown
-from spa.runs.checkpoints import list_checkpoints
-from spa.runs.files import atomic_folder
-from spa.runs.stage import model_of, read_done
+from spa.common.checkpoints import list_checkpoints
+from spa.common.files import atomic_folder
+from spa.common.names import choose
+from spa.run.stage import model_of, read_done
 
 _NOT_A_MODEL = ("trainer_state.pt", "adapter")
 
@@ -73,11 +73,9 @@ def _stage(run: Path, choice: Choice) -> Path:
             has = f"has {', '.join(arms)}: choose one with --arm" if arms else "has none (--sft takes stage 2's)"
             raise ValueError(f"which model of {run}? Of those trained by PPO it {has}")
         return run / "arms" / arms[0] / "ppo"
-    if choice.arm not in arms:
-        raise ValueError(
-            unknown(f"arm of {run} trained by PPO", choice.arm, arms) if arms else f"{run} has no PPO model"
-        )
-    return run / "arms" / choice.arm / "ppo"
+    if not arms:
+        raise ValueError(f"{run} has no PPO model")
+    return run / "arms" / choose(f"arm of {run} trained by PPO", choice.arm, arms) / "ppo"
 
 
 def export(
@@ -117,8 +115,8 @@ def export(
 
 
 def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:
+    from spa.config.schema import ModelConfig
     from spa.models.load import load_model, load_tokenizer, save_model
-    from spa.runs.schema import ModelConfig
 
     model = load_model(ModelConfig(dtype=dtype, device="cpu"), str(checkpoint))
     save_model(model, load_tokenizer(str(checkpoint)), folder)
@@ -154,7 +152,7 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
     run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
     if run is None:
         return {}
-    from spa.runs.config import load_config
+    from spa.config.load import load_config
 
     cfg = load_config(run / "config.yaml", [])
     stage = checkpoint.resolve().parent.parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from spa.agent.task import unknown
+from spa.common.names import choose
 
 BUILTIN = ("tiny",)
 
@@ -17,9 +17,7 @@ def resolve_path(path: str) -> str:
         ValueError: unknown built-in model, or a path that looks local and does not exist.
     """
     if path.startswith("builtin:"):
-        name = path.removeprefix("builtin:")
-        if name not in BUILTIN:
-            raise ValueError(unknown("built-in model", name, BUILTIN))
+        name = choose("built-in model", path.removeprefix("builtin:"), BUILTIN)
         return str(resources.files("spa.models").joinpath("builtin", name))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
     folder = Path(path).expanduser()

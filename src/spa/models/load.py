@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from spa.agent.task import unknown
+from spa.common.files import atomic_folder
+from spa.common.names import choose
+from spa.config.schema import ModelConfig
 from spa.models.folders import check_folder, check_tokenizer, check_weights, resolve_path
-from spa.runs.files import atomic_folder
-from spa.runs.schema import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,8 +26,7 @@ def check_model(config: ModelConfig, path: str | None = None) -> None:
         ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing or damaged folder, dtype or device.
     """
     check_folder(path or config.path)
-    if config.dtype not in _DTYPES:
-        raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
+    choose("model.dtype", config.dtype, _DTYPES)
     pick_device(config.device)
 
 
@@ -87,8 +86,7 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
 
     logging.disable_progress_bar()
     _leave_imports_alone()
-    if config.dtype not in _DTYPES:
-        raise ValueError(unknown("model.dtype", config.dtype, list(_DTYPES)))
+    choose("model.dtype", config.dtype, _DTYPES)
     device = pick_device(config.device)
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)

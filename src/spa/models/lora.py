@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spa.runs.schema import PPOConfig, SFTConfig
+from spa.config.schema import PPOConfig, SFTConfig
 
 _ADAPTER = "default"
 

@@ -14,18 +14,18 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
+from spa.common.files import atomic_write
+from spa.common.progress import progress
+from spa.config.schema import Config, PlannerConfig
+from spa.config.seeds import first_seed
 from spa.envs import TextEnv, make_env
 from spa.envs.spaces import AnyText
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, expand, likeliest
 from spa.planning.world_model import WorldModel
-from spa.runs.files import atomic_write
-from spa.runs.progress import progress
-from spa.runs.schema import Config, PlannerConfig
-from spa.runs.seeds import first_seed
 
 CHUNK = 256  # worlds imagined at once
 FILE = "worlds.json"
@@ -58,10 +58,10 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
         ValueError: a model that cannot be loaded or asked, or too few worlds.
     """
     planner, seeds = cfg.planner, cfg.seeds
-    player = Player.load(cfg, model)
+    policy = Policy.load(cfg, model)
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
     worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(cfg.curriculum.imagined_worlds)
-    world_model = WorldModel(player, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
+    world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     depth = min(planner.depth, task.env.max_actions)
     found: list[dict[str, Any]] = []
     with progress(len(worlds), "imagining worlds") as bar:
@@ -73,7 +73,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
             found += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
             world_model.forget()
             bar.advance(len(chunk))
-    player.close()
+    policy.close()
     atomic_write(out / FILE, json.dumps(found, ensure_ascii=False) + "\n")
     usage = world_model.usage
     states = sum(len(one["moves"]) for one in found)

@@ -11,10 +11,10 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import PlannerConfig
+from spa.data.transitions import LAYOUTS, transitions_of
 from spa.planning.search import PLANNERS, Answer, Imagined, Move, Plan, Question
 from spa.planning.world_model import WorldModel
-from spa.runs.schema import PlannerConfig
-from spa.worldmodel.transitions import LAYOUTS, transitions_of
 
 T = TypeVar("T")
 Memory = Mapping[Move, tuple[Imagined, ...]]

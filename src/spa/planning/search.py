@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spa.runs.schema import PlannerConfig
+from spa.config.schema import PlannerConfig
 
 _TIE = 1e-9  # values closer than this are equal
 

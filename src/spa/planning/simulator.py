@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spa.agent.player import Player
+from spa.agent.policy import Policy
 from spa.agent.task import Task
+from spa.data.states import exact
 from spa.envs import TextEnv
-from spa.evaluate.world_model import exact
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import WorldModel
 
@@ -31,14 +31,14 @@ class Simulator(WorldModel):
     been given in a Sudoku, for instance), the move is made in what the state tells.
 
     Args:
-        player, task, samples, proposals, seed: as for ``WorldModel``.
+        policy, task, samples, proposals, seed: as for ``WorldModel``.
 
     Raises:
         ValueError: a world that cannot be set to a state.
     """
 
-    def __init__(self, player: Player, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
-        super().__init__(player, task, samples=samples, proposals=proposals, seed=seed)
+    def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
+        super().__init__(policy, task, samples=samples, proposals=proposals, seed=seed)
         self._env = task.make_env()
         check_settable(self._env)
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
-from spa.agent.parse import match_action, parse_response
-from spa.agent.player import Player, ServedPlayer, sampling_for
+from spa.agent.policy import Policy, ServedPolicy, sampling_for
+from spa.agent.response import match_action, parse_response
 from spa.agent.task import Task
+from spa.config.schema import SamplingConfig
+from spa.data.transitions import LAYOUTS, Layout, read_outcome
 from spa.engines.base import Completion, SplittingEngine, serve
 from spa.engines.processes import in_processes
 from spa.models.packing import common_length
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
-from spa.runs.schema import SamplingConfig
-from spa.worldmodel.transitions import LAYOUTS, Layout, read_outcome
 
 T = TypeVar("T")
 _CLOSE = "</"  # no state holds it: what a model writes up to there is its answer
@@ -49,7 +49,7 @@ class WorldModel:
     the probability that the model gives it alone.
 
     Args:
-        player: whose model is asked; any engine that continues tokens.
+        policy: whose model is asked; any engine that continues tokens.
         task: the world as it is put to a model. Its prompt mode does not matter.
         samples: answers to a question about a move. 1 is the likeliest; more are drawn at temperature 1.
         proposals: actions drawn from the plain policy to answer a ``Choice``; with 0 it is answered by ``{}`` (no preference).
@@ -59,10 +59,10 @@ class WorldModel:
         ValueError: the model is behind a chat server, which continues messages but no responses.
     """
 
-    def __init__(self, player: Player, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
-        if isinstance(player, ServedPlayer):
+    def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
+        if isinstance(policy, ServedPolicy):
             raise ValueError("a planner asks the model in the middle of a response: use engine=transformers or vllm")
-        self.player = player
+        self.policy = policy
         self.samples, self.proposals, self.seed = samples, proposals, seed
         self.usage = Usage()
         self._layout: Layout = LAYOUTS[task.agent.style]
@@ -111,7 +111,7 @@ class WorldModel:
     @property
     def has_weights(self) -> bool:
         """Whether ``log_probs`` can be asked for."""
-        return self.player.model is not None
+        return self.policy.model is not None
 
     def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
         """Log-probability (nats) that the model gives to each state as what follows its move, whatever it would write itself.
@@ -125,29 +125,29 @@ class WorldModel:
             raise ValueError("states are scored by the model's weights: use engine=transformers")
         after = self._layout.after_state
         rows = [
-            self.player.chat.continuation(
+            self.policy.chat.continuation(
                 self._prompt(self._told, move.state, self._told.env.max_actions),
                 self._layout.question(*move),
                 f"{state}{after}",
             )
             for move, state in asked
         ]
-        return [score.logprob for score in score_rows(self.player.model, rows)]
+        return [score.logprob for score in score_rows(self.policy.model, rows)]
 
     def _reading(self, temperature: float) -> SamplingConfig:
         """How an answer is written, up to its closing tag."""
         return dataclasses.replace(
-            self.player.sampling,
+            self.policy.sampling,
             temperature=temperature,
             top_p=1.0,
             top_k=0,
             stop=[_CLOSE],
-            max_tokens=max(self.player.sampling.max_tokens, 16),
+            max_tokens=max(self.policy.sampling.max_tokens, 16),
         )
 
     def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
         """Each question takes two turns of a session: first the state, then the outcome."""
-        chat, layout = self.player.chat, self._layout
+        chat, layout = self.policy.chat, self._layout
         prompts = {move.state: self._prompt(self._told, move.state, self._told.env.max_actions) for move, _ in asked}
         # The likeliest answers to questions about one state come in one session: their contexts begin alike, and engines that keep
         # keys and values read that beginning once. What is drawn depends on the session, so that there each question has its own.
@@ -199,14 +199,14 @@ class WorldModel:
             session: read(session, context(moves[0][0], layout.question(*moves[0][0])))
             for session, moves in sessions.items()
         }
-        serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
         return [done[key] for key in asked], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
         """Shares of the first actions that the plain policy names, without those that cannot be read."""
         if not self.proposals:
             return [{} for _ in choices]
-        sampling = sampling_for(self._plain, self.player.sampling)
+        sampling = sampling_for(self._plain, self.policy.sampling)
         asked = [(choice, sample) for choice in choices for sample in range(self.proposals)]
 
         def share(places: range) -> tuple[list[str | None], Usage]:
@@ -220,7 +220,7 @@ class WorldModel:
         return shares
 
     def _propose(self, asked: Sequence[tuple[Choice, int]], sampling: SamplingConfig) -> tuple[list[str | None], Usage]:
-        chat, agent = self.player.chat, self._plain.agent
+        chat, agent = self.policy.chat, self._plain.agent
         contexts = {
             self._session(*key): [*self._prompt(self._plain, key[0].state, key[0].actions_left), *chat.forced_ids]
             for key in asked
@@ -235,7 +235,7 @@ class WorldModel:
 
     def _value(self, worths: Sequence[Worth]) -> list[float | None]:
         """What the model says that actions are worth."""
-        chat, sampling = self.player.chat, self._reading(0.0)
+        chat, sampling = self.policy.chat, self._reading(0.0)
 
         def share(places: range) -> tuple[list[float | None], Usage]:
             asked = [worths[place] for place in places]
@@ -258,7 +258,7 @@ class WorldModel:
 
     def _continue(self, contexts: dict[int, list[int]], sampling: SamplingConfig) -> tuple[dict[int, str], Usage]:
         """How the model continues each session's context, once."""
-        chat = self.player.chat
+        chat = self.policy.chat
         usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
         texts: dict[int, str] = {}
 
@@ -266,12 +266,12 @@ class WorldModel:
             usage.tokens_written += len(completion.ids)
             texts[session] = chat.decode(completion.ids)
 
-        serve(self.player.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
         return texts, usage
 
     def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
         header = self._headers[task.agent.prompt]
-        return self.player.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
+        return self.policy.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
 
     def _session(self, question: tuple[object, ...], sample: int) -> int:
         """A number by which the engine draws for this question and sample, whatever else is asked."""
@@ -282,7 +282,7 @@ class WorldModel:
         """``share`` of the places 0 to ``count``, in several processes where that is faster."""
         if not count:
             return []
-        engine = self.player.engine
+        engine = self.policy.engine
         processes = engine.split(sampling, count, 1) if isinstance(engine, SplittingEngine) else 1
 
         def work(number: int) -> tuple[list[T], Usage]:

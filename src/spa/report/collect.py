@@ -7,12 +7,12 @@ from typing import Any
 
 from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
+from spa.common.secrets import redact, shown
 from spa.evaluate.summary import EvalResult
 from spa.report.data import ArmReport, ReportData
-from spa.runs.folder import PACKAGES, RunFolder
-from spa.runs.metrics import read_metrics
-from spa.runs.secrets import redact, shown
-from spa.runs.stage import read_done
+from spa.run.folder import PACKAGES, RunFolder
+from spa.run.metrics import read_metrics
+from spa.run.stage import read_done
 
 _MACHINE = {"processor": "cpu", "cores": "cpu_count", "system": "platform"}  # as shown -> as in run.json
 

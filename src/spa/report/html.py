@@ -12,13 +12,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from spa.common.files import atomic_write
+from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
 from spa.report.charts import Chart, Figure, arm_colors, comparison_chart, diagnostic_charts, learning_charts, number
 from spa.report.data import ArmReport, MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
-from spa.runs.files import atomic_write
-from spa.runs.progress import duration
 
 _FACTS = (
     ("world", ("env.tag", "env.id")),

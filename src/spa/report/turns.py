@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import TAG
-from spa.evaluate.world_model import cell_accuracy, exact, grid_part
+from spa.agent.response import TAG
+from spa.data.states import cell_accuracy, exact, grid_part
 
 Segment = tuple[str, bool]
 """Text and whether it differs from the other side."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import yaml
 
+from spa.common.files import atomic_write
+from spa.common.progress import note
+from spa.config.load import load_arm
 from spa.reproduce.scale import Scale, arm_file
-from spa.runs.config import load_arm
-from spa.runs.files import atomic_write
-from spa.runs.progress import note
 
 
 def write_arms(scale: Scale, out: Path) -> None:

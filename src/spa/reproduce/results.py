@@ -16,18 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spa.agent.worlds import content_key
+from spa.common.clock import Spent
+from spa.config.load import load_arm, load_config
+from spa.config.schema import ArmConfig
+from spa.config.variants import arm_config, dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import PLANNED
 from spa.reproduce.scale import BASELINE, Cell, Scale
-from spa.runs.arms import arm_config, dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder
-from spa.runs.clock import Spent
-from spa.runs.config import load_arm, load_config
-from spa.runs.metrics import read_metrics
-from spa.runs.schema import ArmConfig
-from spa.runs.stage import read_done
+from spa.run.metrics import read_metrics
+from spa.run.stage import read_done
 
 Curve = list[tuple[float, float]]
 

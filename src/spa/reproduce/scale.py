@@ -8,12 +8,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from spa.common.names import choose
+from spa.config.load import conf_folder, load_config, names_of, read_yaml
+from spa.config.overrides import from_mapping
+from spa.config.schema import Config
+from spa.config.variants import arms_of
 from spa.reproduce.paper import MODELS, WORLDS
-from spa.runs.arms import arms_of
-from spa.runs.config import conf_folder, load_config, names_of, read_yaml
-from spa.runs.overrides import from_mapping
-from spa.runs.schema import Config
-from spa.runs.validate import choose
 
 BASELINE = "vanilla"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spa.common.progress import duration
 from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.verdict import ArmScore, verdict
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import ArmNumbers, Numbers
 from spa.reproduce.scale import Scale
-from spa.runs.progress import duration
 
 _TOKENS = (
     ", tokens those written in an episode, a planner's included, actions played those that the world answered in self-play, "

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.runs.schema import PPOConfig
+from spa.config.schema import PPOConfig
 
 Array = NDArray[np.float64]
 Pair = tuple[Array, Array]

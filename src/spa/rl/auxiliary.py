@@ -8,12 +8,12 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
-from spa.agent.parse import STATE_TAG, parse_response
 from spa.agent.play import Play
+from spa.agent.response import STATE_TAG, parse_response
 from spa.agent.task import Task
-from spa.worldmodel.encode import Example, encode_row, merge_turns
-from spa.worldmodel.groundtruth import Message, Row, ground_truth, rejection
-from spa.worldmodel.transitions import transition_rows
+from spa.data.encode import Example, encode_row, merge_turns
+from spa.data.ground_truth import Message, Row, ground_truth, rejection
+from spa.data.transitions import transition_rows
 
 
 def true_response(turn: Turn, style: str = "terse") -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
-from spa.agent.parse import parse_response
+from spa.agent.response import parse_response
 from spa.models.rows import TokenRows, forward_groups
 from spa.rl.advantages import Array
 

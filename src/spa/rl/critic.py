@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from spa.config.schema import PPOConfig
 from spa.models.load import ValueHead
 from spa.models.lora import adapter_state, add_configured_lora, has_lora, load_adapter_state
 from spa.models.rows import TokenRows
 from spa.rl.advantages import ESTIMATORS
-from spa.runs.schema import PPOConfig
 
 CRITICS = ("model", "head", "detached_head")
 

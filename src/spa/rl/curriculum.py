@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from spa.agent.player import make_task
+from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.config.load import env_block
+from spa.config.schema import Config, EnvConfig
+from spa.config.seeds import first_seed
 from spa.envs import make_env
-from spa.runs.config import env_block
-from spa.runs.schema import Config, EnvConfig
-from spa.runs.seeds import first_seed
 
 IMAGINED = "spa.planning.dream:ImaginedWorld"
 
@@ -40,7 +40,7 @@ def training_tasks(cfg: Config, *, state_format: str | None = None, prompt: str 
 
 def _imagined(cfg: Config, state_format: str) -> EnvConfig:
     """The imagined worlds of a run, put to the model in the real ones' words."""
-    from spa.agent.instructions import instruction
+    from spa.agent.prompt import instruction
 
     real = make_env(cfg.env.id, **cfg.env.settings)
     told = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode
+from spa.config.schema import PPOConfig
 from spa.rl.rewards import Reward
-from spa.runs.schema import PPOConfig
 
 FILTERS = ("std", "std_rev", "max_mean", "top_p", "off")
 _EQUAL = 1e-9  # scores that differ by less are equal

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spa.agent.episode import Episode
-from spa.runs.schema import PPOConfig
+from spa.config.schema import PPOConfig
 
 _PERIODS = 8  # tokens of the longest loop that is looked for
 _LOOP = 16  # tokens that a loop must at least fill

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spa.config.schema import Config
 from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
 from spa.models.memory import MemoryEstimate, cache_bytes, count_parameters, estimate_training, size
 from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
-from spa.runs.schema import Config
 
 PROMPT = 512  # tokens of a turn's user message, about
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode
+from spa.config.schema import PPOConfig
+from spa.data.encode import Example
 from spa.models.compiling import compile_blocks
 from spa.models.forward import token_logprobs
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
@@ -26,9 +28,7 @@ from spa.rl.health import TrainingFailed
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from spa.rl.reference import Reference
 from spa.rl.rewards import Reward, normalize, token_rewards, training_reward
-from spa.runs.schema import PPOConfig
-from spa.worldmodel.encode import Example
-from spa.worldmodel.sft import loss_sums
+from spa.sft.train import loss_sums
 
 
 class TrainingDiverged(TrainingFailed):

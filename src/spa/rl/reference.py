@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spa.config.schema import PPOConfig
 from spa.models.forward import token_logprobs
 from spa.models.lora import without_adapters
 from spa.models.rows import TokenRows, autocast
-from spa.runs.schema import PPOConfig
 
 
 def needs_reference(config: PPOConfig) -> bool:

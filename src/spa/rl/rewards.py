@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
-from spa.evaluate.world_model import cell_accuracy, changed_cell_accuracy, exact
+from spa.config.schema import PPOConfig
+from spa.data.states import cell_accuracy, changed_cell_accuracy, exact
 from spa.rl.advantages import Array
-from spa.runs.schema import PPOConfig
 
 PLACEMENTS = ("end", "turn")
 _EPS = 1e-6

@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, read_episodes, write_episodes
-from spa.agent.player import Player, make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
+from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
+from spa.common.clock import measuring
+from spa.common.progress import note, progress
+from spa.config.schema import ArmConfig, Config
+from spa.config.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
+from spa.config.validate import check_ppo_sampling
 from spa.engines.base import BrokenModel
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
@@ -30,12 +36,6 @@ from spa.rl.health import Health, TrainingCollapsed, repetition
 from spa.rl.ppo import Learner, TrainingDiverged, update
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.rewards import training_reward
-from spa.runs.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
-from spa.runs.clock import measuring
-from spa.runs.progress import note, progress
-from spa.runs.schema import ArmConfig, Config
-from spa.runs.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
-from spa.runs.validate import check_ppo_sampling
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -44,7 +44,7 @@ _EMPTY_STEPS = 3  # steps in a row without a usable episode before giving up
 
 @dataclass
 class PPOTrainer:
-    """Trains ``player`` on ``task``; everything is written under ``out``.
+    """Trains ``policy`` on ``task``; everything is written under ``out``.
 
     Args:
         task: the task as validated, and as trained unless ``config.curriculum`` has others.
@@ -55,7 +55,7 @@ class PPOTrainer:
     """
 
     config: Config
-    player: Player
+    policy: Policy
     task: Task
     out: Path
     log: Log
@@ -96,7 +96,7 @@ class PPOTrainer:
                 self.validations.append((f"val/{task.tag}/", task, worlds))
 
     def _make_learner(self) -> Learner:
-        config, actor = self.config.ppo, self.player.model
+        config, actor = self.config.ppo, self.policy.model
         critic = make_critic(config, actor, seed=self.config.seeds.run + 1)
         if config.lora_rank:
             add_configured_lora(actor, config, config.lora_rank, self.config.seeds.run, "ppo")
@@ -123,7 +123,7 @@ class PPOTrainer:
         found = latest_checkpoint(self.out) if resume else None
         if found:
             self._restore(found[1])
-        self.player.model.train()
+        self.policy.model.train()
         if found is None and config.val_every and config.val_before_train:
             self.log(0, self.validate())
         try:
@@ -218,7 +218,7 @@ class PPOTrainer:
                     self.played.update(world_keys(worlds))
                 # The first batch has the step's own seed, whatever else is played.
                 own = stream_seed(seed, rounds, index) if rounds or index else seed
-                played = self.player.play(task, worlds, samples=config.group_size, seed=own)
+                played = self.policy.play(task, worlds, samples=config.group_size, seed=own)
                 for episode in played:
                     episode.group += groups
                 groups += len(worlds)
@@ -257,7 +257,7 @@ class PPOTrainer:
     def _update(
         self, episodes: Sequence[Episode], tasks: Sequence[int], rng: np.random.Generator, step: int
     ) -> dict[str, float]:
-        config, chat = self.config.ppo, self.player.chat
+        config, chat = self.config.ppo, self.policy.chat
         warming_up = self.learner.critic is not None and step <= config.critic_warmup
         alike = nothing_to_learn([training_reward(episode, config) for episode in episodes], config)
         examples = []
@@ -341,16 +341,16 @@ class PPOTrainer:
         samples = config.ppo.val_samples
         metrics: dict[str, float] = {}
         for prefix, task, worlds in self.validations:
-            episodes = self.player.play(task, worlds, samples=samples, seed=seed)
+            episodes = self.policy.play(task, worlds, samples=samples, seed=seed)
             summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
             metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
         if self.probe is not None and config.eval.world_model_worlds and self.validations:
             chosen = self.validations[0][2][: config.eval.world_model_worlds]
-            probed = self.player.play(self.probe, chosen, samples=1, seed=seed)
+            probed = self.policy.play(self.probe, chosen, samples=1, seed=seed)
             metrics |= world_model_metrics(probed, self.probe.make_env().legal)
             metrics |= calibration_metrics(
-                self.player.model,
-                self.player.chat,
+                self.policy.model,
+                self.policy.chat,
                 self.probe.make_env,
                 self._known_turns(probed),
                 seed=config.seeds.run,
@@ -379,12 +379,12 @@ class PPOTrainer:
             "learner": self.learner.state(),
         }
         folder = checkpoint_folder(self.out, self.step)
-        save_model(self.player.model, self.player.tokenizer, folder, state)
+        save_model(self.policy.model, self.policy.tokenizer, folder, state)
         always = (self.best_step,) if self.config.ppo.use == "best" else ()
         prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always)
 
     def _restore(self, folder: Path) -> None:
-        """Takes over a checkpoint; the actor's weights were loaded from the same folder by whoever made the player."""
+        """Takes over a checkpoint; the actor's weights were loaded from the same folder by whoever made the policy."""
         state = load_state(folder)
         self.step = int(state["step"])
         self.played = dict(state["played"])
@@ -395,7 +395,7 @@ class PPOTrainer:
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
-            load_weights(self.player.model, folder)  # the critic's network was made of the model at the start
+            load_weights(self.policy.model, folder)  # the critic's network was made of the model at the start
         self.learner.load_state(state["learner"])
 
 
@@ -433,7 +433,7 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
     """
     found = latest_checkpoint(out) if resume else None
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # they are put on the model as it was at the start
-    player = Player.load(cfg, str(found[1]) if found and not adapters else start)
+    policy = Policy.load(cfg, str(found[1]) if found and not adapters else start)
     task = make_task(cfg, state_format=arm.state_format)
     knows = arm.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
     probe = make_task(cfg, state_format=arm.state_format, prompt="world_model") if knows else None
@@ -444,7 +444,7 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
                 1, **{name: metrics[f"train/{name}"] for name in ("success", "score") if f"train/{name}" in metrics}
             )
 
-        trainer = PPOTrainer(cfg, player, task, out, log, probe, on_step, start)
+        trainer = PPOTrainer(cfg, policy, task, out, log, probe, on_step, start)
         if found:
             bar.advance(min(found[0], cfg.ppo.steps))
         model = trainer.train(resume=resume)

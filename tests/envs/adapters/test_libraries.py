@@ -17,7 +17,7 @@ import pytest
 
 from spa.envs import TextEnv, make_env
 from spa.envs.adapters.guard import untouched
-from spa.runs.worldcheck import check_world
+from spa.envs.check import check_world
 
 
 def module(monkeypatch, name: str, **attributes) -> ModuleType:

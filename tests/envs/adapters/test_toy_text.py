@@ -10,7 +10,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from spa.envs import make_env
-from spa.runs.worldcheck import check_world
+from spa.envs.check import check_world
 
 TOYS = ["gym:Taxi", "gym:CliffWalking", "gym:CliffWalkingSlippery", "gym:FrozenLake", "gym:FrozenLake8x8"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from gym_sokoban.envs.sokoban_env import SokobanEnv
 from tests.envs.oracle import LEVELS
 
-from spa.envs.sokoban_generator import Room, RoomSpec, make_room, solve
+from spa.envs.sokoban.generator import Room, RoomSpec, make_room, solve
 
 LETTERS = "UDLR"  # their actions 1 to 4
 # XSB: what never moves, and what stands there

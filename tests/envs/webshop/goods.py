@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from spa.agent.task import Task
+from spa.config.load import load_config
+from spa.config.schema import AgentConfig
 from spa.envs.webshop.goals import Goal
-from spa.runs.config import load_config
-from spa.runs.schema import AgentConfig
 
 SHOE = {
     "asin": "B000SHOE01",

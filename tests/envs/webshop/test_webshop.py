@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from tests.envs.webshop.goods import shopper, webshop_task
 from tests.scripted import CHAT, Scripted
 
-from spa.agent.instructions import instruction
+from spa.agent.prompt import instruction
 from spa.agent.rollout import rollout
 from spa.agent.worlds import WorldSource
+from spa.config.schema import SamplingConfig
 from spa.envs import make_env
 from spa.envs.webshop import WebShop
 from spa.envs.webshop.catalogue import SHIPPED, load_products
 from spa.envs.webshop.reward import same, same_option, type_factor
-from spa.runs.schema import SamplingConfig
 
 ROOT = Path(__file__).parents[3]
 

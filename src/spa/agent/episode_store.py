@@ -1,0 +1,73 @@
+"""Episodes that are kept as they finish: what an interrupted generation goes on from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from spa.agent.episode import Episode
+
+Key = tuple[int, int]  # group, member
+
+
+class EpisodeStore:
+    """Episodes by (group, member), in memory and, where a path is given, in a JSONL file that grows line by line.
+
+    Args:
+        path: read if it is there; a half-written last line is cut off.
+
+    Raises:
+        ValueError: another line of the file is not an episode.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._episodes: dict[Key, Episode] = {}
+        if self.path is not None and self.path.is_file():
+            self._read(self.path)
+
+    def _read(self, path: Path) -> None:
+        *whole, torn = path.read_bytes().split(b"\n")
+        for number, line in enumerate(whole, 1):
+            try:
+                episode = Episode.from_json(line.decode())
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}; delete the file to start anew") from error
+            self._episodes[_key(episode)] = episode
+        if torn:  # what is appended must begin a line of its own
+            with open(path, "r+b") as file:
+                file.truncate(path.stat().st_size - len(torn))
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._episodes
+
+    def add(self, episodes: Iterable[Episode], *, write: bool = True) -> None:
+        """Keeps those that are not there yet; with ``write`` they are on disk when this returns."""
+        new = [episode for episode in episodes if _key(episode) not in self]
+        if write and self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.writelines(episode.to_json() + "\n" for episode in new)
+        self._episodes.update((_key(episode), episode) for episode in new)
+
+    @property
+    def success(self) -> float:
+        """Share of the episodes that were won."""
+        return sum(episode.success for episode in self._episodes.values()) / max(1, len(self))
+
+    def in_order(self) -> list[Episode]:
+        """All episodes, group by group."""
+        return [self._episodes[key] for key in sorted(self._episodes)]
+
+    def remove(self) -> None:
+        """Deletes the file."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _key(episode: Episode) -> Key:
+    return episode.group, episode.member

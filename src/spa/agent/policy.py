@@ -1,0 +1,131 @@
+"""Someone who is ready to play: a model with its tokenizer and engine, or a server. Made once a stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spa.agent.chat import Chat
+from spa.agent.conversation import Job, play_jobs
+from spa.agent.episode import Episode
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.config.schema import Config, EngineConfig, SamplingConfig
+from spa.engines.base import ChatEngine, Engine, check_sampling
+
+
+def make_task(config: Config, *, state_format: str | None = None, prompt: str | None = None) -> Task:
+    """The config's task, with another state format or prompt mode if given.
+
+    Raises:
+        ValueError: as ``Task``.
+    """
+    env = dataclasses.replace(config.env, state_format=state_format or config.env.state_format)
+    agent = dataclasses.replace(config.agent, prompt=prompt or config.agent.prompt)
+    return Task(env, agent, config.sampling.max_tokens)
+
+
+def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None = None) -> SamplingConfig:
+    """How a task is sampled: with the limit of its prompt mode, and another temperature if given."""
+    limit = sampling.max_tokens
+    if task.agent.prompt == "base" and sampling.max_tokens_base:
+        limit = min(limit, sampling.max_tokens_base)
+    return dataclasses.replace(
+        sampling, max_tokens=limit, temperature=sampling.temperature if temperature is None else temperature
+    )
+
+
+@dataclass
+class Policy:
+    """``model`` is the torch module that training updates; ``engine`` plays with its current weights (vLLM: there is no module)."""
+
+    model: Any
+    tokenizer: Any
+    chat: Chat
+    engine: Engine
+    sampling: SamplingConfig
+
+    @classmethod
+    def load(cls, config: Config, path: str | None = None, *, engine: EngineConfig | None = None) -> Policy:
+        """Loads ``path`` (default: ``config.model.path``).
+
+        Args:
+            engine: who is to write the text; None is the transformers engine. With a chat server nothing is loaded, and a
+                ``ServedPolicy`` comes back.
+
+        Raises:
+            ValueError: a folder that is no model, has no tokenizer, or a template that cannot be used; an engine without its
+                package or settings.
+        """
+        check_sampling(config.sampling)
+        if engine is not None and engine.kind == "openai":
+            from spa.engines.openai import OpenAIEngine
+
+            return ServedPolicy(OpenAIEngine(engine), config.sampling)
+        from spa.models.folders import resolve_path
+        from spa.models.load import load_model, load_tokenizer, set_threads
+
+        set_threads(config.model)
+        name = path or config.model.path
+        tokenizer = load_tokenizer(name)
+        chat = Chat(tokenizer, forced="<think>" if config.agent.think else "<answer>")
+        if engine is not None and engine.kind == "vllm":
+            from spa.engines.vllm import VLLMEngine
+
+            return cls(
+                None, tokenizer, chat, VLLMEngine(resolve_path(name), config.model.dtype, engine), config.sampling
+            )
+        from spa.engines.transformers import TransformersEngine
+
+        model = load_model(config.model, path)
+        return cls(
+            model, tokenizer, chat, TransformersEngine(model, tokenizer.pad_token_id, tokenizer), config.sampling
+        )
+
+    def close(self) -> None:
+        """Frees what the engine holds outside of Python's memory (vLLM)."""
+        close = getattr(self.engine, "close", None)
+        if close:
+            close()
+
+    def play(
+        self,
+        task: Task,
+        worlds: Sequence[World],
+        *,
+        samples: int,
+        seed: int,
+        temperature: float | None = None,
+    ) -> list[Episode]:
+        """Plays every world ``samples`` times; see ``rollout``."""
+        sampling = sampling_for(task, self.sampling, temperature)
+        return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples)
+
+
+class ServedPolicy(Policy):
+    """A model behind a chat server: there is no module, tokenizer, chat or engine here, and episodes have no token sequences."""
+
+    def __init__(self, server: ChatEngine, sampling: SamplingConfig) -> None:
+        self.model = self.tokenizer = None
+        self.server = server
+        self.sampling = sampling
+
+    def close(self) -> None:
+        pass
+
+    def play(
+        self,
+        task: Task,
+        worlds: Sequence[World],
+        *,
+        samples: int,
+        seed: int,
+        temperature: float | None = None,
+    ) -> list[Episode]:
+        """Plays every world ``samples`` times."""
+        jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
+        sampling = sampling_for(task, self.sampling, temperature)
+        return play_jobs(self.server, task, jobs, sampling, seed=seed)

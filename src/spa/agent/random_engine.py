@@ -1,0 +1,66 @@
+"""An engine without a model: well-formed responses with random actions (the data of the paper's Table 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from spa.agent.chat import Chat
+from spa.agent.task import Task
+from spa.config.schema import SamplingConfig
+from spa.engines.base import Completion
+
+THOUGHT = "I will push the box to the target."  # the paper's fixed thought
+
+
+class RandomEngine:
+    """Writes one response per context, blind to it.
+
+    Args:
+        respond: makes a whole response text, forced first tag included.
+
+    The log-probs of its tokens are 0: they are no samples of a language model and must not be trained with PPO.
+    """
+
+    def __init__(self, chat: Chat, respond: Callable[[np.random.Generator], str]) -> None:
+        self.chat = chat
+        self.respond = respond
+
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    ) -> list[Completion]:
+        """One complete response per context. ``sampling`` does not apply: a response cut at a model's limit is no action."""
+        rng = np.random.default_rng(seed)
+        out = []
+        for _ in contexts:
+            encoded = self.chat.encode_response(self.respond(rng))
+            ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
+            out.append(Completion(ids, [0.0] * len(ids), "stop"))
+        return out
+
+
+def random_responder(task: Task, thought: str | None = THOUGHT) -> Callable[[np.random.Generator], str]:
+    """Uniformly random actions, one to ``env.max_actions_per_turn``, in the format of the task's prompt mode.
+
+    Observation and prediction are left empty, to be filled with the true states. ``thought`` None writes the
+    actions themselves as the thought.
+
+    Raises:
+        ValueError: the world's actions are free text and it has no ``sample_action``.
+    """
+    env = task.make_env()
+    env.sample_action(np.random.default_rng(0))
+
+    def respond(rng: np.random.Generator) -> str:
+        count = int(rng.integers(1, task.env.max_actions_per_turn + 1))
+        actions = f" {task.agent.action_sep} ".join(env.sample_action(rng) for _ in range(count))
+        answer = f"<answer>{actions}</answer>"
+        if not task.agent.think:
+            return answer
+        thoughts = actions if thought is None else thought
+        if task.agent.prompt == "world_model":
+            thoughts = f"<observation></observation>{thoughts}<prediction></prediction>"
+        return f"<think>{thoughts}</think>{answer}"
+
+    return respond

@@ -1,0 +1,322 @@
+"""The command line: reads the config, calls ``spa.pipeline``, turns errors into one line. Imports no torch itself."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spa import __version__
+from spa.cli.data import data_app
+from spa.cli.diagnose import diagnose
+from spa.cli.env import env_app
+from spa.cli.export import export
+from spa.cli.perplexity import perplexity
+from spa.cli.play import play
+from spa.cli.reproduce import reproduce
+from spa.common.secrets import print_traceback, redact
+from spa.common.signals import Interrupted, interruptible
+
+if TYPE_CHECKING:
+    from spa.config.schema import ArmConfig, Config
+
+app = typer.Typer(
+    name="spa",
+    help="Teach a language-model agent how a world works, then reward it for winning: self-play, SFT, PPO.",
+    epilog="NAME is a config (sokoban, frozen_lake, sudoku, ...; spa env list shows all) or a YAML file; "
+    "spa config NAME shows its settings.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(env_app, name="env")
+app.add_typer(data_app, name="data")
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME KEY=VALUE",
+        help="A config name or YAML file, and settings. Without a name the config saved in --out is used.",
+        show_default=False,
+    ),
+]
+Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", help="The run folder. Default: runs/NAME-TIME.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan; write nothing.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Arm = Annotated[
+    str | None,
+    typer.Option("--arm", help="An arm (spa env list) or a YAML file. Default: the first of arms.", show_default=False),
+]
+SourceArm = Annotated[
+    str | None,
+    typer.Option("--arm", help="Of this arm, where it changes stages 1 or 2. Default: the run's.", show_default=False),
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0, 1 (a check failed), 2 (bad input, one line on stderr), 130 (Ctrl-C),
+    143 (SIGTERM).
+
+    ``SPA_DEBUG=1`` shows the traceback of an error.
+    """
+    if argv is None:  # as a program: worlds in files of the working directory are found, last of all
+        sys.path.append(os.getcwd())
+    try:
+        code = app(args=None if argv is None else list(argv), prog_name="spa", standalone_mode=False)
+        sys.stdout.flush()
+    except Interrupted as error:
+        return _fail(str(error), error.code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("Interrupted.", 130)
+    except BrokenPipeError:  # `spa config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer's usage errors; called without arguments, the message is the help
+            bare = type(error).__name__ == "NoArgsIsHelpError"
+            return _fail(error.format_message() if bare else f"Error: {error.format_message()}", 2)
+        if not _is_users(error):
+            sys.excepthook = print_traceback if argv is None else sys.excepthook
+            raise
+        if os.environ.get("SPA_DEBUG", "0") not in ("", "0"):
+            print_traceback(type(error), error, error.__traceback__)
+        return _fail(f"Error: {' '.join(str(error).split()) or type(error).__name__}", 2)
+    return code if isinstance(code, int) else 0
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether an error is about the input (bad values, missing files or models) and not a defect of the program."""
+    return isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("gymnasium.error")
+
+
+def _fail(message: str, code: int) -> int:
+    if message:
+        print(redact(message), file=sys.stderr)
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"spa {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
+) -> None:
+    """All stages for all arms: self-play, SFT, PPO, evaluation, report."""
+    options = _Options(words, out, resume, dry_run, quiet)
+    _stage("run", options, lambda p, cfg, arm, folder: p.run(cfg, folder, resume=resume))
+
+
+@app.command()
+def generate(
+    words: Words = None,
+    arm: SourceArm = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Stage 1: self-play data, with the world's true states."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("generate", options, lambda p, cfg, chosen, folder: p.generate(cfg, folder, arm=chosen, resume=resume))
+
+
+@app.command()
+def sft(
+    words: Words = None,
+    arm: SourceArm = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Stage 2: fine-tune on the self-play data of --out (or sft.data)."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("sft", options, lambda p, cfg, chosen, folder: p.sft(cfg, folder, arm=chosen, resume=resume))
+
+
+@app.command()
+def practice(
+    words: Words = None,
+    arm: Annotated[str, typer.Option("--arm", help="An arm that practises, or a YAML file.")] = "spa_plan",
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Between stages 2 and 3: plan in the model's own predictions, teach the plans (beyond the paper)."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("practice", options, lambda p, cfg, chosen, folder: p.practice(cfg, chosen, folder, resume=resume))
+
+
+@app.command()
+def ppo(
+    words: Words = None,
+    arm: Arm = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Stage 3: reinforcement learning of one arm."""
+    options = _Options(words, out, resume, dry_run, quiet, arm)
+    _stage("ppo", options, lambda p, cfg, chosen, folder: p.ppo(cfg, chosen, folder, resume=resume))
+
+
+@app.command("eval")
+def evaluate(
+    words: Words = None,
+    arm: Arm = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="A checkpoint, a stage's folder or a hub name. Default: the arm's in --out.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
+    from spa.run.stage import model_of
+
+    with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
+        model = model_of(model) if model else None
+    options = _Options(words, out, resume, dry_run, quiet, arm, model)
+    _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")]) -> None:
+    """Write report.html of a run and print its path."""
+    if not run_dir.is_dir():
+        raise ValueError(f"no run folder {run_dir}")
+    print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
+
+
+app.command()(play)
+app.command()(perplexity)
+app.command()(diagnose)
+app.command()(export)
+app.command()(reproduce)
+
+
+@app.command()
+def pretrain(
+    out: Annotated[Path, typer.Option("--out", help="The model folder to make.")],
+    settings: Settings = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make the tiny model anew."""
+    from spa.common.progress import set_quiet
+    from spa.config.overrides import apply_overrides
+    from spa.pretrain.train import PretrainConfig
+    from spa.pretrain.train import pretrain as make
+
+    set_quiet(quiet)
+    config = apply_overrides(PretrainConfig(), settings or [])
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; give another --out")
+    make(config, out)
+    print(out)
+
+
+@app.command()
+def config(words: Words = None) -> None:
+    """Print the resolved config, a YAML file that can be given as NAME."""
+    from spa.config.load import load_config, to_yaml
+
+    name, settings = _words(words)
+    print(to_yaml(load_config(name, settings)), end="")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a stage command was given."""
+
+    words: list[str] | None
+    out: Path | None
+    resume: bool
+    dry_run: bool
+    quiet: bool
+    arm: str | None = None
+    model: str | None = None
+
+
+def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
+    """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, arm, folder."""
+    from spa.common.progress import note, set_quiet
+    from spa.config.load import load_arm, to_yaml
+    from spa.dry_run import imports
+
+    set_quiet(options.quiet)
+    cfg = _config(options)
+    folder = options.out or Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    chosen = options.arm or (cfg.arms[0] if command in ("ppo", "eval") else None)
+    arm = load_arm(chosen) if chosen else None
+    pipeline = importlib.import_module("spa.pipeline")
+    if options.dry_run:
+        names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
+        arms = [arm] if arm else [load_arm(name) for name in names] if command == "run" else []
+        print(to_yaml(cfg), end="")
+        for line in imports(cfg, arms):
+            print(f"# {redact(line)}", flush=True)  # said before it is done
+        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms, options.model)]:
+            print(f"# {redact(line)}".rstrip())
+        return
+    if options.out is None:
+        note(f"Run folder: {folder}")
+    more = f" --arm {chosen}" if chosen else ""
+    with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
+        work(pipeline, cfg, arm, folder)
+
+
+def _config(options: _Options) -> Config:
+    """The config of a stage command: NAME's, else the one saved in ``--out``."""
+    from spa.config.load import config_names, load_config
+
+    out = options.out
+    if options.resume and out is None:
+        raise ValueError("--resume needs --out, the run folder to continue")
+    name, settings = _words(options.words)
+    if name is not None:
+        return load_config(name, settings)
+    if out is not None and (out / "config.yaml").is_file():
+        return load_config(out / "config.yaml", settings)
+    where = f"{out} holds no run (no config.yaml)" if out is not None else "no config given"
+    raise ValueError(f"{where}; give a NAME: {', '.join(config_names())} or a YAML file")
+
+
+def _words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """Splits ``[NAME] key=value...``."""
+    given = list(words or [])
+    name = given.pop(0) if given and "=" not in given[0] else None
+    for word in given:
+        if "=" not in word:
+            raise ValueError(f"unexpected argument {word!r}; settings are written key=value")
+    return name, given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

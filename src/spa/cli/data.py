@@ -1,0 +1,215 @@
+"""``spa data``: looking at, filtering and converting self-play data. Imports no torch at import time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from spa.agent.chat import Chat
+    from spa.data.ground_truth import Row
+
+data_app = typer.Typer(help="Look at, filter and convert self-play data.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A .parquet or .jsonl file, or a folder of stage 1.")]
+Out = Annotated[Path, typer.Option("--out", help="The file to write: .parquet or .jsonl.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite --out.")]
+Model = Annotated[str, typer.Option("--model", help="Whose tokenizer counts: a model folder or hub name.")]
+Loss = Annotated[str, typer.Option("--loss", help="think_answer, state or masked.")]
+MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="The limit that long rows are counted against.")]
+
+
+@data_app.command()
+def inspect(
+    file: File,
+    row: Annotated[int, typer.Option("--row", min=0, help="The first row to show, from 0.")] = 0,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows.")] = 1,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the picture here.", show_default=False)] = None,
+    model: Model = "builtin:tiny",
+    loss: Loss = "think_answer",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what --html names.")] = False,
+) -> None:
+    """Show rows and which of their tokens are trained."""
+    from spa.common.files import atomic_write
+    from spa.common.names import choose
+    from spa.config.validate import CHOICES
+    from spa.data.maskview import MEANINGS, clean, html_page, pieces, plain, rich_text
+
+    choose("sft.loss", loss, CHOICES["sft.loss"])
+    if html is not None:
+        _check_new(html, force)
+    found, path, _ = _read(file)
+    chosen = found[row : row + rows]
+    if not chosen:
+        raise ValueError(f"{path} has {len(found)} rows; there is no row {row}")
+    chat = _chat(model)
+    shown = []
+    for number, one in enumerate(chosen, row):
+        try:
+            shown.append((_title(number, one), pieces(one, chat, loss=loss)))
+        except ValueError as error:
+            raise ValueError(f"row {number} of {path}: {error}") from error
+    if html is not None:
+        atomic_write(html, html_page(f"{path.name}: trained tokens, loss {loss}", shown))
+        print(html)
+        return
+    for title, tokens in shown:
+        counts = Counter(token.kind for token in tokens)
+        print(clean(title))
+        print(", ".join(f"{counts[kind]} {meaning}" for kind, meaning in MEANINGS.items()))
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            Console(highlight=False).print(rich_text(tokens), soft_wrap=True)
+        else:
+            print(plain(tokens))
+        print()
+
+
+@data_app.command()
+def stats(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: Model = "builtin:tiny",
+    loss: Loss = "think_answer",
+    max_length: MaxLength = 2048,
+) -> None:
+    """Count rows, episodes, worlds, tokens, actions, formats and repeats."""
+    from spa.common.names import choose
+    from spa.config.validate import CHOICES
+    from spa.data.describe import describe, render_stats
+
+    choose("sft.loss", loss, CHOICES["sft.loss"])
+    rows, _, _ = _read(file)
+    result = describe(rows, _chat(model), loss=loss, max_length=max_length)
+    print(json.dumps(result, indent=1, ensure_ascii=False) if as_json else render_stats(result))
+
+
+@data_app.command("filter")
+def filter_rows(
+    file: File,
+    out: Out,
+    tags: Annotated[bool, typer.Option("--tags/--no-tags", help="Drop rows by the structure of their tags.")] = True,
+    success_only: Annotated[bool, typer.Option("--success-only", help="Keep rows of won episodes only.")] = False,
+    deduplicate: Annotated[bool, typer.Option("--deduplicate", help="Drop repeats of prompt and response.")] = False,
+    balance: Annotated[str, typer.Option("--balance", help="none, actions, turn or success.")] = "none",
+    min_tokens: Annotated[int, typer.Option("--min-tokens", min=0, help="Drop shorter rows.")] = 0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=0, help="Drop longer rows; 0 = keep.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the balancing.")] = 0,
+    model: Model = "builtin:tiny",
+    force: Force = False,
+) -> None:
+    """Write the rows that pass, and count why others did not."""
+    from spa.common.names import choose
+    from spa.config.schema import SelfPlayConfig
+    from spa.config.validate import CHOICES
+    from spa.data.layouts import write_layout
+    from spa.data.select import select_rows
+
+    choose("selfplay.balance", balance, CHOICES["selfplay.balance"])
+    _check_out(out, force)
+    rows, path, layout = _read(file)
+    by_length: Counter[str] = Counter()
+    kept = rows
+    if min_tokens or max_tokens:
+        kept, by_length = _by_length(rows, _chat(model), min_tokens, max_tokens)
+    play = SelfPlayConfig(filter=tags, success_only=success_only, deduplicate=deduplicate, balance=balance)
+    kept, reasons = select_rows(kept, play, seed)
+    for reason, count in (by_length + reasons).most_common():
+        print(f"{count:>8}  dropped: {reason}")
+    if not kept:
+        raise ValueError(f"no row of {path} passes; nothing was written")
+    write_layout(out, kept, layout, split=_split(path))
+    print(f"{len(kept):>8}  of {len(rows)} rows written to {out}")
+
+
+@data_app.command()
+def convert(
+    file: File,
+    to: Annotated[str, typer.Option("--to", help="spa, spa-json, messages, prompt-completion or verl.")],
+    out: Out,
+    force: Force = False,
+) -> None:
+    """Write a data set in another layout or file format."""
+    from spa.common.names import choose
+    from spa.data.layouts import LAYOUTS, write_layout
+
+    choose("layout", to, LAYOUTS)
+    _check_out(out, force)
+    rows, path, layout = _read(file)
+    write_layout(out, rows, to, split=_split(path))
+    print(f"{len(rows)} rows from {path} ({layout}) to {out} ({to})")
+
+
+def _read(file: Path) -> tuple[list[Row], Path, str]:
+    """The rows of a file, or of a stage's training file, its path and layout; says what was skipped."""
+    from spa.common.progress import note
+    from spa.data.layouts import read_layout
+
+    path = file / "train.parquet" if file.is_dir() else file
+    if file.is_dir() and not path.is_file() and (file / "selfplay" / "train.parquet").is_file():
+        path = file / "selfplay" / "train.parquet"
+    rows, skipped, layout = read_layout(path)
+    for reason, count in skipped.items():
+        note(f"{count} rows of {path.name} skipped: {reason}")
+    if not rows:
+        raise ValueError(f"{path} has no row that can be used: {dict(skipped) or 'it is empty'}")
+    return rows, path, layout
+
+
+def _chat(model: str) -> Chat:
+    from spa.agent.chat import Chat
+    from spa.models.load import load_tokenizer
+
+    return Chat(load_tokenizer(model))
+
+
+def _by_length(rows: list[Row], chat: Chat, low: int, high: int) -> tuple[list[Row], Counter[str]]:
+    """Rows of ``low`` to ``high`` tokens (0: no limit), and the others counted."""
+    from spa.data.encode import encode_row
+
+    kept: list[Row] = []
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        try:
+            length = len(encode_row(row, chat).ids)
+        except ValueError as error:
+            reasons[str(error)] += 1
+            continue
+        if length < low:
+            reasons[f"shorter than {low} tokens"] += 1
+        elif high and length > high:
+            reasons[f"longer than {high} tokens"] += 1
+        else:
+            kept.append(row)
+    return kept, reasons
+
+
+def _check_out(out: Path, force: bool) -> None:
+    from spa.data.layouts import check_suffix
+
+    check_suffix(out)
+    _check_new(out, force)
+
+
+def _check_new(out: Path, force: bool) -> None:
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file")
+    if out.exists() and not force:
+        raise ValueError(f"{out} exists; add --force to overwrite it")
+
+
+def _split(path: Path) -> str:
+    """What verl's ``split`` says of a file's rows, by its name as stage 1 or the original gives it."""
+    return "val" if path.stem.startswith(("val", "wm_val")) else "train"
+
+
+def _title(number: int, row: Row) -> str:
+    extra: dict[str, Any] = row.extra
+    known = [f"{name} {extra[name]}" for name in ("seed", "member", "turn") if extra.get(name) is not None]
+    return ", ".join([f"row {number}", *([row.task] if row.task else []), *known])

@@ -1,0 +1,68 @@
+"""``spa diagnose``: what the recipe can do in a world with a model, before hours are spent. Imports no torch at import time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def diagnose(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME KEY=VALUE", help="A config name or YAML file, and settings.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="A checkpoint, a stage's folder or a hub name. Default: the config's.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="A new folder for the small stages. Default: none is kept.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="Also write the numbers to this file.", show_default=False)
+    ] = None,
+    worlds: Annotated[int, typer.Option(min=2, help="Validation worlds that are played.")] = 32,
+    groups: Annotated[int, typer.Option(min=1, help="Worlds of the small self-play.")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of the small stage 2.")] = 240,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """What the recipe can do in your world with your model, in about a minute with the built-in one."""
+    from spa.common.progress import set_quiet
+    from spa.common.secrets import redact
+    from spa.config.load import load_config
+    from spa.run.stage import model_of
+
+    given = list(words or [])
+    if not given or "=" in given[0]:
+        raise ValueError("give a config name or YAML file first, as in `spa diagnose frozen_lake`")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; give another --out")
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ValueError(f"cannot write {output}: give --json a file in a folder that is there")
+    cfg = load_config(given[0], given[1:])
+    if model is not None:
+        cfg.model.path = model_of(model)
+    set_quiet(quiet)
+
+    from spa.common.files import atomic_write
+    from spa.diagnose.advice import lines, verdict
+    from spa.diagnose.measure import diagnose as measure
+
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spa-diagnose-")))
+        found = measure(cfg, folder, worlds=worlds, groups=groups, steps=steps)
+    print(redact("\n".join(lines(found))))
+    if output is not None:
+        record = {**dataclasses.asdict(found), "verdict": verdict(found)}
+        atomic_write(output, redact(json.dumps(record, indent=1)) + "\n")

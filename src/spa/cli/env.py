@@ -1,0 +1,103 @@
+"""``spa env``: listing, checking and playing worlds. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+env_app = typer.Typer(help="List, check and play worlds.", no_args_is_help=True)
+
+Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.", show_default=False)]
+World = Annotated[
+    str, typer.Argument(help="A world (spa env list), a Gymnasium id, module:Class, gym:NAME, textarena:NAME, ...")
+]
+Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
+
+
+@env_app.command("list")
+def env_list() -> None:
+    """Worlds, configs, models, algorithms and arms by name."""
+    from spa.config.load import ALIASES, algorithm_names, arm_names, config_names, model_names
+    from spa.envs.registry import describe_envs
+
+    print("worlds")
+    rows = describe_envs()
+    width = max(len(name) for name, _, _ in rows)
+    for name, description, extra in rows:
+        needs = f" (pip install 'spa-agent[{extra}]')" if extra else ""
+        print(f"  {name:<{width}}  {description}{needs}")
+    print("configs  " + ", ".join(config_names()))
+    print("aliases  " + ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items()))
+    print("models   " + ", ".join(model_names()))
+    print("algorithms  " + ", ".join(algorithm_names()))
+    print("arms     " + ", ".join(arm_names()))
+
+
+@env_app.command("check")
+def env_check(
+    name: World,
+    settings: Settings = None,
+    episodes: Annotated[
+        int, typer.Option(min=1, help="Random episodes that look for states that hide something.")
+    ] = 200,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds that are compared.")] = 5,
+) -> None:
+    """Check that a world keeps the contract; exit code 1 if it does not. A warning is no failure."""
+    from spa.envs import make_env
+    from spa.envs.check import Finding, check_world
+    from spa.envs.seeded import one_line
+
+    values = world_settings(settings)
+    try:
+        make_env(name, **values)
+    except (ValueError, OSError):  # an unknown name or a bad setting is the user's error, not a finding
+        raise
+    except Exception as error:
+        findings = [Finding("it can be made", one_line(error))]
+    else:
+        findings = check_world(
+            lambda: make_env(name, **values), seeds=seeds, episodes=episodes, name=name, settings=values
+        )
+    for finding in findings:
+        print(finding.line())
+    failed, warned = sum(f.failed for f in findings), sum(f.warning and not f.ok for f in findings)
+    print(f"{len(findings)} questions: {failed} failed, {warned} {'warning' if warned == 1 else 'warnings'}.")
+    if failed:
+        raise typer.Exit(1)
+
+
+@env_app.command("play")
+def env_play(
+    name: World,
+    settings: Settings = None,
+    seed: Seed = 0,
+    lines: Annotated[bool, typer.Option("--lines", help="Type every move, even where arrow keys would do.")] = False,
+) -> None:
+    """Play a world in the terminal, with arrow keys where they fit."""
+    from spa.envs import make_env
+    from spa.envs.play import arrow_actions, play_world, terminal_keys
+
+    env = make_env(name, **world_settings(settings))
+    arrows = arrow_actions(env.actions)
+    try:
+        if arrows and not lines and sys.stdin.isatty():
+            with terminal_keys(sys.stdin) as keys:
+                play_world(env, seed, keys, sys.stdout, arrows)
+        else:
+            play_world(env, seed, iter(sys.stdin.readline, ""), sys.stdout)
+    finally:
+        env.close()
+
+
+def world_settings(settings: list[str] | None) -> dict[str, Any]:
+    """``size=6`` as a constructor's keyword arguments."""
+    from spa.config.overrides import apply_overrides
+    from spa.config.schema import EnvConfig
+
+    given = settings or []
+    for word in given:
+        if "=" not in word:
+            raise ValueError(f"unexpected argument {word!r}; settings are written key=value")
+    return apply_overrides(EnvConfig(), [f"settings.{setting}" for setting in given]).settings

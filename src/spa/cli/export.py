@@ -1,0 +1,41 @@
+"""``spa export``: a trained model to take along. Imports no torch at import time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_WHICH = ("used", "last", "best")
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run folder, a stage's folder or a checkpoint.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
+    arm: Annotated[
+        str | None, typer.Option("--arm", help="Of a run: the arm. Default: its only one.", show_default=False)
+    ] = None,
+    sft: Annotated[bool, typer.Option("--sft", help="Of a run: the model of stage 2.")] = False,
+    which: Annotated[
+        str, typer.Option("--which", help="used (what the run evaluated), last or best (by validation).")
+    ] = "used",
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="This step's checkpoint.", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="float32, bfloat16 or float16. Default: as it is.", show_default=False),
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapters alone, for peft.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace --to.")] = False,
+) -> None:
+    """Write a trained model as a plain Hugging Face folder, without the trainer's state."""
+    from spa.common.names import choose
+    from spa.models.export import Choice, find_checkpoint
+    from spa.models.export import export as write
+
+    choose("--which", which, _WHICH)
+    checkpoint = find_checkpoint(source, Choice(arm, sft, which, step))
+    write(checkpoint, to, dtype=dtype, adapter=adapter, force=force)
+    print(f"{checkpoint} -> {to}")

@@ -1,0 +1,93 @@
+"""``spa play``: watch a model play, and what it imagined beside what came. Imports no torch at import time."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spa.common.secrets import redact
+
+if TYPE_CHECKING:
+    from spa.agent.episode import Episode, Turn
+
+GAP = "   "
+_WIDEST = 60  # characters of a column
+
+
+def play(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME KEY=VALUE", help="A config name or YAML file, and settings.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A checkpoint, a stage's folder or a hub name. Default: the base model."),
+    ] = None,
+    worlds: Annotated[int, typer.Option("--worlds", min=1, help="Test worlds to play.")] = 1,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="Test worlds to leave out before.")] = 0,
+) -> None:
+    """Watch a model play test worlds; with agent.planner=lookahead, what it expected of each move beside what came."""
+    from spa.agent.policy import Policy, make_task
+    from spa.agent.worlds import WorldSource
+    from spa.config.load import load_config
+    from spa.evaluate.planned import planning_model
+    from spa.planning.play import play_with_planner
+    from spa.run.stage import model_of
+
+    given = list(words or [])
+    if not given or "=" in given[0]:
+        raise ValueError("give a config name or YAML file first, as in `spa play frozen_lake --model runs/a/sft`")
+    cfg = load_config(given[0], given[1:])
+    task = make_task(cfg)
+    chosen = WorldSource(task, "test", cfg.seeds.test, unique=True).take(skip + worlds)[skip:]
+    policy = Policy.load(cfg, model_of(model, "--model") if model else None, engine=cfg.engine)
+    if cfg.agent.planner == "none":
+        episodes = policy.play(task, chosen, samples=1, seed=cfg.seeds.run)
+    else:
+        with planning_model(cfg, policy, task) as world_model:
+            episodes = play_with_planner(world_model, task, chosen, cfg.agent.planner, cfg.planner, seed=cfg.seeds.run)
+    policy.close()
+    for episode in episodes:
+        print(redact(show_episode(episode)))
+
+
+def show_episode(episode: Episode) -> str:
+    """An episode as text: a table a turn, of the states before, imagined (where a planner played) and after."""
+    lines = [f"World {episode.seed}"]
+    for turn in episode.turns:
+        lines += ["", _headline(turn), *_side_by_side(_columns(turn))]
+    outcome = "won" if episode.success else f"failed: {episode.error}" if episode.error else "not won"
+    actions = sum(len(turn.executed) for turn in episode.turns)
+    return "\n".join([*lines, "", f"{outcome} after {actions} actions, reward {episode.total_reward:g}", ""])
+
+
+def _headline(turn: Turn) -> str:
+    played = ", ".join(turn.executed) or "nothing that the world understands"
+    text = f"Turn {turn.index + 1}: {played}; reward {turn.reward:g}"
+    path = turn.imagined.get("path")
+    if path:
+        plan, first = ", ".join(step["action"] for step in path), path[0]
+        expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
+        text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
+    return text
+
+
+def _columns(turn: Turn) -> list[tuple[str, str]]:
+    columns = [("before", turn.state)]
+    path = turn.imagined.get("path")
+    if path:
+        columns.append(("imagined", path[min(len(turn.executed), len(path)) - 1]["state"]))
+    elif turn.prediction is not None:
+        columns.append(("predicted", turn.prediction.strip()))
+    return [*columns, ("came", turn.next_state)]
+
+
+def _side_by_side(columns: list[tuple[str, str]]) -> list[str]:
+    parts = [[title, *(line[:_WIDEST] for line in state.splitlines())] for title, state in columns]
+    widths = [max(map(len, part)) for part in parts]
+    rows = zip_longest(*parts, fillvalue="")
+    return [
+        "  " + GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -1,0 +1,117 @@
+"""``spa reproduce``: the paper's comparison in our worlds, over seeds. Imports no torch at import time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spa.common.secrets import redact
+
+
+def reproduce(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings over the scale's.", show_default=False)
+    ] = None,
+    scale: Annotated[
+        str, typer.Option("--scale", help="minutes, hours, main, gpu, paper, or a YAML file.")
+    ] = "minutes",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Default: runs/reproduce-SCALE.", show_default=False)
+    ] = None,
+    worlds: Annotated[
+        str | None, typer.Option("--worlds", help="Some of the scale's worlds, a,b.", show_default=False)
+    ] = None,
+    arms: Annotated[str | None, typer.Option("--arms", help="Other arms, a,b.", show_default=False)] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Other seeds, 0,1,2.", show_default=False)] = None,
+    versus: Annotated[
+        str | None,
+        typer.Option("--versus", help="Arms, besides vanilla, to give differences to, a,b.", show_default=False),
+    ] = None,
+    parallel: Annotated[int, typer.Option("--parallel", min=0, help="Runs at once. 0 = as cores allow.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their plans; write nothing.")] = False,
+    only_table: Annotated[
+        bool, typer.Option("--table", help="Write the table of what is finished; run nothing.")
+    ] = False,
+    numbers_file: Annotated[
+        Path | None,
+        typer.Option("--numbers", help="Print the table of a numbers.json; run and write nothing.", show_default=False),
+    ] = None,
+) -> None:
+    """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
+    from spa.common.files import atomic_write
+    from spa.common.names import choose
+    from spa.common.signals import interruptible
+    from spa.config.schema import Config
+    from spa.reproduce.bases import make_bases, write_arms
+    from spa.reproduce.jobs import at_once, run_cells
+    from spa.reproduce.page import write_reproduction
+    from spa.reproduce.results import collect_cells, read_numbers, to_json
+    from spa.reproduce.scale import cells, load_scale
+    from spa.reproduce.table import markdown
+
+    chosen = load_scale(scale)
+    if worlds:
+        names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
+        chosen.worlds = {name: chosen.worlds[name] for name in names}
+    if arms:
+        chosen.override("arms", arms.split(","))
+    if seeds:
+        if not all(seed.isdigit() for seed in seeds.split(",")):
+            raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
+        chosen.override("seeds", [int(seed) for seed in seeds.split(",")])
+    if versus:
+        known = dict.fromkeys(name for world in chosen.worlds for name in chosen.arms_of(world))
+        chosen.versus = [choose("arm of the chosen worlds", name, list(known)) for name in versus.split(",")]
+    if numbers_file is not None:
+        print(markdown(chosen, read_numbers(numbers_file, chosen)))
+        return
+    folder = out or Path("runs") / f"reproduce-{chosen.name}"
+
+    def load() -> list[Config]:
+        """The config of each world: its seeds differ in nothing that could be wrong."""
+        return [cell.load() for cell in runs[: len(chosen.worlds)]]
+
+    runs = cells(chosen, folder, settings or [], existing=True)
+    configs = load()  # before anything is written
+    if dry_run:
+        from spa.config.variants import arms_of
+        from spa.dry_run import imports, plan
+
+        print(f"{len(runs)} runs in {folder}")
+        for name in chosen.worlds:
+            for arm in chosen.arms_of(name):
+                if arm in (own := chosen.own_arms_of(name)):
+                    print(f"{name}, arm {arm}: {', '.join(f'{key}={value}' for key, value in own[arm].items())}")
+                elif arm in chosen.bases:
+                    print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
+        for cell, cfg in zip(runs, configs, strict=False):
+            print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
+            for line in imports(cfg, arms_of(cfg)):
+                print(redact(line), flush=True)
+            print(redact("\n".join(plan(cfg, ["run"], arms_of(cfg)))))
+        return
+    write_arms(chosen, folder)
+    failures: list[str] = []
+    with interruptible("Run the same command again to go on."):
+        if not only_table:
+            make_bases(chosen, folder)
+        runs = cells(chosen, folder, settings or [], existing=only_table)
+        load()
+        if not only_table:
+            cores = max(1, (os.cpu_count() or 1) // chosen.threads)
+            failures = run_cells(runs, parallel or at_once(len(runs), cores))
+    numbers = collect_cells(runs, versus=chosen.compared)
+    if not any(numbers.values()):
+        raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
+    text = markdown(chosen, numbers)
+    print(text)
+    atomic_write(folder / "table.md", text)
+    atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
+    print(f"Report: {write_reproduction(chosen, numbers, folder / 'report.html')}")
+    for failure in failures:
+        print(redact(f"failed: {failure}"))
+    if failures:
+        raise typer.Exit(1)

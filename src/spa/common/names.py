@@ -1,0 +1,28 @@
+"""Names that users choose from, and what they probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(value: str, options: Iterable[str]) -> str | None:
+    """The option that ``value`` was probably meant to be."""
+    close = difflib.get_close_matches(value, list(options), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def choose(what: str, value: str, options: Iterable[str]) -> str:
+    """``value`` if it is one of ``options``.
+
+    Raises:
+        ValueError: it is not; the message names the nearest option and all of them.
+    """
+    names = list(options)
+    if value in names:
+        return value
+    near = nearest(value, names)
+    hint = f" Did you mean {near!r}?" if near else ""
+    if "." in what:
+        raise ValueError(f"{what} must be one of {', '.join(names)}, not {value!r}.{hint}")
+    raise ValueError(f"unknown {what} {value!r}; choose one of {', '.join(names)}.{hint}")

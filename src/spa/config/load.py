@@ -1,0 +1,235 @@
+"""Configs by name: the packaged YAML files composed by Hydra into the dataclasses of ``schema``. Imports no torch.
+
+A config is a chain: ``conf/base.yaml``, then one file of each group: ``env``, ``model`` (which may set any block, since a model
+needs more than its path), ``engine``, ``algorithm`` (of stage 3); then ``key=value`` settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from spa.common.names import choose, nearest
+from spa.common.secrets import from_environment, learn, learn_references, shown
+from spa.config.overrides import apply_overrides, from_mapping, split_override
+from spa.config.schema import ArmConfig, Config, EnvConfig
+from spa.config.validate import validate, validate_arm
+
+ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
+GROUPS = ("env", "model", "engine", "algorithm")
+_SUFFIXES = (".yaml", ".yml")
+
+
+def config_names() -> list[str]:
+    """Names that ``load_config`` takes, without the original code's aliases."""
+    return names_of("env")
+
+
+def model_names() -> list[str]:
+    """Names that ``model=NAME`` takes."""
+    return names_of("model")
+
+
+def algorithm_names() -> list[str]:
+    """Names that ``algorithm=NAME`` takes."""
+    return names_of("algorithm")
+
+
+def arm_names() -> list[str]:
+    """Names that ``arms=[...]`` and ``load_arm`` take."""
+    return names_of("arm")
+
+
+def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *, missing_ok: bool = False) -> Config:
+    """The resolved, checked config ``name`` with ``overrides`` applied in order.
+
+    Args:
+        name: a packaged config (``config_names()``), an alias of the original code (``_2_sokoban``, ...), or the path
+            of a YAML file; None for the default. A YAML file holds blocks of the schema. With a ``defaults`` list it is
+            composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is laid over the
+            default config, except that an ``env`` block with an ``id`` stands for itself.
+        overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
+            with a checkpoint folder, hub name or ``builtin:`` name sets ``model.path``.
+        missing_ok: whether ``${oc.env:NAME}`` in the file stays as it is where NAME is not set; else that is an error.
+
+    Raises:
+        ValueError: one line: an unknown config, group choice, key or arm, a wrong type, a value out of range, a bad
+            YAML file.
+    """
+    choices, settings = _split(overrides)
+    if name is None or not _is_file_name(str(name)):
+        if name is not None:
+            choices = {"env": _choice("env", str(name)), **choices}
+        data = _compose("base", conf_folder(), [f"{group}={choice}" for group, choice in choices.items()])
+        config = from_mapping(Config, data)
+    else:
+        config = _load_file(Path(name).expanduser(), choices, missing_ok)
+    config = apply_overrides(config, settings)
+    validate(config, arm_names())
+    learn(config.engine.api_key_env)
+    return config
+
+
+def load_arm(name: str) -> ArmConfig:
+    """One row of the comparison: a packaged one by name, or one's own by the path of its YAML file.
+
+    Raises:
+        ValueError: there is no such arm or file, or it holds an unknown key.
+    """
+    if not _is_file_name(name):
+        choose("arm", name, arm_names())
+        path = conf_folder() / "arm" / f"{name}.yaml"
+    else:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ValueError(f"no arm file {path}")
+    try:
+        arm = from_mapping(ArmConfig, {"name": path.stem, **from_environment(read_yaml(path))})
+        validate_arm(arm)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}" if _is_file_name(name) else str(error)) from error
+    return arm
+
+
+def env_block(name: str) -> EnvConfig:
+    """The world of a packaged config.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    return from_mapping(Config, _compose("base", conf_folder(), [f"env={_choice('env', name)}"])).env
+
+
+def to_yaml(config: Any) -> str:
+    """A config (or any dataclass) as YAML that ``load_config`` reads back to an equal one; a secret is a reference (``shown``)."""
+    import yaml
+
+    return str(yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True, width=120))
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """The dotted names under which two instances of one dataclass differ."""
+    names: list[str] = []
+    for field in dataclasses.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        name = prefix + field.name
+        if dataclasses.is_dataclass(before):
+            names += differences(before, after, f"{name}.")
+        elif before != after:
+            names.append(name)
+    return names
+
+
+def conf_folder() -> Path:
+    return Path(str(resources.files("spa").joinpath("conf")))
+
+
+def names_of(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def _is_file_name(name: str) -> bool:
+    return name.endswith(_SUFFIXES) or "/" in name or "\\" in name
+
+
+def _choice(group: str, name: str) -> str:
+    """The file name of a group choice.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    name = ALIASES.get(name, name) if group == "env" else name
+    names = names_of(group)
+    if name in names:
+        return name
+    near = nearest(name, [*names, *(ALIASES if group == "env" else ())])
+    hint = f" Did you mean {near!r}?" if near else ""
+    what = "config" if group == "env" else group
+    more = "; a checkpoint is given as a folder or as a hub name with a slash" if group == "model" else ""
+    raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}{more}.{hint}")
+
+
+def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Group choices and settings; ``model=some/path`` becomes the setting ``model.path``."""
+    choices: dict[str, str] = {}
+    settings: list[str] = []
+    for override in overrides:
+        key, value = split_override(override)
+        if key not in GROUPS:
+            settings.append(override)
+        elif key == "model" and value not in model_names() and _is_checkpoint(value):
+            settings.append(f"model.path={value}")
+        else:
+            choices[key] = _choice(key, value)
+    return choices, settings
+
+
+def _is_checkpoint(value: str) -> bool:
+    return value.startswith("builtin:") or "/" in value or "\\" in value or Path(value).is_dir()
+
+
+def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Config:
+    if not path.is_file():
+        near = nearest(path.stem, config_names())
+        raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
+    data = read_yaml(path)
+    try:
+        if "defaults" in data:
+            if path.suffix != ".yaml":
+                raise ValueError("a config file with a defaults list must be named *.yaml")
+            overrides = [f"{group}={choice}" for group, choice in choices.items()]
+            return from_mapping(Config, _compose(path.stem, path.parent, overrides))
+        data = from_environment(data, missing_ok=missing_ok)
+        base = from_mapping(Config, _compose("base", conf_folder(), []))
+        block = data.get("env")
+        if isinstance(block, dict) and "id" in block:
+            base.env = EnvConfig()
+        config = from_mapping(Config, data, base)
+        for group, choice in choices.items():
+            config = from_mapping(Config, read_yaml(conf_folder() / group / f"{choice}.yaml"), config)
+        return config
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ValueError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is no config: it must hold a mapping")
+    return {str(key): value for key, value in data.items()}
+
+
+def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """Composes ``folder/name.yaml`` with the packaged files in reach. Leaves Hydra's global state as it was."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if folder != conf_folder():
+        packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")
+        overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3", job_name="spa"):
+            composed = compose(name, overrides)
+            learn_references(OmegaConf.to_container(composed))
+            data = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    finally:
+        GlobalHydra.instance().hydra = before
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}

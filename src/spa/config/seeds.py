@@ -1,0 +1,30 @@
+"""Random streams of a run. Every use of randomness is seeded by (seeds.run, purpose, step): resuming needs no saved state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spa.config.schema import SeedConfig
+from spa.config.validate import SEED_RANGE
+
+SEEDS_OF_A_RUN = SEED_RANGE // 2  # candidates that one run can look at in a split
+_STRIDE = 309_016_994  # their golden section: any number of runs begin far from each other
+
+SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY, PLANNER = range(1, 9)
+PRACTICE = 100  # and the numbers after it: its rounds
+
+
+def stream_seed(run: int, purpose: int, step: int) -> int:
+    """A 63-bit seed for one purpose at one step of a run."""
+    state = np.random.SeedSequence([run, purpose, step]).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+def first_seed(seeds: SeedConfig, split: str) -> int:
+    """Where a run's worlds of a split begin.
+
+    Validation and test worlds are the same for all runs. Each run draws its own for self-play and training, so that the spread over
+    runs holds the luck of that draw; run 0 begins at the first seed of the range.
+    """
+    first: int = getattr(seeds, split)
+    return first + (seeds.run * _STRIDE % SEEDS_OF_A_RUN if split in ("selfplay", "train") else 0)

@@ -1,0 +1,45 @@
+"""The data files of stage 1: rows split by world, written and read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from spa.data.ground_truth import Row
+from spa.data.layouts import read_layout, write_layout
+
+
+def split_rows(rows: Sequence[Row], val_fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Training and validation rows; all rows of one world go to the same side, whatever their number.
+
+    At least one world stays on the training side, and one goes to validation where there are two and the fraction is not 0.
+
+    Raises:
+        ValueError: ``val_fraction`` is not in [0, 1).
+    """
+    if not 0 <= val_fraction < 1:
+        raise ValueError(f"selfplay.val_fraction must be in [0, 1), not {val_fraction}")
+    worlds = sorted({str(row.extra.get("content")) for row in rows})
+    order = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED])).permutation(len(worlds))
+    count = min(len(worlds) - 1, max(1, round(val_fraction * len(worlds)))) if val_fraction and len(worlds) > 1 else 0
+    held = {worlds[i] for i in order[:count]}
+    train = [row for row in rows if str(row.extra.get("content")) not in held]
+    return train, [row for row in rows if str(row.extra.get("content")) in held]
+
+
+def write_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """Writes rows in the layout ``spa``, atomically."""
+    write_layout(path, rows, "spa")
+
+
+def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str]]:
+    """Rows of a data file in any layout (see ``spa.data.layouts``), and why others were skipped, counted.
+
+    Raises:
+        ValueError: as ``read_layout``.
+    """
+    rows, skipped, _ = read_layout(path)
+    return rows, skipped

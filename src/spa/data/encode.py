@@ -1,0 +1,177 @@
+"""From rows to token ids and loss masks, through the same segments as rollout and PPO."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from spa.agent.chat import Chat
+from spa.agent.response import Span, parse_response, replace_spans
+from spa.config.schema import SFTConfig
+from spa.data.ground_truth import Message, Row, body_spans
+
+LOSSES = ("think_answer", "state", "masked")
+PLACEHOLDER = "[MASKED]"
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids and the positions (at least 1) whose tokens are trained; ``rows`` of the data set are in it."""
+
+    ids: list[int]
+    positions: list[int]
+    rows: int = 1
+
+
+def loss_spans(text: str, loss: str) -> list[Span]:
+    """Character ranges of a response on which the loss stands.
+
+    ``think_answer``: the think and the answer span, tags included (paper, Eq. 1-2). ``state``: the bodies of
+    observation and prediction. ``masked``: as ``think_answer`` without the placeholders.
+
+    Raises:
+        ValueError: unknown loss.
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"unknown sft.loss {loss!r}; choose one of {', '.join(LOSSES)}")
+    if loss == "state":
+        return [*body_spans(text, "observation"), *body_spans(text, "prediction")]
+    spans = parse_response(text).spans
+    chosen = [spans[name] for name in ("think", "answer") if name in spans]
+    if loss == "think_answer":
+        return chosen
+    return [piece for span in chosen for piece in _without(text, span)]
+
+
+def _without(text: str, span: Span) -> Iterable[Span]:
+    """``span`` less its placeholders."""
+    start, end = span
+    while (found := text.find(PLACEHOLDER, start, end)) >= 0:
+        yield start, found
+        start = found + len(PLACEHOLDER)
+    yield start, end
+
+
+def mask_states(text: str) -> str:
+    """The paper's ablation (Fig. 4): every state the model wrote becomes one placeholder."""
+    spans = body_spans(text, "observation") + body_spans(text, "prediction")
+    return replace_spans(text, [(span, PLACEHOLDER) for span in spans])
+
+
+def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool = True) -> Example:
+    """Ids of prompt and response and the trained positions.
+
+    A token is trained if it overlaps a span of ``loss_spans`` and does not belong to the forced first tag; with
+    ``train_end`` the end-of-turn token is trained as well (unless the loss is on states only).
+
+    Raises:
+        ValueError: roles that do not alternate (user and assistant after an optional system message).
+    """
+    prompt, response = row.prompt, row.response
+    if loss == "masked":
+        prompt = [{**m, "content": mask_states(m["content"])} if m["role"] == "assistant" else m for m in prompt]
+        response = mask_states(response)
+    ids = prompt_ids(prompt, chat)
+    encoded = chat.encode_response(response)
+    spans = sorted(loss_spans(response, loss))
+    starts = [start for start, _ in spans]
+    reach = list(accumulate((end for _, end in spans), max))
+    positions = []
+    for i, (low, high) in enumerate(encoded.offsets):
+        before = bisect_left(starts, high)  # so many spans begin before the token ends
+        if i >= encoded.num_forced and before and low < reach[before - 1]:
+            positions.append(len(ids) + i)
+    ids = [*ids, *encoded.ids, chat.closing_ids[0]]
+    if train_end and loss != "state" and positions:
+        positions.append(len(ids) - 1)
+    return Example(ids, positions)
+
+
+def prompt_ids(prompt: Sequence[Message], chat: Chat) -> list[int]:
+    """Ids of a prompt that ends with a user message, up to and with the generation prompt."""
+    system = prompt[0]["content"] if prompt and prompt[0]["role"] == "system" else None
+    turns = prompt[1:] if system is not None else prompt
+    wanted = ["user", "assistant"] * (len(turns) // 2) + ["user"]
+    if [message["role"] for message in turns] != wanted:
+        raise ValueError("roles do not alternate")
+    ids = chat.opening(system, turns[0]["content"])
+    for answer, user in zip(turns[1::2], turns[2::2], strict=True):
+        ids += chat.encode_response(answer["content"]).ids
+        ids += chat.closing_ids
+        ids += chat.following(user["content"])
+    return ids
+
+
+def encode_rows(
+    rows: Sequence[Row], chat: Chat, *, loss: str, train_end: bool, max_length: int, skipped: Counter[str] | None = None
+) -> tuple[list[Example], Counter[str]]:
+    """Examples of all rows that can be trained on, and why the others were skipped, counted.
+
+    A row longer than ``max_length`` is skipped, never cut: a cut would fall into its mask.
+
+    Raises:
+        ValueError: nothing is left to train on (the message has the counts).
+    """
+    skipped = Counter(skipped or {})
+    examples = []
+    for row in rows:
+        try:
+            example = encode_row(row, chat, loss=loss, train_end=train_end)
+        except ValueError as error:
+            if "roles" not in str(error):
+                raise
+            skipped[str(error)] += 1
+            continue
+        if len(example.ids) > max_length:
+            skipped[f"longer than sft.max_length={max_length}"] += 1
+        elif not example.positions:
+            skipped["no token to train (no think or answer span)"] += 1
+        else:
+            examples.append(example)
+    if not examples:
+        reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "the data set is empty"
+        raise ValueError(f"no row to train on with sft.loss={loss}: {reasons}")
+    return examples, skipped
+
+
+def merge_turns(examples: Sequence[Example]) -> list[Example]:
+    """Folds every example whose ids are the beginning of another's into that one, with the trained positions of both.
+
+    With the whole history in a row's prompt the earlier turns of an episode are such beginnings. Each trained token keeps its
+    context, so the sum of the loss stays what it was, in a third of the tokens or so. This is the loss over a trajectory as
+    the paper writes it (Eq. 1-2). Two rows that train the same position of the same ids stay two. Order: that of the longest.
+    """
+    order = sorted(range(len(examples)), key=lambda i: examples[i].ids)
+    merged: dict[int, Example] = {}
+    current: int | None = None
+    # In this order what begins with some ids follows them directly: going backwards, `current` is the longest of its chain.
+    for index in reversed(order):
+        example = examples[index]
+        longest = merged[current] if current is not None else None
+        if (
+            longest is not None
+            and longest.ids[: len(example.ids)] == example.ids
+            and not set(example.positions) & set(longest.positions)
+        ):
+            assert current is not None
+            positions = sorted([*example.positions, *longest.positions])
+            merged[current] = Example(longest.ids, positions, longest.rows + example.rows)
+        else:
+            merged[index] = example
+            current = index
+    return [merged[index] for index in sorted(merged)]
+
+
+def check_rows(rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str]) -> None:
+    """Raises what ``encode_rows`` would raise of a data set without a trainable row; looks no further than the first good one."""
+    settings = {"loss": config.loss, "train_end": config.train_end, "max_length": config.max_length}
+    for row in rows:
+        try:
+            encode_rows([row], chat, **settings)  # type: ignore[arg-type]
+            return
+        except ValueError:
+            continue
+    encode_rows(rows, chat, **settings, skipped=skipped)  # type: ignore[arg-type]

@@ -1,0 +1,176 @@
+"""From episodes to rows of stage 1: what the model wrote of states is replaced by what the world really showed.
+
+Replacement is by character span, never through a template: a state may start with digits or hold backslashes. White space that the
+model put around a body stays, so the tiny model's bare layout and the paper's spaced one both survive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from spa.agent.episode import Episode, Turn
+from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, replace_spans
+
+Message = dict[str, str]
+STATES = ("truth", "belief", "shuffled")
+_LOWER_TAG = re.compile(TAG.pattern)
+
+
+@dataclass
+class Row:
+    """One assistant turn: the messages before it and the response, with everything else known of it in ``extra``."""
+
+    task: str
+    prompt: list[Message]
+    response: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def body_spans(text: str, tag: str) -> list[Span]:
+    """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body keeps its place)."""
+    spans = []
+    for pair in pairs(text, tag):
+        start, end = pair.body
+        body = text[start:end]
+        if body.strip():
+            start, end = start + len(body) - len(body.lstrip()), end - (len(body) - len(body.rstrip()))
+        spans.append((start, end))
+    return spans
+
+
+def ground_truth(turn: Turn) -> str:
+    """The response with the true state in every observation and the true next state in every prediction.
+
+    The next state is the one after all *executed* actions; that of the last turn is the real final state. A response
+    without tags is returned as it is.
+    """
+    text = turn.response
+    truths = [(span, turn.state) for span in body_spans(text, "observation")]
+    truths += [(span, turn.next_state) for span in body_spans(text, "prediction")]
+    # Nested or crossing tags: the outer, earlier one wins.
+    chosen: list[tuple[Span, str]] = []
+    for span, state in sorted(truths, key=lambda item: item[0]):
+        if not chosen or span[0] >= chosen[-1][0][1]:
+            chosen.append((span, state))
+    return replace_spans(text, chosen)
+
+
+def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row]:
+    """One row per turn of an episode, in order.
+
+    With ``window=0`` a row's prompt holds all earlier turns with their *corrected* responses (as in the original
+    data); with ``window=1`` it is the turn's own user message.
+
+    Raises:
+        ValueError: ``window`` above 1, or unknown ``states``.
+    """
+    if window not in (0, 1):
+        raise ValueError(f"stage 1 makes rows for agent.window=0 or 1, not {window}")
+    if states not in STATES:
+        raise ValueError(f"unknown selfplay.states {states!r}; choose one of {', '.join(STATES)}")
+    head: list[Message] = [] if episode.system is None else [{"role": "system", "content": episode.system}]
+    history: list[Message] = list(head)
+    rows = []
+    for turn in episode.turns:
+        user: Message = {"role": "user", "content": turn.user}
+        prompt = [*head, user] if window == 1 else [*history, user]
+        response = turn.response if states == "belief" else ground_truth(turn)
+        extra = {
+            "seed": episode.seed,
+            "group": episode.group,
+            "member": episode.member,
+            "turn": turn.index,
+            "content": episode.content,
+            "original_response": turn.response,
+            "executed": list(turn.executed),
+            "format_ok": turn.format_ok,
+            "success": episode.success,
+        }
+        rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
+        history += [user, {"role": "assistant", "content": response}]
+    return rows
+
+
+def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
+    """Copies whose turns have the states before and after of other turns, each drawn by itself: as many states of the same kind,
+    but of no use for knowing this one. Prompts and what the model wrote stay."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    rng = np.random.default_rng(seed)
+    before, after = rng.permutation(len(turns)), rng.permutation(len(turns))
+    others = iter(
+        replace(turn, state=turns[b].state, next_state=turns[a].next_state)
+        for turn, b, a in zip(turns, before, after, strict=True)
+    )
+    return [replace(episode, turns=[next(others) for _ in episode.turns]) for episode in episodes]
+
+
+def row_rejection(row: Row) -> str | None:
+    """Why the tag filter drops a row, or None if it keeps it.
+
+    What the model wrote decides: where its tags cross, the correction may erase one of them, and a state of the model's own
+    would be left that looks true. The corrected response must pass as well, since a true state may hold tags. Rows of others
+    may have no ``original_response``; theirs is judged as it is.
+    """
+    original = row.extra.get("original_response")
+    return (rejection(original) if original else None) or rejection(row.response)
+
+
+def rejection(response: str) -> str | None:
+    """Why the original's tag filter drops a response, or None if it keeps it.
+
+    Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and holds at least one observation and one
+    prediction, the first observation first. Case does not matter; what the answer says is not looked at. Beyond the
+    original, tags in the think block that cross, nest or are not closed are a reason too, and so is a tag inside a state
+    anywhere else: which text the truth would replace there is anyone's guess.
+    """
+    text = response.lower()
+    think = first_pair(text, "think")
+    if not think:
+        return "no think block"
+    answer = first_pair(text, "answer")
+    if not answer:
+        return "no answer"
+    if answer.span < think.span:
+        return "answer before think"
+    observation = first_pair(text, "observation", *think.body)
+    prediction = first_pair(text, "prediction", *think.body)
+    if not observation:
+        return "no observation"
+    if not prediction:
+        return "no prediction"
+    if prediction.span < observation.span:
+        return "prediction before observation"
+    return None if _well_formed(text[slice(*think.body)]) and _replaceable(response) else "crossing tags"
+
+
+def _well_formed(think: str) -> bool:
+    """Whether every state that is opened is closed before another one is opened, and nothing else is in between."""
+    open_tag = ""
+    for found in _LOWER_TAG.finditer(think):
+        closing, tag = found[0][1] == "/", found[0].strip("</>")
+        if tag in ("answer", "think") or ((tag != open_tag) if closing else open_tag):
+            return False
+        open_tag = "" if closing else tag
+    return not open_tag
+
+
+def _replaceable(response: str) -> bool:
+    """Whether no state holds a tag, so that ``ground_truth`` replaces them all."""
+    return not any(TAG.search(response, *pair.body) for tag in STATE_TAGS for pair in pairs(response, tag))
+
+
+def deduplicate(rows: Iterable[Row]) -> list[Row]:
+    """The first of all rows with the same prompt and response."""
+    seen = set()
+    kept = []
+    for row in rows:
+        key = (tuple((m["role"], m["content"]) for m in row.prompt), row.response)
+        if key not in seen:
+            seen.add(key)
+            kept.append(row)
+    return kept

@@ -1,0 +1,277 @@
+"""The layouts in which self-play data is written and read: ours, the published ones, those of other trainers.
+
+* ``spa``: the published columns ``data_source``, ``prompt`` (messages), ``response``, ``ability``, ``reward_model``,
+  ``extra_info``, and ``messages``.
+* ``spa-json``: the same with ``prompt`` as a JSON string, as in the published Sudoku set, and without ``messages``.
+* ``messages``: the one column ``messages``, TRL's conversational language modelling.
+* ``prompt-completion``: ``prompt`` and ``completion``, both messages; TRL then trains the completion alone.
+* ``verl``: ``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info`` with ``index`` and ``split``, and
+  ``messages`` for its multi-turn SFT.
+
+Files are parquet or, by their suffix, JSON lines. Prompts and responses survive every conversion; our fields of ``extra_info``
+those between ``spa``, ``spa-json`` and ``verl``. Other columns and fields of foreign files are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spa.common.files import atomic_file
+from spa.common.names import choose
+from spa.data.ground_truth import Message, Row
+
+LAYOUTS = ("spa", "spa-json", "messages", "prompt-completion", "verl")
+SUFFIXES = (".parquet", ".jsonl")
+# What each of these layouts is recognised by, in this order.
+ACCEPTED = "prompt and response, or prompt and completion, or messages"
+
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_REWARD = pa.struct([("style", pa.string()), ("ground_truth", pa.string())])
+_EXTRA = [
+    ("seed", pa.int64()),
+    ("group", pa.int64()),
+    ("member", pa.int64()),
+    ("turn", pa.int64()),
+    ("content", pa.string()),
+    ("original_response", pa.string()),
+    ("executed", pa.list_(pa.string())),
+    ("outcome", pa.string()),
+    ("format_ok", pa.bool_()),
+    ("success", pa.bool_()),
+]
+
+
+def _published(prompt: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    return [
+        ("data_source", pa.string()),
+        ("prompt", prompt),
+        ("response", pa.string()),
+        ("ability", pa.string()),
+        ("reward_model", _REWARD),
+        ("extra_info", pa.struct(_EXTRA)),
+    ]
+
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "spa": pa.schema([*_published(_MESSAGES), ("messages", _MESSAGES)]),
+    "spa-json": pa.schema(_published(pa.string())),
+    "messages": pa.schema([("messages", _MESSAGES)]),
+    "prompt-completion": pa.schema([("prompt", _MESSAGES), ("completion", _MESSAGES)]),
+    "verl": pa.schema(
+        [
+            ("data_source", pa.string()),
+            ("prompt", _MESSAGES),
+            ("ability", pa.string()),
+            ("reward_model", _REWARD),
+            ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string()), *_EXTRA])),
+            ("messages", _MESSAGES),
+        ]
+    ),
+}
+
+
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """The suffix of a data file; ValueError if it is none of ``SUFFIXES``."""
+    suffix = Path(path).suffix
+    if suffix not in SUFFIXES:
+        raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
+    return suffix
+
+
+def write_layout(
+    path: str | os.PathLike[str], rows: Sequence[Row], layout: str = "spa", *, split: str = "train"
+) -> None:
+    """Writes rows, atomically: an interrupted write leaves the old file or none.
+
+    Raises:
+        ValueError: unknown layout or suffix.
+    """
+    choose("layout", layout, LAYOUTS)
+    suffix = check_suffix(path)
+    records = [_record(row, layout, index, split) for index, row in enumerate(rows)]
+    with atomic_file(path) as temporary:
+        if suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(records, schema=SCHEMAS[layout]), temporary)
+        else:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
+    answer = [{"role": "assistant", "content": row.response}]
+    conversation = [*row.prompt, *answer]
+    if layout == "messages":
+        return {"messages": conversation}
+    if layout == "prompt-completion":
+        return {"prompt": row.prompt, "completion": answer}
+    extra = {name: row.extra.get(name) for name, _ in _EXTRA}
+    if layout == "verl":
+        extra = {"index": index, "split": split, **extra}
+    record: dict[str, Any] = {
+        "data_source": row.task,
+        "prompt": json.dumps(row.prompt, ensure_ascii=False) if layout == "spa-json" else row.prompt,
+        "response": row.response,
+        "ability": "bfs",  # constant, as in the original's data
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "extra_info": extra,
+        "messages": conversation,
+    }
+    return {name: record[name] for name in SCHEMAS[layout].names}
+
+
+def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], str]:
+    """Rows of a data file in any of the layouts, the reasons why others were skipped, counted, and the layout.
+
+    Raises:
+        ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (named, with what is accepted).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no data file {path}")
+    columns, records = _parquet(path) if check_suffix(path) == ".parquet" else _json_lines(path)
+    layout, read = _recognise(path, columns, records[0] if records else {})
+    rows: list[Row] = []
+    skipped: Counter[str] = Counter()
+    for record in records:
+        row = read(record)
+        if isinstance(row, Row):
+            rows.append(row)
+        else:
+            skipped[row] += 1
+    return rows, skipped, layout
+
+
+def _parquet(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    try:
+        file = pq.ParquetFile(path)
+        columns = list(file.schema_arrow.names)
+        batches = [batch.to_pylist() for batch in file.iter_batches()]
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from error
+    return columns, [record for batch in batches for record in batch]
+
+
+def _json_lines(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
+    records: list[dict[str, Any]] = []
+    columns: dict[str, None] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable text: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: a row must be a JSON object")
+        records.append(record)
+        columns |= dict.fromkeys(record)
+    if not records:
+        raise ValueError(f"{path} is empty")
+    return list(columns), records
+
+
+Read = Callable[[dict[str, Any]], "Row | str"]
+
+
+def _recognise(path: Path, columns: Sequence[str], first: dict[str, Any]) -> tuple[str, Read]:
+    names = set(columns)
+    if {"prompt", "response"} <= names:
+        # The published sets have no messages; their prompt is a list in some, a string in others.
+        text = isinstance(first["prompt"], str) if first.get("prompt") else "messages" not in names
+        return ("spa-json" if text else "spa"), _read_prompt_response
+    if {"prompt", "completion"} <= names:
+        return "prompt-completion", _read_prompt_completion
+    if "messages" in names:
+        return ("verl" if "reward_model" in names else "messages"), _read_messages
+    missing = "response" if "prompt" in names else "prompt"
+    raise ValueError(
+        f"{path} has no column {missing}; it has {', '.join(columns) or 'none'}. A data set needs {ACCEPTED}"
+    )
+
+
+def _read_prompt_response(record: dict[str, Any]) -> Row | str:
+    return _row(record, messages_of(record.get("prompt")), record.get("response"))
+
+
+def _read_prompt_completion(record: dict[str, Any]) -> Row | str:
+    completion = record.get("completion")
+    if not isinstance(completion, str):
+        answer = messages_of(completion)
+        completion = answer[0]["content"] if answer and len(answer) == 1 and answer[0]["role"] == "assistant" else None
+    return _row(record, messages_of(record.get("prompt")), completion)
+
+
+def _read_messages(record: dict[str, Any]) -> Row | str:
+    messages = messages_of(record.get("messages"))
+    if messages is None:
+        return "prompt is not a list of messages"
+    if messages[-1]["role"] != "assistant" or len(messages) < 2:
+        return "no response"
+    return _row(record, messages[:-1], messages[-1]["content"])
+
+
+def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) -> Row | str:
+    """A row, or the reason why there is none."""
+    if prompt is None:
+        return "prompt is not a list of messages"
+    if not isinstance(response, str) or not response.strip():
+        return "no response"
+    row = Row(str(record.get("data_source") or ""), prompt, response, _known(record.get("extra_info")))
+    try:  # JSON can hold halves of characters, which neither a tokenizer nor a file takes
+        json.dumps([row.task, prompt, response, row.extra], ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return "text that is no Unicode"
+    return row
+
+
+def _known(extra: Any) -> dict[str, Any]:
+    """Our fields of an ``extra_info``; what others keep under the same names in another type is none of ours."""
+    if not isinstance(extra, dict):
+        return {}
+    kept = {}
+    for name, kind in _EXTRA:
+        value = extra.get(name)
+        if pa.types.is_boolean(kind) and value in (0, 1):  # floats, where pandas wrote the file
+            value = bool(value)
+        elif pa.types.is_int64(kind) and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if name in extra and (value is None or _fits(value, kind)):
+            kept[name] = value
+    return kept
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return isinstance(value, list) and all(isinstance(part, str) for part in value)
+    if pa.types.is_int64(kind):
+        return type(value) is int and -(2**63) <= value < 2**63
+    return isinstance(value, bool if pa.types.is_boolean(kind) else str)
+
+
+def messages_of(value: Any) -> list[Message] | None:
+    """A list of messages, given as such or as its JSON; None if it is none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            return None
+    if not isinstance(value, list) or not value:
+        return None
+    messages = []
+    for message in value:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            return None
+        messages.append({"role": message["role"], "content": message["content"]})
+    return messages

@@ -1,0 +1,89 @@
+"""Which rows of self-play are trained on: filtered by their tags, won, without repeats, balanced. Each as a setting."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from statistics import median
+
+import numpy as np
+
+from spa.config.schema import SelfPlayConfig
+from spa.data.ground_truth import Row, deduplicate, row_rejection
+
+BALANCES = ("none", "actions", "turn", "success")
+_CLASS: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
+    "actions": ("executed", lambda row: len(row.extra["executed"])),
+    "turn": ("turn", lambda row: row.extra["turn"]),
+    "success": ("success", lambda row: bool(row.extra["success"])),
+}
+_STREAM = 0xBA1A
+
+
+def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[list[Row], Counter[str]]:
+    """The rows that ``play``'s settings keep, in order, and how many were dropped for what reason.
+
+    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing draws
+    rows at random, without replacement, until no class has more rows than the median of their sizes (rounded up); the same
+    ``seed`` draws the same.
+
+    Raises:
+        ValueError: rows without the column that a setting needs, or an unknown balance.
+    """
+    reasons: Counter[str] = Counter()
+    kept = list(rows)
+    if play.filter:
+        found = [(row, row_rejection(row)) for row in kept]
+        reasons.update(reason for _, reason in found if reason is not None)
+        kept = [row for row, reason in found if reason is None]
+    if play.success_only:
+        _need(kept, "success", "success_only")
+        won = [row for row in kept if row.extra["success"]]
+        _count(reasons, "not won", len(kept) - len(won))
+        kept = won
+    if play.deduplicate:
+        unique = deduplicate(kept)
+        _count(reasons, "duplicate", len(kept) - len(unique))
+        kept = unique
+    if play.balance != "none":
+        even = balanced(kept, play.balance, seed)
+        _count(reasons, f"balanced by {play.balance}", len(kept) - len(even))
+        kept = even
+    return kept, reasons
+
+
+def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
+    """The rows left, in order, when no class of ``by`` may have more rows than the median of their sizes, rounded up.
+
+    Raises:
+        ValueError: unknown ``by``, or rows that lack what it looks at.
+    """
+    if by not in _CLASS:
+        raise ValueError(f"unknown balance {by!r}; choose one of {', '.join(BALANCES)}")
+    column, class_of = _CLASS[by]
+    _need(rows, column, f"balance={by}")
+    classes: dict[Hashable, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        classes[class_of(row)].append(index)
+    if not classes:
+        return []
+    # The mean of the middle two where they are even in number: with the larger one, two classes would stay as they are.
+    most = math.ceil(median(len(members) for members in classes.values()))
+    rng = np.random.default_rng(np.random.SeedSequence([seed, _STREAM]))
+    chosen: list[int] = []
+    for _, members in sorted(classes.items(), key=lambda item: str(item[0])):
+        chosen += [members[int(i)] for i in rng.permutation(len(members))[:most]]
+    return [rows[index] for index in sorted(chosen)]
+
+
+def _need(rows: Sequence[Row], column: str, setting: str) -> None:
+    missing = next((row for row in rows if row.extra.get(column) is None), None)
+    if missing is not None:
+        known = ", ".join(sorted(name for name, value in missing.extra.items() if value is not None)) or "nothing"
+        raise ValueError(f"{setting} needs {column!r} in a row's extra_info, which has {known}")
+
+
+def _count(reasons: Counter[str], reason: str, number: int) -> None:
+    if number:
+        reasons[reason] += number

@@ -1,0 +1,80 @@
+"""States as text: their grid, and how much of one state another has right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_SENTENCE = re.compile(r"\s*(?:Player \(.+?\) is at|Empty positions? to be filled|No empty positions? found)")
+
+_IN_SENTENCES = ("Player (", "mpty position")  # looked for first: most states have none, and some have very many lines
+
+
+def grid_part(state: str) -> str:
+    """The lines of a state before its coordinate sentence, without surrounding white space.
+
+    The sentence is the first line that starts with ``Player (P) is at`` (Sokoban, FrozenLake; any symbol), ``Empty
+    position``, ``Empty positions to be filled`` or ``No empty positions found`` (Sudoku). A state without one is returned
+    whole.
+    """
+    lines = state.strip().splitlines()
+    if any(words in state for words in _IN_SENTENCES):
+        lines = lines[: next((i for i, line in enumerate(lines) if _SENTENCE.match(line)), len(lines))]
+    return "\n".join(lines).strip()
+
+
+def is_board(grid: str) -> bool:
+    """Whether a grid part is written as ``| a b c | ...``: rows after a bar, cells between spaces (Sudoku)."""
+    return re.match(r"\|\s+\S", grid) is not None
+
+
+def cells(state: str, board: bool | None = None) -> list[list[str]]:
+    """Rows of cells of a state's grid part.
+
+    A board (``is_board``; ``board`` overrides the guess) has its rows between bars and its cells between spaces. In every
+    other grid a line is a row and a character a cell.
+    """
+    grid = grid_part(state)
+    if is_board(grid) if board is None else board:
+        return [row.split() for row in grid.split("|") if row.strip()]
+    return [list(line.rstrip()) for line in grid.splitlines()]
+
+
+def _is_grid(rows: Sequence[Sequence[str]]) -> bool:
+    return len(rows) > 1 and len(rows[0]) > 1 and all(len(row) == len(rows[0]) and " " not in row for row in rows)
+
+
+def cell_accuracy(written: str, truth: str) -> float | None:
+    """Share of the cells of ``truth``'s grid that ``written`` has right at the same row and column.
+
+    A cell that ``written`` lacks is wrong; cells beyond the true grid are ignored (exact match punishes those). None where
+    ``truth`` is not a rectangular grid (free text worlds).
+    """
+    return _cell_accuracy(written, truth, None)
+
+
+def changed_cell_accuracy(written: str, truth: str, before: str) -> float | None:
+    """As ``cell_accuracy``, over the cells in which ``truth`` differs from ``before``; None where none does."""
+    return _cell_accuracy(written, truth, before)
+
+
+def _cell_accuracy(written: str, truth: str, before: str | None) -> float | None:
+    board = is_board(grid_part(truth))
+    true_rows, rows = cells(truth, board), cells(written, board)
+    old_rows = cells(before, board) if before is not None else None
+    if not _is_grid(true_rows):
+        return None
+    right = total = 0
+    for r, true_row in enumerate(true_rows):
+        row = rows[r] if r < len(rows) else []
+        for c, cell in enumerate(true_row):
+            if old_rows is not None and r < len(old_rows) and old_rows[r][c : c + 1] == [cell]:
+                continue
+            total += 1
+            right += row[c : c + 1] == [cell]
+    return right / total if total else None
+
+
+def exact(written: str, truth: str) -> bool:
+    """Equality up to surrounding white space."""
+    return written.strip() == truth.strip()

@@ -1,0 +1,242 @@
+"""Single moves as training rows: a state, an action, and what came of it. Beyond the paper.
+
+The paper's rows hold what a model wrote, with true states. A model trained on them can be asked "what if?" only where it names its
+actions before the prediction, and it says nothing of reward and end. A transition's row always has the same layout::
+
+    <think><observation>STATE</observation>ACTION<prediction>NEXT STATE</prediction><outcome>REWARD</outcome></think>
+    <answer>ACTION</answer>
+
+(style ``paper``: with that style's spaces and line breaks). Up to and with ``<prediction>`` this is a question that any engine
+can continue: see ``spa.planning.world_model``. The outcome is the reward of the move, with `` end`` behind it where the move won or
+lost the world. It is an extension of the format; the prompt is that of the world-model mode, unchanged.
+
+Practice adds rows with ``<value>0.77</value>`` in the place of prediction and outcome: what the action is worth.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
+
+import numpy as np
+
+from spa.agent.episode import Episode, Turn
+from spa.agent.task import Task
+from spa.data.ground_truth import Message, Row
+
+END = "end"
+_OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One executed action: the true states before and after it, its reward and whether it won or lost the world."""
+
+    state: str
+    action: str
+    next_state: str
+    reward: float
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What stands around state, action, next state and outcome in a prompt style. Actions may be several with separators."""
+
+    think: str
+    observation: str  # around the state
+    prediction: str  # around the next state
+    outcome: str
+    value: str  # what an action is worth, in a row without a prediction
+    answer: str
+    gap: str  # between the parts
+
+    def question(self, state: str, action: str) -> str:
+        """The beginning of a response, to be continued by the next state."""
+        return f"{self._of(state, action)}{self.prediction.partition('{}')[0]}"
+
+    def _of(self, state: str, action: str) -> str:
+        return f"{self.think.partition('{}')[0]}{self.observation.format(state)}{self.gap}{action}{self.gap}"
+
+    def worth(self, state: str, action: str) -> str:
+        """The beginning of a response, to be continued by what the action is worth."""
+        return f"{self._of(state, action)}{self.value.partition('{}')[0]}"
+
+    def valued(self, state: str, action: str, value: float) -> str:
+        """The whole response of a row that says what an action is worth, to two decimals."""
+        written = outcome_text(round(value, 2), False) + self.value.partition("{}")[2]
+        return f"{self.worth(state, action)}{written}{self._decision(action)}"
+
+    def predicted(self, state: str, action: str, next_state: str) -> str:
+        """The beginning of a response, to be continued by the outcome."""
+        return f"{self._guess(state, action, next_state)}{self.gap}{self.outcome.partition('{}')[0]}"
+
+    def _guess(self, state: str, action: str, next_state: str) -> str:
+        return f"{self.question(state, action)}{next_state}{self.after_state}"
+
+    @property
+    def after_state(self) -> str:
+        return self.prediction.partition("{}")[2]
+
+    def response(self, move: Transition) -> str:
+        """The whole response of a row."""
+        known = self.predicted(move.state, move.action, move.next_state)
+        outcome = outcome_text(move.reward, move.ended) + self.outcome.partition("{}")[2]
+        return f"{known}{outcome}{self._decision(move.action)}"
+
+    def guess(self, state: str, action: str, next_state: str) -> str:
+        """A response in the world-model mode, without an outcome."""
+        return f"{self._guess(state, action, next_state)}{self._decision(action)}"
+
+    def choice(self, action: str) -> str:
+        """A response to the plain prompt."""
+        return f"{self.think.partition('{}')[0].rstrip()}{self._decision(action)}"
+
+    def _decision(self, action: str) -> str:
+        return f"{self.think.partition('{}')[2]}{self.gap}{self.answer.format(action)}"
+
+
+LAYOUTS = {
+    "terse": Layout(
+        think="<think>{}</think>",
+        observation="<observation>{}</observation>",
+        prediction="<prediction>{}</prediction>",
+        outcome="<outcome>{}</outcome>",
+        value="<value>{}</value>",
+        answer="<answer>{}</answer>",
+        gap="",
+    ),
+    "paper": Layout(
+        think="<think> {} </think>",
+        observation="<observation>\n{}\n</observation>",
+        prediction="<prediction>\n{}\n</prediction>",
+        outcome="<outcome>{}</outcome>",
+        value="<value>{}</value>",
+        answer="<answer>{}</answer>",
+        gap=" ",
+    ),
+}
+
+
+def outcome_text(reward: float, ended: bool) -> str:
+    """How an outcome is written: ``-0.1``, ``10.9 end``."""
+    return f"{_number(reward)} {END}" if ended else _number(reward)
+
+
+def _number(reward: float) -> str:
+    rounded = round(float(reward), 6)
+    if not math.isfinite(rounded) or abs(rounded) >= 1e12:  # more digits than `read_outcome` takes
+        raise ValueError(f"a reward must be a finite number of at most 12 digits before the point, not {reward}")
+    return np.format_float_positional(rounded, trim="-") if rounded else "0"
+
+
+def read_outcome(text: str) -> tuple[float, bool] | None:
+    """(reward, ended) of what a model wrote as an outcome; None where it wrote none."""
+    match = _OUTCOME.fullmatch(text)
+    return (float(match[1]), match[2] is not None) if match else None
+
+
+def transitions_of(turn: Turn) -> list[Transition]:
+    """The moves of a turn, in order.
+
+    Raises:
+        ValueError: the turn was recorded without the rewards of its moves (by an older version).
+    """
+    if len(turn.rewards) != len(turn.executed):
+        raise ValueError("these episodes hold no rewards of single moves: make them again with `spa generate`")
+    states = [turn.state, *turn.between, turn.next_state]
+    last = len(turn.executed) - 1
+    return [
+        Transition(states[i], action, states[i + 1], turn.rewards[i], turn.ended and i == last)
+        for i, action in enumerate(turn.executed)
+    ]
+
+
+def state_prompt(task: Task, header: str, state: str, actions_left: int) -> list[Message]:
+    """The messages that ask about a state alone, as the only turn of its world, whose ``header`` is given."""
+    prompt: list[Message] = [] if task.system is None else [{"role": "system", "content": task.system}]
+    return [*prompt, {"role": "user", "content": header + task.turn_text(1, state, actions_left)}]
+
+
+def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "truth", seed: int = 0) -> list[Row]:
+    """A row for each move, with the state that it was made in as the only turn of its prompt.
+
+    ``states="shuffled"``: state, next state and outcome of each response are those of other moves, drawn anew. ``"belief"``: where
+    a turn has a single move and both states were written, they stay as written (the outcome, which nobody wrote, is true), and
+    all other moves are left out.
+
+    Args:
+        task: the world as rows are to put it to the model, in the world-model mode.
+
+    Raises:
+        ValueError: as ``transitions_of``.
+    """
+    layout = LAYOUTS[task.agent.style]
+    found = [
+        (episode, turn, number, move)
+        for episode in episodes
+        for turn in episode.turns
+        for number, move in enumerate(transitions_of(turn))
+    ]
+    told = [move for *_, move in found]
+    if states == "shuffled":
+        told = _shuffled(told, seed)
+    env = task.make_env()
+    headers: dict[int, str] = {}
+    rows = []
+    for (episode, turn, number, move), shown in zip(found, told, strict=True):
+        if states == "belief":
+            if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
+                continue
+            shown = replace(move, state=turn.observation.strip(), next_state=turn.prediction.strip())
+        left = turn.actions_left - number
+        if episode.seed not in headers:
+            env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
+            headers[episode.seed] = task.header(env)
+        prompt = state_prompt(task, headers[episode.seed], move.state, left)
+        extra = {
+            "seed": episode.seed,
+            "group": episode.group,
+            "member": episode.member,
+            "turn": turn.index,
+            "content": episode.content,
+            "executed": [move.action],
+            "outcome": outcome_text(shown.reward, shown.ended),
+            "format_ok": turn.format_ok,
+            "success": episode.success,
+        }
+        rows.append(Row(episode.task, prompt, layout.response(shown), extra))
+    return rows
+
+
+def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
+    """``rows``, and behind them those of each rare outcome over and over until they are this share of ``rows``.
+
+    A world model that sees a win once in three hundred moves writes that there is none, and no search in it has a goal.
+    """
+    by_outcome: dict[str, list[Row]] = {}
+    for row in rows:
+        outcome = row.extra.get("outcome")
+        if outcome is not None:
+            by_outcome.setdefault(outcome, []).append(row)
+    wanted = math.ceil(share * len(rows))
+    more = (islice(cycle(few), max(0, wanted - len(few))) for few in by_outcome.values())
+    return [*rows, *chain.from_iterable(more)]
+
+
+def _shuffled(moves: Sequence[Transition], seed: int) -> list[Transition]:
+    rng = np.random.default_rng(seed)
+    before, after = rng.permutation(len(moves)), rng.permutation(len(moves))
+    return [
+        replace(
+            move,
+            state=moves[b].state,
+            next_state=moves[a].next_state,
+            reward=moves[a].reward,
+            ended=moves[a].ended,
+        )
+        for move, b, a in zip(moves, before, after, strict=True)
+    ]

@@ -1,0 +1,374 @@
+"""``spa diagnose``: what the recipe can do in a world with a model, measured in small before anything is trained for hours."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from spa.agent.episode import Episode
+from spa.agent.policy import Policy, make_task
+from spa.agent.random_engine import RandomEngine, random_responder
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource
+from spa.common.progress import note, progress
+from spa.config.load import load_arm
+from spa.config.schema import ArmConfig, Config, EngineConfig
+from spa.config.seeds import EVAL, PROBE, ROLLOUT, first_seed, stream_seed
+from spa.config.variants import (
+    arm_config,
+    arms_of,
+    given_data,
+    needs_sft,
+    selfplay_folder,
+    sft_folder,
+    source_config,
+)
+from spa.data.dataset import read_rows, write_rows
+from spa.data.encode import encode_rows, merge_turns
+from spa.diagnose.advice import FEW, ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States
+from spa.envs.check_markov import outcomes
+from spa.evaluate.bootstrap import bootstrap_difference
+from spa.evaluate.perplexity import FORMATS, formats, random_guess, sample_states, state_perplexity
+from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
+from spa.evaluate.play import play_chunks
+from spa.evaluate.probe import measure_episodes
+from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
+from spa.models.load import check_model
+from spa.planning.play import play_with_planner
+from spa.preflight import check_settings
+from spa.rl.ppo import update
+from spa.rl.trainer import PPOTrainer
+from spa.sft.selfplay import row_window, selfplay, training_rows
+from spa.sft.stage2 import run_sft
+
+SAMPLES = 2  # of the base in each world
+GROUP_SIZE = 2  # episodes a world of the small stage 1
+# Of the small stage 2, which is to learn much of few rows. One seed, FrozenLake and sokoban_easy, one action a turn: 240 steps of
+# 16 rows at the config's rate made 37% and 28% of the predictions right, at twice the rate 69% and 37%.
+BATCH = 16
+FASTER = 2.0
+RANDOM_EPISODES = 200  # that look for hidden information
+MOST_ACTIONS = 12  # listed actions with which lookahead is affordable
+MOST_QUESTIONS = 400  # of the planner, per decision
+IMAGINED_WORLDS = 16
+PROBED = 32  # episodes from which the time of an arm's stage 1 is taken
+PPO_GROUPS = 8  # worlds from which the time of an arm's PPO step is taken
+_NEVER = 10**9
+
+
+def check(cfg: Config) -> list[ArmConfig]:
+    """The arms of a config that can be diagnosed.
+
+    Raises:
+        ValueError: it cannot: a chat server, or a world, model or arm that is not there.
+    """
+    if cfg.engine.kind == "openai":
+        raise ValueError(
+            "spa diagnose scores and trains the model, which a chat server does not allow: use engine=transformers"
+        )
+    cfg = dataclasses.replace(cfg, report=dataclasses.replace(cfg.report, trackers=[]))
+    arms = arms_of(cfg)
+    check_model(cfg.model)
+    check_settings(cfg, "run", arms)
+    row_window(cfg)
+    return arms[1:]  # without the base
+
+
+def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) -> Diagnosis:
+    """Measures everything; writes what the small stages write into ``out``, and nothing else anywhere.
+
+    Args:
+        worlds: validation worlds that are played.
+        groups: worlds of the small stage 1.
+        steps: optimizer steps of the small stage 2, or fewer than twice as many.
+
+    Raises:
+        ValueError: as ``check``, and for a world that has not as many validation worlds.
+    """
+    arms = check(cfg)
+    begun = time.perf_counter()
+    cfg = dataclasses.replace(cfg, engine=EngineConfig())  # whoever plays later, here it is the model that is trained
+    task = make_task(cfg)
+    chosen = WorldSource(task, "val", cfg.seeds.val, unique=True).take(worlds)
+    hidden = _hidden(task)
+    policy = Policy.load(cfg)
+    base, played = _base(cfg, policy, task, chosen)
+    states = _states(cfg, policy, task, chosen)
+    learned: Learned | str
+    planned: Planned | str
+    speed = None
+    try:
+        small = _small(cfg, base, hidden, groups)
+        folder, learned, speed = _stage_2(small, steps, out)
+        own = Policy.load(small, str(folder))
+        learned = _world_model(small, own, chosen, learned)
+        planned = _planned(small, own, chosen, played)
+        own.close()
+    except (ValueError, torch.OutOfMemoryError) as error:  # a finding: rows that do not come, a model that does not fit
+        learned = planned = _line(error)
+    times = [_time(cfg, arm, policy, speed) for arm in progress(arms, "times of the arms")]
+    policy.close()
+    return Diagnosis(
+        name=cfg.name,
+        model=cfg.model.path,
+        worlds=worlds,
+        base=base,
+        states=states,
+        hidden=hidden,
+        learned=learned,
+        planned=planned,
+        times=times,
+        total=_total(arms, times),
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _hidden(task: Task) -> Hidden:
+    try:
+        found = outcomes(task.make_env, RANDOM_EPISODES)
+    except ValueError:
+        return Hidden("unknown", "not asked: the world lists no actions and has no sample_action")
+    return Hidden(found.kind, found.text)
+
+
+def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, list[WorldResult]]:
+    """The untrained model beside random play, and how often it won each world."""
+    run = cfg.seeds.run
+    episodes = play_chunks(policy, task, worlds, SAMPLES, run, EVAL, "base")
+    if all(episode.status == "error" for episode in episodes):
+        raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
+    try:
+        blind = dataclasses.replace(policy, engine=RandomEngine(policy.chat, random_responder(task)))
+        guesses = play_chunks(blind, task, worlds, SAMPLES, run, EVAL, "random policy")
+    except ValueError:
+        guesses = []
+    turns = [turn for episode in episodes for turn in episode.turns]
+    results = group_worlds(episodes)
+    base = Base(
+        format_rate=float(np.mean([turn.format_ok for turn in turns])),
+        valid_turns=float(np.mean([bool(turn.executed) and turn.info.get("valid") is not False for turn in turns])),
+        pass_1=pass_interval(results, 1, cfg.eval.bootstrap, run),
+        random=float(np.mean([episode.success for episode in guesses])) if guesses else None,
+    )
+    return base, results
+
+
+def _states(cfg: Config, policy: Policy, task: Task, worlds: Sequence[World]) -> States:
+    found: dict[str, float] = {}
+    for shown in formats(task):
+        told = make_task(cfg, state_format=shown)
+        texts = sample_states(told, worlds, seed=cfg.seeds.run)
+        found[shown] = state_perplexity(policy.model, policy.chat, told, texts).perplexity
+    raw, coordinates = (found.get(name) for name in FORMATS)
+    return States(raw, coordinates, random_guess(task, len(policy.tokenizer)))
+
+
+def _small(cfg: Config, base: Base, hidden: Hidden, groups: int) -> Config:
+    """Stages 1 and 2 as the arms that plan have them, small; played at random where the base does not play."""
+    own = source_config(cfg, load_arm("search"))
+    play, tune = own.selfplay, own.sft
+    kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
+    own.agent = dataclasses.replace(own.agent, planner=kind, window=1)
+    play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
+    play.success_only, play.balance, play.states = False, "none", "truth"
+    play.deduplicate = hidden.kind == "certain"
+    if play.policy == "planner":  # which needs a model that was trained before
+        play.policy = "model"
+    if base.valid_turns < FEW and base.random is not None:
+        play.policy = "random"
+    tune.data, tune.eval_worlds, tune.eval_every, tune.patience, tune.use = None, 0, 0, 0, "last"
+    tune.batch_size, tune.lr = min(tune.batch_size, BATCH), FASTER * tune.lr
+    tune.save_every, tune.keep_checkpoints, tune.log_every = _NEVER, 1, 1
+    return own
+
+
+def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
+    """The model of a small stage 2, what went into it, and tokens a second."""
+    data = out / "selfplay"
+    data.mkdir(parents=True, exist_ok=True)
+    selfplay(cfg, data)
+    file = data / "train.parquet"
+    rows, _ = read_rows(file)
+    most = steps * cfg.sft.batch_size
+    if len(rows) > most:
+        chosen = np.random.default_rng(cfg.seeds.run).permutation(len(rows))[:most]
+        rows = [rows[i] for i in sorted(chosen)]
+        write_rows(file, rows)
+    per_epoch = math.ceil(len(rows) / cfg.sft.batch_size)
+    cfg.sft.epochs = math.ceil(steps / per_epoch)
+    rates: list[float] = []
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        rates.extend(value for name, value in metrics.items() if name == "train/tokens_per_second")
+
+    folder = run_sft(cfg, out / "sft", data=data, resume=False, log=log)
+    learned = Learned(
+        policy=cfg.selfplay.policy,
+        rows=len(rows),
+        steps=per_epoch * cfg.sft.epochs,
+        prediction=None,
+        turns=0,
+        top1=None,
+        chance=None,
+        imagined={},
+        ended_auc=None,
+    )
+    return folder, learned, median(rates)
+
+
+def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Learned) -> Learned:
+    """``learned`` with what the model knows of validation worlds."""
+    run = cfg.seeds.run
+    told = make_task(cfg, prompt="world_model")
+    episodes = play_chunks(policy, told, worlds, 1, run, PROBE, "predictions")
+    measured = measure_episodes(cfg, policy, told, episodes, [], run)
+    depth = min(cfg.planner.depth, cfg.env.max_actions)
+    walks: dict[str, float] = {}
+    if _can_walk(told):
+        with progress(1, "imagination") as bar, planning_model(cfg, policy, make_task(cfg)) as world_model:
+            walks = imagination_metrics(world_model, told, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
+            bar.advance()
+    exact = {d: walks.get(f"{PREFIX}depth_{d}/exact") for d in range(1, depth + 1)}
+    areas = (walks.get(f"{PREFIX}depth_{d}/ended_auc") for d in exact)
+    return dataclasses.replace(
+        learned,
+        prediction=measured.get("world_model/prediction_em"),
+        turns=int(measured["world_model/predictions"]),
+        top1=measured.get("calibration/top1"),
+        chance=measured.get("calibration/chance"),
+        imagined={d: share for d, share in exact.items() if share is not None},
+        ended_auc=next((area for area in areas if area is not None), None),
+    )
+
+
+def _can_walk(task: Task) -> bool:
+    env = task.make_env()
+    env.reset(seed=0)
+    try:
+        env.sample_action(np.random.default_rng(0))
+    except ValueError:
+        return False
+    return True
+
+
+def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldResult]) -> Planned | str:
+    """The planner on the worlds that the base played, or why it was not tried."""
+    task, kind = make_task(cfg), cfg.agent.planner
+    actions = len(task.make_env().actions)
+    if not actions and not cfg.planner.proposals:
+        return "the world lists no actions; planner.proposals=8 or so searches what the policy proposes"
+    if actions > MOST_ACTIONS and kind == "lookahead":
+        return f"{actions} listed actions are too many for a lookahead; agent.planner=mcts can search them"
+    most = min(cfg.planner.max_questions or MOST_QUESTIONS, MOST_QUESTIONS)
+    with progress(1, f"planning ({kind})") as bar, planning_model(cfg, policy, make_task(cfg)) as world_model:
+        episodes = play_with_planner(
+            world_model, task, worlds, kind, dataclasses.replace(cfg.planner, max_questions=most), seed=cfg.seeds.run
+        )
+        bar.advance()
+    results = group_worlds(episodes)
+    shares, known = ([world.successes / world.samples for world in found] for found in (results, base))
+    return Planned(
+        kind=kind,
+        pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
+        gain=bootstrap_difference(shares, known, cfg.eval.bootstrap, cfg.seeds.run),
+        questions=world_model.usage.questions / len(episodes),
+    )
+
+
+def _time(cfg: Config, arm: ArmConfig, policy: Policy, speed: float | None) -> ArmTime:
+    """How long an arm's stages will take, from small measurements; ``speed`` is that of stage 2, in tokens a second."""
+    episode: float | None = 0.0
+    kept: float | None = None
+    step: float | None = 0.0
+    stage_1: float | None = 0.0
+    stage_2: float | None = 0.0
+    if needs_sft(cfg, arm):
+        own = source_config(cfg, arm)
+        episode, kept, tokens = _probe(own, policy)
+        count = own.selfplay.groups * own.selfplay.group_size
+        stage_1 = None if episode is None else count * episode
+        step = stage_2 = None
+        if given_data(cfg, arm):
+            episode = stage_1 = 0.0
+        elif tokens is not None and speed is not None:
+            share, rows = 1 - own.selfplay.val_fraction, tokens[1]
+            stage_2 = own.sft.epochs * count * share * tokens[0] / speed
+            step = stage_2 / max(1.0, own.sft.epochs * count * share * rows / own.sft.batch_size)
+    ppo = _ppo_step(arm_config(cfg, arm), arm) if arm.rl else 0.0
+    before = arm_config(cfg, load_arm(arm.continues)).ppo.steps if arm.continues else 0
+    stage_3 = None if ppo is None else ppo * (arm_config(cfg, arm).ppo.steps - before)
+    return ArmTime(arm.name, episode, kept, step, ppo, stage_1, stage_2, stage_3)
+
+
+def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tuple[float, float] | None]:
+    """Seconds of an episode of stage 1, rows for each of its turns, and the tokens and rows that an episode has in stage 2."""
+    play = cfg.selfplay
+    if play.policy == "planner":
+        return None, None, None
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
+    task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
+    engine = policy.engine if play.policy == "model" else RandomEngine(policy.chat, random_responder(task))
+    probed = dataclasses.replace(policy, engine=engine, sampling=cfg.sampling)
+    worlds = WorldSource(task, "val", cfg.seeds.val).take(PROBED)
+    started = time.perf_counter()
+    episodes = probed.play(task, worlds, samples=1, seed=stream_seed(cfg.seeds.run, PROBE, 1))
+    seconds = (time.perf_counter() - started) / PROBED
+    rows, _ = training_rows(cfg, _played(episodes))
+    turns = sum(len(episode.turns) for episode in episodes)
+    kept = len(rows) / max(1, turns)
+    try:
+        examples, _ = encode_rows(
+            rows, policy.chat, loss=cfg.sft.loss, train_end=cfg.sft.train_end, max_length=cfg.sft.max_length
+        )
+    except ValueError:  # no row
+        return seconds, kept, None
+    if cfg.sft.merge_turns:
+        examples = merge_turns(examples)
+    return seconds, kept, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
+
+
+def _played(episodes: list[Episode]) -> list[Episode]:
+    return [episode for episode in episodes if episode.status != "error"]
+
+
+def _ppo_step(cfg: Config, arm: ArmConfig) -> float | None:
+    """Seconds of a step of an arm's stage 3, from a step of fewer worlds; None where it cannot be done here."""
+    small = dataclasses.replace(cfg, ppo=dataclasses.replace(cfg.ppo, val_every=0))
+    groups = min(cfg.ppo.groups, PPO_GROUPS)
+    task = make_task(cfg, state_format=arm.state_format)
+    worlds = WorldSource(task, "train", first_seed(cfg.seeds, "train")).take(groups)
+    learned = groups if cfg.ppo.filter == "off" else max(1, int(cfg.ppo.filter_ratio * groups))
+    try:
+        policy = Policy.load(cfg)
+        trainer = PPOTrainer(small, policy, task, Path(), lambda step, metrics: None)
+        started = time.perf_counter()
+        seed = stream_seed(cfg.seeds.run, ROLLOUT, 0)
+        episodes = policy.play(task, worlds, samples=cfg.ppo.group_size, seed=seed)
+        kept = [episode for episode in _played(episodes) if episode.group < learned]
+        update(trainer.learner, kept, policy.chat, rng=np.random.default_rng(seed))
+    except (ValueError, torch.OutOfMemoryError) as error:
+        note(f"arm {arm.name}: no PPO step could be timed: {_line(error)}")
+        return None
+    return (time.perf_counter() - started) * cfg.ppo.groups / groups
+
+
+def _total(arms: Sequence[ArmConfig], times: Sequence[ArmTime]) -> float | None:
+    """Seconds of all stages, each folder once; None where a stage was not measured."""
+    found: dict[Path, float | None] = {}
+    for arm, own in zip(arms, times, strict=True):
+        found[selfplay_folder(Path(), arm) if own.stage_1 else Path(f"no/{arm.name}")] = own.stage_1
+        found[sft_folder(Path(), arm) if own.stage_2 != 0 else Path(f"none/{arm.name}")] = own.stage_2
+        found[Path("arms") / arm.name] = own.stage_3
+    known = [value for value in found.values() if value is not None]
+    return sum(known) if len(known) == len(found) else None

@@ -1,0 +1,160 @@
+"""``--dry-run``: what a command would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from spa.config.schema import ArmConfig, Config, PPOConfig
+from spa.config.validate import WITH_VALUES
+from spa.config.variants import (
+    arm_config,
+    changes_nothing,
+    given_data,
+    needs_sft,
+    selfplay_name,
+    sft_folder,
+    source_config,
+)
+from spa.preflight import check_settings
+
+
+def plan(cfg: Config, stages: list[str], arms: list[ArmConfig], model: str | None = None) -> list[str]:
+    """What a command would do, one line a stage; also checks what can be checked without loading a model.
+
+    Raises:
+        ValueError: as ``spa.preflight.check_settings``.
+    """
+    from spa.agent.policy import make_task
+
+    for stage in stages:
+        check_settings(cfg, stage, arms, model)
+    task = make_task(cfg)
+    limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
+    lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
+    wanted = set(stages) if "run" not in stages else {"generate", "sft", "ppo", "eval", "report"}
+    tuned: list[ArmConfig | None] = [arm for arm in arms if needs_sft(cfg, arm)] if "run" in stages or arms else [None]
+    if "generate" in wanted:
+        played = [arm for arm in tuned if "run" not in stages or not given_data(cfg, arm)]
+        lines += _unique(_plan_selfplay(source_config(cfg, arm), selfplay_name(arm)) for arm in played)
+    if "sft" in wanted:
+        lines += _unique(_plan_sft(source_config(cfg, arm), sft_folder(Path(), arm).name) for arm in tuned)
+        lines += _plan_memory(cfg) if tuned else []
+    for arm in arms:
+        own = arm_config(cfg, arm)
+        rl = own.ppo
+        if arm.practice and wanted & {"practice", "ppo"}:
+            lines.append(
+                f"practice {arm.name}: {own.practice.rounds} rounds of plans from {own.practice.worlds} starts, "
+                f"{own.planner.depth} actions deep, {own.practice.epochs} epochs (beyond the paper)"
+            )
+        if "ppo" in wanted and arm.rl:
+            start = rl.start or (
+                "the practised model" if arm.practice else "the SFT model" if arm.sft else "the base model"
+            )
+            lines.append(
+                f"ppo {arm.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
+                f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "
+                f"states: {arm.state_format}, prompt: {own.agent.prompt}"
+            )
+            lines.append(f"ppo {arm.name}: {_algorithm(rl)}")
+            lines += [f"ppo {arm.name}: {text}" for text in _curriculum(own)]
+        if "eval" in wanted:
+            test = own.eval
+            lines.append(
+                f"eval {arm.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
+            )
+        if changes_nothing(cfg, arm):
+            lines.append(f"note: the settings of arm {arm.name} are this run's already; it repeats an arm without them")
+    if "ppo" in wanted:
+        lines += _unique(_plan_ppo_memory(arm_config(cfg, arm)) for arm in arms if arm.rl)
+    if "report" in wanted:
+        lines.append("report: report.html")
+    return lines
+
+
+def imports(cfg: Config, arms: list[ArmConfig]) -> list[str]:
+    """A line for each module of others that ``plan`` imports, and so runs, for the worlds of a config and its arms."""
+    from spa.envs.registry import imported_for
+
+    found: dict[str, str] = {}
+    worlds = [("env.id", cfg)]
+    for arm in arms:
+        worlds += [(f"env.id of arm {arm.name}", own) for own in (arm_config(cfg, arm), source_config(cfg, arm))]
+    for setting, own in worlds:
+        if module := imported_for(own.env.id):
+            found.setdefault(module, setting)
+    return [f"imports: {module} ({setting})" for module, setting in found.items()]
+
+
+def _unique(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))
+
+
+def _plan_selfplay(cfg: Config, name: str) -> str:
+    play = cfg.selfplay
+    who = play.model or (cfg.engine.model if cfg.engine.kind == "openai" else None)
+    return (
+        f"generate{f' {name}' if name else ''}: {play.groups} worlds x {play.group_size} = "
+        f"{play.groups * play.group_size} episodes of self-play ({play.policy} policy{f' {who}' if who else ''}, "
+        f"states: {play.states}, {play.state_format})"
+    )
+
+
+def _plan_sft(cfg: Config, folder: str) -> str:
+    tune = cfg.sft
+    what = f"LoRA of rank {tune.lora_rank}" if tune.lora_rank else "all weights"
+    return f"{folder}: {tune.epochs} epochs, {tune.batch_size} rows a step, loss on {tune.loss}, lr {tune.lr:g}, {what}"
+
+
+def _algorithm(rl: PPOConfig) -> str:
+    """The choices that make one algorithm another."""
+    parts = [rl.estimator, f"rewards at the end of each {'turn' if rl.reward_placement == 'turn' else 'episode'}"]
+    parts.append(f"critic: {rl.critic}" if rl.estimator in WITH_VALUES else "no critic")
+    if rl.filter != "off" and rl.filter_ratio < 1:
+        parts.append(f"{rl.filter_ratio:.0%} of the groups kept ({rl.filter})")
+    if rl.dynamic_groups:
+        parts.append(f"until {rl.dynamic_groups} groups are informative")
+    if rl.kl_reward_coef or rl.kl_loss_coef:
+        parts.append(f"reference model: {rl.reference or 'where it starts'}")
+    if rl.observation_reward or rl.prediction_reward:
+        parts.append(f"rewards for states: {rl.observation_reward:g} and {rl.prediction_reward:g} ({rl.state_match})")
+    if rl.world_model_coef:
+        parts.append(f"world-model loss x {rl.world_model_coef:g}")
+    if rl.lora_rank:
+        parts.append(f"LoRA of rank {rl.lora_rank}")
+    return ", ".join(parts)
+
+
+def _curriculum(cfg: Config) -> list[str]:
+    plan = cfg.curriculum
+    if plan.mixture:
+        total = sum(plan.mixture.values())
+        return ["trains on " + ", ".join(f"{weight / total:.0%} {name}" for name, weight in plan.mixture.items())]
+    if plan.levels:
+        levels = ", then ".join(str(level) for level in plan.levels)
+        return [
+            f"trains on {levels}, then the world itself; the next at {plan.threshold:.0%} success over {plan.window} steps"
+        ]
+    return []
+
+
+def _plan_memory(cfg: Config) -> list[str]:
+    """What stage 2 will need, where the model's config is at hand."""
+    from spa.sft.stage2 import memory_estimate
+
+    try:
+        estimate = memory_estimate(cfg, cfg.sft.max_length, local_only=True)
+    except ValueError:
+        return ["sft memory: not known before the model's config has been downloaded"]
+    return [f"sft memory: at most about {estimate}"]
+
+
+def _plan_ppo_memory(cfg: Config) -> str:
+    from spa.rl.memory import memory_estimate
+
+    try:
+        estimate = memory_estimate(cfg, local_only=True)
+    except ValueError:
+        return "ppo memory: not known before the model's config has been downloaded"
+    return f"ppo memory: at most about {estimate}"

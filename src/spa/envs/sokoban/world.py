@@ -1,0 +1,241 @@
+"""Sokoban: push every box onto a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spa.envs.grid import GridEnv, Vocabulary
+from spa.envs.seeded import Outcome, at_least
+from spa.envs.sokoban import pictures
+from spa.envs.sokoban.generator import Room, RoomSpec, make_room
+from spa.envs.sokoban.levels import on_border, read_room, room_of
+
+STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
+
+
+class Sokoban(GridEnv):
+    """Sokoban in the rooms and with the rewards of gym-sokoban, as text.
+
+    ## Actions
+    ``Up``, ``Down``, ``Left``, ``Right``, in any case: walk one cell, pushing a box that stands there. A move that a
+    wall or a stuck box prevents is allowed and costs a step, but is not effective. Anything else is not valid.
+
+    ## States
+    Rows of cells joined by newlines: ``#`` wall, ``_`` empty, ``O`` target, ``√`` box on target, ``X`` box, ``P``
+    player, ``S`` player on target. In the format ``coordinates`` a last line gives zero-indexed (row,column) positions::
+
+        Player (P) is at (4,3); box (X) is at (3,3); target (O) is at (1,4).
+
+    With several of a kind, in reading order: ``boxes (X) are at (1,2), (3,3)``. A box on a target is listed as box and
+    as target, a player on a target as player and as target.
+
+    ## Rewards
+    -0.1 per step; +1 when a step raises the number of boxes on targets, -1 when it lowers it; +10 when all
+    are on targets. Pushing the only box home gives 10.9. A box that stands on a target at the start counts as there.
+
+    ## Episode end
+    Terminated when solved, truncated after ``max_steps`` moves.
+
+    ## Rooms
+    Carved by a random walk, then played in reverse from the solved room (see ``spa.envs.sokoban.generator``). Every
+    room is solvable and starts with no box on a target. Nothing says that it is solvable within an agent's action
+    limit: see ``max_moves``.
+
+    ## Levels
+    ``reset(options={"level": text})`` plays a given room, of any size and with any number of boxes, and the setting
+    ``levels`` those of a file, seed 0 the first of them. Rows are in the default symbols above or in XSB: ``#`` wall, space,
+    ``-`` or ``_`` floor, ``.`` target, ``$`` box, ``*`` box on target, ``@`` player, ``+`` player on target. Rows may have
+    different lengths, and floor outside of the walls becomes wall. Not checked: whether it can be solved.
+
+    Args:
+        dim_room: rows and columns, the surrounding wall included.
+        num_boxes: boxes, and targets.
+        max_steps: moves after which an episode is cut off.
+        search_depth: bound on the moves of the reverse play. Larger values make harder rooms.
+        max_moves: only make rooms that can be solved in so many moves; None for any solvable room.
+        max_pushes: the same in moves that push a box.
+        levels: a file of levels to play instead of rooms made here, in Boxoban's format: an instance a block of rows,
+            blank lines or lines that start with ``;`` between. ``dim_room`` and ``num_boxes`` then say nothing.
+        grid_vocab: other symbols, in the order wall, empty, target, box on target, box, player, player on target
+            (``"W.GCBA@"``), or a mapping from symbol to these meanings.
+        action_names: other names, in the order up, down, left, right: ``("North", "South", "West", "East")``. (RAGEN's
+            DifferentActionVocab is ``("Left", "Right", "Up", "Down")``: its "Left" moves up.)
+        state_format: ``"grid"``, ``"coordinates"`` or ``"random_coordinates"``.
+        render_mode: ``"ansi"`` or None: ``render()`` returns the text. ``"rgb_array"``: it returns a picture, uint8 of
+            shape (16 * rows, 16 * columns, 3); the states of ``reset`` and ``step`` stay text.
+
+    Raises:
+        ValueError: for settings out of range, a malformed level (with its line) or file of levels, and at reset where the
+            settings leave no room.
+
+    Source: gym-sokoban; settings, symbols and the generator's changes from RAGEN; the sentence for one box is that of
+    the SPA paper's published data, the wording for several is this project's.
+    """
+
+    name = "Sokoban"
+    given = "level"
+    parse = staticmethod(read_room)
+    metadata: dict[str, Any] = {**GridEnv.metadata, "render_modes": ["ansi", "rgb_array"]}
+    meanings: ClassVar[Mapping[str, str]] = {
+        "wall": "#",
+        "empty": "_",
+        "target": "O",
+        "box on target": "√",
+        "box": "X",
+        "player": "P",
+        "player on target": "S",
+    }
+    moves = ("Up", "Down", "Left", "Right")
+    rules = (
+        "You are the player in a Sokoban room and must push every box onto a target. Walking against a box pushes it "
+        "one cell, unless a wall or another box is behind it. Boxes cannot be pulled."
+    )
+
+    def __init__(
+        self,
+        dim_room: Sequence[int] = (6, 6),
+        num_boxes: int = 1,
+        max_steps: int = 100,
+        search_depth: int = 300,
+        max_moves: int | None = None,
+        max_pushes: int | None = None,
+        levels: str | Path | None = None,
+        grid_vocab: Vocabulary | None = None,
+        action_names: Sequence[str] | None = None,
+        state_format: str = "grid",
+        render_mode: str | None = "ansi",
+    ) -> None:
+        if isinstance(dim_room, (str, int)) or len(dim_room) != 2:
+            raise ValueError(f"dim_room must be two integers, rows and columns, got {dim_room!r}")
+        height, width = (at_least("dim_room", side, 3) for side in dim_room)
+        num_boxes = at_least("num_boxes", num_boxes, 1)
+        if (height - 2) * (width - 2) < 2 * num_boxes + 1:
+            raise ValueError(
+                f"dim_room={(height, width)} has no space for num_boxes={num_boxes}: boxes, targets and the player need "
+                f"{2 * num_boxes + 1} cells inside the wall"
+            )
+        self.room_spec = RoomSpec(
+            height,
+            width,
+            num_boxes,
+            at_least("search_depth", search_depth, 3),
+            None if max_moves is None else at_least("max_moves", max_moves, 1),
+            None if max_pushes is None else at_least("max_pushes", max_pushes, 1),
+        )
+        super().__init__(
+            height=height,
+            width=width,
+            grid_vocab=grid_vocab,
+            action_names=action_names,
+            state_format=state_format,
+            max_steps=max_steps,
+            render_mode=render_mode,
+            longest_sentence=_longest_sentence(height, width, num_boxes),
+        )
+        self._enter(Room(height, width, 0, 0, 0, 0))
+        if levels is not None:
+            if max_moves is not None or max_pushes is not None:
+                raise ValueError("max_moves and max_pushes choose among rooms made here: leave them out with levels")
+            self._take_levels(levels)
+
+    def render(self) -> Any:
+        """The text of the state or, with ``render_mode="rgb_array"``, a picture: see ``spa.envs.sokoban.pictures``."""
+        return pictures.draw(self._cells(), self.width) if self.render_mode == "rgb_array" else self.text()
+
+    def _make(self, world_seed: int) -> None:
+        self._enter(make_room(self.room_spec, world_seed))
+
+    def _enter(self, instance: Room) -> None:
+        room = instance
+        self.room, self.height, self.width = room, room.height, room.width
+        self._lay(_ground(room.height * room.width, room.walls, room.targets))
+
+    def _make_space_for(self, instance: Room) -> None:
+        height, width = instance.height, instance.width
+        self._make_space(height, width, _longest_sentence(height, width, instance.boxes.bit_count()))
+
+    def _play(self, action: str) -> Outcome | None:
+        direction = self.action_index(action)
+        if direction is None:
+            return None
+        before, self.room = self.room, self.room.move(direction)
+        gained = self.room.boxes_on_targets - before.boxes_on_targets
+        reward = STEP_REWARD + gained * BOX_REWARD + (SOLVED_REWARD if self.room.solved else 0.0)
+        return Outcome(reward, self.room is not before, self.room.solved)
+
+    def _success(self) -> bool:
+        return self.room.solved
+
+    def _problem(self) -> str:
+        # Default symbols and no player: the same boxes and targets in the same walls are the same problem.
+        return f"{self.height}x{self.width}\n{grid_text(self.room._replace(player=-1))}"
+
+    def _keeps(self, earlier: Any) -> bool:
+        now, then = self.room, earlier.room
+        return (now.height, now.width, now.walls, now.targets) == (then.height, then.width, then.walls, then.targets)
+
+    def _moving(self) -> list[tuple[int, str]]:
+        return _moving(self.room)
+
+    def _set_cells(self, height: int, width: int, cells: list[str]) -> None:
+        room, players = room_of(height, width, cells)
+        boxes, targets = room.boxes.bit_count(), room.targets.bit_count()
+        if len(players) != 1:
+            raise ValueError(f"a state needs exactly one player, got {len(players)}")
+        wanted = (self.room_spec.num_boxes, self.room.boxes.bit_count())
+        if not boxes or boxes != targets or (boxes not in wanted and not self._levels):
+            raise ValueError(
+                f"the state must have {self.room_spec.num_boxes} boxes and as many targets, as this world's settings say, "
+                f"got {boxes} and {targets}"
+            )
+        for cell, meaning in enumerate(cells):
+            if meaning != "wall" and on_border(cell, height, width):
+                row, column = divmod(cell, width)
+                raise ValueError(f"the border of the state must be wall, but ({row},{column}) is {meaning}")
+        self._take_instance(room)
+
+    def _sentence(self) -> str:
+        room = self.room
+        boxes = self._list("box", "boxes", "box", _bits(room.boxes))
+        targets = self._list("target", "targets", "target", _bits(room.targets))
+        return f"Player ({self._symbol['player']}) is at {self._positions([room.player])[0]}; {boxes}; {targets}."
+
+
+def _longest_sentence(height: int, width: int, num_boxes: int) -> int:
+    return 64 + (2 * num_boxes + 1) * len(f"({height},{width}), ")
+
+
+def _bits(mask: int) -> list[int]:
+    cells = []
+    while mask:
+        lowest = mask & -mask
+        cells.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return cells
+
+
+@lru_cache(1024)
+def _ground(count: int, walls: int, targets: int) -> tuple[str, ...]:
+    """What each cell holds of what never moves."""
+    return tuple("wall" if walls >> cell & 1 else "target" if targets >> cell & 1 else "empty" for cell in range(count))
+
+
+def _moving(room: Room) -> list[tuple[int, str]]:
+    """Boxes and player with their cells; a negative ``player`` leaves the player out."""
+    player, targets = room.player, room.targets
+    found = [(box, "box on target" if targets >> box & 1 else "box") for box in _bits(room.boxes)]
+    if player >= 0:
+        found.append((player, "player on target" if targets >> player & 1 else "player"))
+    return found
+
+
+def grid_text(room: Room) -> str:
+    """A room drawn in the default symbols; a negative ``player`` leaves the player out."""
+    cells = list(_ground(room.height * room.width, room.walls, room.targets))
+    for cell, meaning in _moving(room):
+        cells[cell] = meaning
+    drawn = "".join(map(Sokoban.meanings.__getitem__, cells))
+    return "\n".join(drawn[start : start + room.width] for start in range(0, len(drawn), room.width))

@@ -1,0 +1,161 @@
+"""The run folder: what was asked (config.yaml), what made it (run.json), where things lie. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from spa import __version__
+from spa.common.files import atomic_write
+from spa.common.secrets import redact
+from spa.config.load import differences, load_config, to_yaml
+from spa.config.schema import Config
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
+# A run may be resumed with other values of these: they do not change what is computed, but for the last digits (model.device and
+# model.threads: sums are then made in another order).
+_FREE = (
+    "arms",  # more of them may be compared; each is what it is by itself
+    "report.",
+    "model.device",
+    "model.threads",
+    "sampling.processes",
+    "engine.base_url",
+    "engine.api_key_env",
+    "engine.concurrency",
+    "engine.timeout",
+    "engine.retries",
+    "engine.requests_per_minute",
+    "sft.memory_check",
+    "ppo.on_collapse",
+    "ppo.collapse_patience",
+    "ppo.keep_checkpoints",
+)
+_STAGES = ("generate", "sft", "practice", "ppo")  # what `run` does as well
+
+
+class RunFolder:
+    """The folder of one run; several commands (``generate``, ``sft``, ...) may share it if their config is the same.
+
+    ``config.yaml`` is the resolved config. ``run.json`` lists every command with its start time, the versions, the
+    machine and the seed. Nothing is written before ``open``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def info_path(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def holds_run(self) -> bool:
+        return self.config_path.is_file() or self.info_path.is_file()
+
+    def config(self) -> Config:
+        """The saved config.
+
+        Raises:
+            ValueError: there is none, or it is damaged.
+        """
+        if not self.config_path.is_file():
+            raise ValueError(f"{self.path} holds no run (no config.yaml)")
+        return load_config(self.config_path, missing_ok=True)
+
+    def info(self) -> dict[str, Any]:
+        """What ``run.json`` says; empty if there is none or it is damaged."""
+        try:
+            data = json.loads(self.info_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def commands(self) -> list[str]:
+        """The commands that were run here, in order, each once."""
+        entries = self.info().get("commands", [])
+        return list(dict.fromkeys(str(entry.get("command", "")) for entry in entries if isinstance(entry, dict)))
+
+    def open(self, cfg: Config, command: str, resume: bool) -> RunFolder:
+        """Makes the folder and writes down config and command; returns itself.
+
+        ``command`` names what is about to be done, with the arm where there is one (``"ppo spa"``). A command that was
+        not run here before may join a run of the same config; ``run`` and its stages exclude each other.
+
+        Raises:
+            ValueError: the path is a file, the command was run here before and ``resume`` is False, or the saved config
+                differs (the message lists the keys).
+        """
+        self.check(cfg, command, resume)
+        self.path.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.config_path, to_yaml(cfg))
+        entry = {"command": command, "resume": resume, "started": _now(), **environment(), "seed": cfg.seeds.run}
+        entries = self.info().get("commands", [])
+        data = {"name": redact(cfg.name), "commands": [*(entries if isinstance(entries, list) else []), entry]}
+        atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
+        return self
+
+    def check(self, cfg: Config, command: str, resume: bool) -> None:
+        """Raises what ``open`` would raise, and writes nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; give another --out")
+        if not self.holds_run:
+            return
+        done = self.commands()
+        clash = next((other for other in done if _clash(other, command)), None)
+        if not resume and (clash is not None or not done):
+            what = f"a run of `spa {clash}`" if clash else "a run"
+            raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
+        changed = [key for key in differences(self.config(), cfg) if not key.startswith(_FREE)]
+        if changed:
+            raise ValueError(
+                f"{self.path} holds a run with another config; these settings differ: {', '.join(changed)}; "
+                "leave them as they are or give another --out"
+            )
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for ``run.json``. Imports none of the packages."""
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "spa": __version__,
+        "python": platform.python_version(),
+        **versions,
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def _clash(done: str, command: str) -> bool:
+    """Whether two commands would write the same files."""
+    if done == command:
+        return True
+    words = (done.partition(" ")[0], command.partition(" ")[0])
+    return "run" in words and all(word in (*_STAGES, "run") for word in words)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,128 @@
+"""``metrics.jsonl``: one JSON object a line, ``step`` and ``time`` first. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from spa.common.files import atomic_write
+from spa.run.trackers import Tracker
+
+
+class MetricsLog:
+    """Appends metrics to a JSONL file, flushed line by line, and passes them on to trackers.
+
+    A last line that a crash tore is dropped when the log is opened.
+
+    Args:
+        path: the file; its folder is made when the first line is written.
+        trackers: besides the file (see ``spa.run.trackers``).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], trackers: Sequence[Tracker] = ()) -> None:
+        self.path = Path(path)
+        self.trackers = list(trackers)
+        self._repair()
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Writes one line. Values may be numbers, NumPy or torch scalars, strings, booleans or None.
+
+        What is not finite is written as null: the file stays plain JSON.
+        """
+        values = {name: _plain(value) for name, value in metrics.items()}
+        line = json.dumps(
+            {"step": int(step), "time": round(time.time(), 3), **values}, allow_nan=False, ensure_ascii=False
+        )
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        numbers = {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
+        for tracker in self.trackers:
+            tracker.log(int(step), numbers)
+
+    def truncate_after(self, step: int) -> int:
+        """Drops what was logged after the checkpoint of ``step``, atomically; returns how many lines.
+
+        A trainer logs a step once and then saves: after the checkpoint come the lines of later steps and what is logged of the
+        same step once more (the measurement at the end of stage 2).
+        """
+        records = read_metrics(self.path)
+        end = next(
+            (i + (r.get("step", 0) == step) for i, r in enumerate(records) if r.get("step", 0) >= step), len(records)
+        )
+        if end < len(records):
+            atomic_write(self.path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records[:end]))
+        return len(records) - end
+
+    def close(self) -> None:
+        """Closes the trackers."""
+        for tracker in self.trackers:
+            tracker.close()
+        self.trackers = []
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _repair(self) -> None:
+        if not self.path.is_file():
+            return
+        text = self.path.read_bytes()
+        end = text.rfind(b"\n") + 1
+        if end == len(text):
+            return
+        try:  # a whole object that lacks only its newline is kept
+            whole = isinstance(json.loads(text[end:]), dict)
+        except ValueError:
+            whole = False
+        with open(self.path, "r+b") as file:
+            if whole:
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+            else:
+                file.truncate(end)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of a metrics file, in order; none if there is no file. A torn last line is left out.
+
+    Raises:
+        ValueError: another line is no JSON object (the message names it).
+    """
+    file = Path(path)
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number} is damaged: {error}") from error
+        records.append(record)
+    return records
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it: scalars of other libraries to float, what is not finite to None."""
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    if type(value) is int:
+        return value
+    number = float(value.item() if hasattr(value, "item") else value)
+    return number if math.isfinite(number) else None

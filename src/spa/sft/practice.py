@@ -1,0 +1,268 @@
+"""Practice in imagination: plan in a model's own predictions, teach its plain policy the plans. Beyond the paper.
+
+A round takes the start states of self-play and training worlds, imagines from them what can be reached, and makes a row of each
+imagined state in which a gain can be had: the plain prompt of that state, answered by an action that leads there soonest.
+Fine-tuning on these rows (and on some of the transitions, so that the world is not forgotten) gives a policy that needs no search.
+The next round plays with it, trains the world model anew on all that was ever seen, and plans again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spa.agent.policy import Policy, make_task
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource, world_keys
+from spa.common.clock import Spent
+from spa.common.progress import note, progress
+from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
+from spa.config.seeds import PRACTICE, first_seed
+from spa.data.dataset import read_rows, write_rows
+from spa.data.ground_truth import Row
+from spa.data.transitions import LAYOUTS, repeat_rare, state_prompt, transition_rows
+from spa.evaluate.play import play_chunks
+from spa.planning.play import search_all
+from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
+from spa.planning.world_model import WorldModel
+from spa.run.stage import Stage, model_of, read_done
+from spa.sft.stage2 import data_files, run_sft
+
+CHUNK = 256  # worlds imagined at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Lesson:
+    """An imagined state from which a gain is in reach: how many actions led there, and what those asked about in it are worth."""
+
+    state: str
+    met: int
+    values: dict[str, float]
+
+
+@dataclasses.dataclass
+class Lessons:
+    """Rows of the plain prompt (``plans``) and, in the world-model mode, of what actions are worth; starts with a gain in reach."""
+
+    plans: list[Row] = dataclasses.field(default_factory=list)
+    values: list[Row] = dataclasses.field(default_factory=list)
+    solved: int = 0
+
+
+def imagine(
+    root: str, actions: Sequence[str], config: PlannerConfig, depth: int, actions_left: int, *, whole: bool
+) -> Generator[list[Question], list[Answer], list[Lesson]]:
+    """What is to be learnt from one start: each imagined state from which a gain can be reached within ``depth`` actions of it.
+
+    Args:
+        whole: imagine everything within ``depth``, not only up to the first way to a gain.
+    """
+    graph = ImaginedGraph(root, config)
+    yield from expand(graph, actions, depth, actions_left, stop_at_goal=not whole)
+    values, gains = graph.solve(depth)
+    lessons = []
+    for here, of_actions in sorted(gains.items()):
+        if values[here] > config.optimism:
+            lessons.append(Lesson(graph.states[here], graph.depth[here], of_actions))
+    return lessons
+
+
+def lesson_rows(
+    world_model: WorldModel,
+    task: Task,
+    worlds: Sequence[World],
+    config: PlannerConfig,
+    *,
+    whole: bool,
+    values: bool = False,
+    title: str = "planning",
+) -> Lessons:
+    """What is to be learnt from ``worlds``, of which only the start states are looked at.
+
+    Several best actions in a state are a row each. With ``values`` what each action is worth is one, too.
+    """
+    layout, agent = LAYOUTS[task.agent.style], task.agent
+    env = task.make_env()
+    left = task.env.max_actions
+    depth = min(config.depth, left)
+    told = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
+    found = Lessons()
+    with progress(len(worlds), title) as bar:
+        for start in range(0, len(worlds), CHUNK):
+            chunk = worlds[start : start + CHUNK]
+            roots, headers = [], []
+            for world in chunk:
+                state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+                roots.append(state)
+                headers.append((task.header(env), told.header(env)))
+            searches = [imagine(root, world_model.actions, config, depth, left, whole=whole) for root in roots]
+            for world, (plain, telling), lessons in zip(chunk, headers, search_all(world_model, searches), strict=True):
+                found.solved += any(lesson.met == 0 for lesson in lessons)
+                for lesson in lessons:
+                    state, met = lesson.state, lesson.met
+                    extra = {"seed": world.seed, "content": world.content, "turn": met}
+                    prompt = state_prompt(task, plain, state, left - met)
+                    for action in best_actions(lesson.values):
+                        response = layout.choice(action) if agent.think else layout.answer.format(action)
+                        found.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
+                    prompt = state_prompt(told, telling, state, left - met)
+                    for action, value in lesson.values.items() if values else ():
+                        if np.isfinite(value):
+                            response = layout.valued(state, action, value)
+                            found.values.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
+            world_model.forget()
+            bar.advance(len(chunk), rows=len(found.plans), solved=found.solved)
+    return found
+
+
+def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
+    """All rounds of ``practice``, each step a stage of its own in ``out``: what is finished there is not done again.
+
+    Args:
+        cfg: as the arm's stage 2 saw it.
+        model: the world model that stage 2 made.
+        data: its transitions (a folder with train.parquet, or one parquet).
+
+    Returns:
+        the model of the last round (``model`` where nothing could be learnt), what all steps took, and each round's counts.
+
+    Raises:
+        ValueError: a split with too few worlds, or what ``run_sft`` raises.
+    """
+    settings = cfg.practice
+    # There are no validation rows here: nothing to choose a checkpoint by, or to stop by.
+    cfg = dataclasses.replace(cfg, sft=dataclasses.replace(cfg.sft, use="last", patience=0))
+    known = [data_files(data)[0]]
+    rounds, weights = [], model
+    for number in range(1, settings.rounds + 1):
+        folder = out / f"round_{number}"
+        record: dict[str, Any] = {"actions": 0}
+        if number > 1:
+            played = _step(folder / "play", f"practice {number}, play", partial(_play, cfg, weights, number))
+            known.append(folder / "play" / "train.parquet")
+            record["actions"] = played["actions"]
+            _step(
+                folder / "transitions",
+                f"practice {number}, transitions",
+                partial(_join, known, cfg.selfplay),
+            )
+            model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
+        record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, known))
+        tuned = dataclasses.replace(
+            cfg,
+            model=dataclasses.replace(cfg.model, path=model),
+            sft=dataclasses.replace(cfg.sft, epochs=settings.epochs, eval_worlds=0),
+        )
+        if record["lessons"]:
+            weights = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
+        else:
+            weights = model
+        rounds.append(
+            {key: record[key] for key in ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")}
+        )
+    spent = sum((Spent.of(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Spent())
+    actions = sum(int(each["actions"]) for each in rounds)
+    return {**spent.record(), "model": os.path.relpath(weights, out), "actions": actions, "rounds": rounds}
+
+
+def _done(path: Path) -> dict[str, Any]:
+    done = read_done(path.parent)
+    assert done is not None
+    return done
+
+
+def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` returned, now or before."""
+    stage = Stage(folder, title, True)
+    if not stage.finished:
+        stage.finish(work(folder))
+    return read_done(folder) or {}
+
+
+def _train(cfg: Config, data: Path, folder: Path, title: str) -> str:
+    stage = Stage(folder, title, True)
+    if not stage.finished:
+        with stage.metrics(cfg) as log:
+            model = run_sft(cfg, folder, data=data, resume=stage.resume, log=log)
+        stage.finish({"model": str(model.relative_to(folder))})
+    return model_of(str(folder))
+
+
+def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
+    """Real episodes of the policy in self-play worlds; their transitions."""
+    settings, seeds = cfg.practice, cfg.seeds
+    own = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=1))
+    task = make_task(own, state_format=cfg.selfplay.state_format, prompt="base")
+    source = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"))
+    worlds = source.take(cfg.selfplay.groups + (number - 1) * settings.groups)[-settings.groups :]
+    policy = Policy.load(own, model)
+    episodes = play_chunks(
+        policy, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
+    )
+    policy.close()
+    told = make_task(own, state_format=cfg.selfplay.state_format, prompt="world_model")
+    rows = transition_rows((e for e in episodes if e.status != "error"), told, cfg.selfplay.states, seeds.run)
+    write_rows(out / "train.parquet", rows)
+    actions = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
+    success = sum(episode.success for episode in episodes) / len(episodes)
+    return {"actions": actions, "success": success, "worlds": {"selfplay": world_keys(worlds)}}
+
+
+def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, Any]:
+    """All transitions in one file."""
+    rows = [row for part in parts for row in read_rows(part)[0]]
+    if play.deduplicate:
+        rows = list({row.response: row for row in rows}.values())
+    rows = repeat_rare(rows, play.outcome_share)
+    write_rows(out / "train.parquet", rows)
+    return {"rows": len(rows)}
+
+
+def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str, Any]:
+    """Lessons planned with ``model``, and some transitions beside them."""
+    settings, seeds = cfg.practice, cfg.seeds
+    planner = dataclasses.replace(cfg.planner, values=False)  # which are only taught here
+    policy = Policy.load(cfg, model)
+    task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
+    # As many of each split as it has of all worlds, so that neither runs dry first.
+    few = max(1, settings.worlds // 3)
+    counts = {"selfplay": few, "train": settings.worlds - few}
+    sources = {split: WorldSource(task, split, first_seed(seeds, split), unique=True) for split in counts}
+    starts = {split: sources[split].take(count) for split, count in counts.items()}
+    worlds = [world for chosen in starts.values() for world in chosen]
+    world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
+    found = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
+    policy.close()
+    rows = found.plans
+    if not rows:
+        note(
+            f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: nothing to "
+            "learn. Look at the world model (imagination/ in the evaluation), planner.depth and planner.min_probability"
+        )
+    told = [row for part in known for row in read_rows(part)[0]]
+    rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
+    kept = _some(told, round(settings.rehearsal * len(rows)), rng)
+    valued = _some(found.values, round(settings.values * len(rows)), rng)
+    write_rows(out / "train.parquet", [*rows, *kept, *valued])
+    usage = world_model.usage
+    return {
+        "worlds_planned": len(worlds),
+        "solved": found.solved,
+        "lessons": len(rows),
+        "rehearsed": len(kept),
+        "valued": len(valued),
+        "questions": usage.questions,
+        "tokens": usage.tokens,
+        "worlds": {split: world_keys(chosen) for split, chosen in starts.items()},
+    }
+
+
+def _some(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Row]:
+    """At most ``count`` of the rows, drawn, in their order."""
+    return [rows[i] for i in sorted(rng.permutation(len(rows))[:count])]

@@ -1,0 +1,173 @@
+"""Stage 1: the model plays itself through worlds of its own split, writing what it sees and what it expects."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spa.agent.episode import Episode, write_episodes
+from spa.agent.episode_store import EpisodeStore
+from spa.agent.policy import Policy, make_task
+from spa.agent.random_engine import RandomEngine, random_responder
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource, world_keys
+from spa.common.files import atomic_write
+from spa.common.progress import note
+from spa.config.schema import Config
+from spa.config.seeds import SELFPLAY, first_seed
+from spa.data.dataset import split_rows, write_rows
+from spa.data.ground_truth import Row, rows_of, shuffle_states
+from spa.data.select import select_rows
+from spa.data.transitions import repeat_rare, transition_rows
+from spa.engines.base import ServerError, check_engine
+from spa.evaluate.planned import plan_chunks, planning_model
+from spa.evaluate.play import play_chunks
+from spa.evaluate.world_model import world_model_metrics
+
+POLICIES = ("model", "random", "planner")
+
+
+def row_window(cfg: Config) -> int:
+    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` where that is null; one in rows of transitions.
+
+    Raises:
+        ValueError: neither 0 (all turns) nor 1.
+    """
+    if cfg.selfplay.rows == "transitions":
+        return 1  # a planner asks about states that have no history
+    window = cfg.agent.window if cfg.sft.window is None else cfg.sft.window
+    if window not in (0, 1):
+        raise ValueError(f"stage 1 makes rows with all turns or one: set sft.window=0 or sft.window=1, not {window}")
+    return window
+
+
+def is_served(cfg: Config) -> bool:
+    """Whether a chat server plays, so that no model, not even a tokenizer, is needed here."""
+    return cfg.engine.kind == "openai" and cfg.selfplay.policy == "model"
+
+
+def check_source(cfg: Config) -> None:
+    """Checks, without loading weights, that who is to play is there.
+
+    Raises:
+        ValueError: an unknown policy, an engine without its package or settings, or a local model beside a chat server.
+    """
+    play = cfg.selfplay
+    if play.policy not in POLICIES:
+        raise ValueError(f"unknown selfplay.policy {play.policy!r}; choose one of {', '.join(POLICIES)}")
+    if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
+        raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
+    if play.policy == "model":
+        check_engine(cfg.engine)
+    if is_served(cfg) and play.model:
+        raise ValueError(
+            f"with engine=openai the server plays, and selfplay.model={play.model} would not: set engine.model instead"
+        )
+
+
+def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
+    """Plays, corrects, selects, splits; writes train.parquet, val.parquet, episodes.jsonl and stats.json to ``out``.
+
+    Finished episodes are kept in ``episodes.partial.jsonl`` meanwhile; those that an earlier try left there are not played
+    again, and the result is the same.
+
+    Returns:
+        what the stage records: counts and the keys of the worlds played.
+
+    Raises:
+        ValueError: a setting, model or world that cannot be used, a server that gives no answers, or no row left to train on.
+    """
+    play = cfg.selfplay
+    check_source(cfg)
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
+    task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
+    kept = EpisodeStore(out / "episodes.partial.jsonl")
+    worlds, episodes = _play(cfg, task, kept)
+    write_episodes(out / "episodes.jsonl", episodes)
+
+    played = [episode for episode in episodes if episode.status != "error"]
+    if not played:
+        raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
+    rows, reasons = training_rows(cfg, played)
+    dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
+    if not rows:
+        raise ValueError(
+            f"self-play left no row to train on; dropped: {dropped}. Is the format too hard for the model?"
+        )
+    train, val = split_rows(rows, play.val_fraction, cfg.seeds.run)
+    train = repeat_rare(train, play.outcome_share)
+    write_rows(out / "train.parquet", train)
+    write_rows(out / "val.parquet", val)
+    turns = sum(len(episode.turns) for episode in episodes)
+    stats: dict[str, Any] = {
+        "episodes": len(episodes),
+        "worlds": len({world.content for world in worlds}),
+        "turns": turns,
+        "rows_train": len(train),
+        "rows_val": len(val),
+        "dropped": dropped,
+        "format_rate": sum(t.format_ok for e in episodes for t in e.turns) / max(1, turns),
+        "success": sum(e.success for e in episodes) / len(episodes),
+        "belief": world_model_metrics(episodes),
+    }
+    atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
+    kept.remove()
+    return {
+        "rows_train": len(train),
+        "rows_val": len(val),
+        "actions": sum(len(turn.executed) for episode in episodes for turn in episode.turns),
+        "dropped": dropped,
+        "worlds": {"selfplay": world_keys(worlds)},
+    }
+
+
+def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
+    """So many answers to the plain prompt, drawn from those in its format: a model trained on moves alone forgets how to answer."""
+    rows = [
+        row for episode in episodes for row in rows_of(episode, window=1, states="belief") if row.extra["format_ok"]
+    ]
+    chosen = np.random.default_rng(np.random.SeedSequence([seed, 0x91A1])).permutation(len(rows))[:count]
+    return [rows[i] for i in sorted(chosen)]
+
+
+def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counter[str]]:
+    """The rows that stage 1's settings make of episodes and keep, and how many were dropped for what reason."""
+    play, seed = cfg.selfplay, cfg.seeds.run
+    if play.rows == "transitions":
+        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
+        rows = transition_rows(played, told, play.states, seed)
+        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
+            rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
+        rows += _plain_rows(played, round(play.plain_rows * len(rows)), seed)
+    else:
+        shown = shuffle_states(played, seed) if play.states == "shuffled" else played
+        rows = [row for episode in shown for row in rows_of(episode, window=row_window(cfg), states=play.states)]
+    return select_rows(rows, play, seed)
+
+
+def _play(cfg: Config, task: Task, kept: EpisodeStore) -> tuple[list[World], list[Episode]]:
+    """The worlds of the split and the episodes played in them."""
+    play = cfg.selfplay
+    policy = Policy.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
+    if play.policy == "random":
+        policy.engine = RandomEngine(policy.chat, random_responder(task))
+    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
+    total = len(worlds) * play.group_size
+    if len(kept):
+        note(f"self-play: {len(kept)} of {total} episodes were played before")
+    try:
+        if play.policy == "planner":
+            with planning_model(cfg, policy, task) as asked:
+                episodes = plan_chunks(cfg, asked, task, worlds, play.group_size, SELFPLAY, "self-play", kept)
+        else:
+            episodes = play_chunks(policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", kept)
+    except ServerError as error:
+        raise ValueError(f"{error}. {len(kept)} of {total} episodes are kept; continue with --resume") from error
+    finally:
+        policy.close()
+    return worlds, episodes

@@ -1,0 +1,235 @@
+"""Stage 2: supervised fine-tuning on self-play gives the model a world model (paper, Eq. 1-2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
+from spa.common.clock import measuring
+from spa.common.progress import note
+from spa.config.schema import SFTConfig
+from spa.data.encode import Example
+from spa.models.compiling import compile_blocks
+from spa.models.forward import token_logprobs
+from spa.models.load import load_state, save_model
+from spa.models.lora import adapter_state, has_lora, load_adapter_state
+from spa.models.optim import adamw, lr_factor, set_lr
+from spa.models.packing import enable_packing
+from spa.models.rows import TokenRows, autocast, forward_groups
+
+Log = Callable[[int, dict[str, float]], None]
+
+
+class SFTDiverged(ValueError):
+    """The loss or its gradient became infinite or not a number."""
+
+
+def loss_sums(
+    model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
+) -> Iterator[Tensor]:
+    """Summed negative log-likelihood of the trained tokens, forward pass by forward pass.
+
+    Each pass takes examples of together at most ``max_tokens`` tokens (padding included where there is some).
+    With ``packing`` the model must have been prepared by ``enable_packing``.
+    """
+    for group in forward_groups([example.ids for example in examples], max_tokens, packing=packing):
+        chosen = [examples[i] for i in group]
+        with autocast(model, precision):
+            rows = TokenRows.of([(e.ids, e.positions) for e in chosen], model.device, packing=packing)
+            logprobs_N, _ = token_logprobs(model, rows.hidden(model), rows.targets_N)
+        yield -logprobs_N.sum()
+
+
+@torch.no_grad()
+def mean_loss(
+    model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
+) -> float:
+    """Mean negative log-likelihood over all trained tokens, dropout off."""
+    tokens = sum(len(example.positions) for example in examples)
+    was_training = model.training
+    model.eval()
+    parts = loss_sums(model, examples, max_tokens, packing=packing, precision=precision)
+    loss = sum(float(part) for part in parts) / tokens
+    model.train(was_training)
+    return loss
+
+
+class SFTTrainer:
+    """Trains ``model`` on ``train``; checkpoints and resume are exact, mid-epoch too.
+
+    The loss of an optimizer step is the mean over all trained tokens of its rows, however they are cut into forward passes.
+    The order of rows and the dropout of a step depend on (seed, step) alone, so a resumed run needs no random state. LoRA
+    adapters must be in the model before.
+
+    Args:
+        val: examples whose mean loss decides what is best and when to stop early; may be empty.
+        log: gets (step, metrics).
+        measure: metrics of the model at a step, logged every ``sft.eval_every`` steps.
+        on_step: gets (step, loss) after every step.
+
+    Raises:
+        ValueError: settings that need validation data without any, or a model that cannot be packed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        train: Sequence[Example],
+        val: Sequence[Example],
+        config: SFTConfig,
+        out: Path,
+        *,
+        seed: int,
+        log: Log,
+        measure: Callable[[int], dict[str, float]] | None = None,
+        on_step: Callable[[int, float], None] = lambda step, loss: None,
+    ) -> None:
+        if config.epochs < 1 or config.batch_size < 1:
+            raise ValueError("sft.epochs and sft.batch_size must be at least 1")
+        check_validation(config, bool(val))
+        self.model, self.tokenizer = model, tokenizer
+        self.train_set, self.val_set = train, val
+        self.config, self.out, self.seed = config, out, seed
+        self.log, self.measure, self.on_step = log, measure, on_step
+        # Examples may hold several rows; a step takes as many as hold about ``batch_size`` rows.
+        self.step_size = max(1, round(config.batch_size * len(train) / max(1, sum(e.rows for e in train))))
+        self.per_epoch = -(-len(train) // self.step_size)
+        self.total = self.per_epoch * config.epochs
+        self._factor(0)  # refuses an unknown schedule early
+        if config.packing:
+            enable_packing(model)
+        if config.compile:
+            compile_blocks(model, "sft.compile")
+        self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
+        self.step = 0
+        self.best_loss, self.best_step, self.stale = float("inf"), 0, 0
+
+    def train(self, *, resume: bool = False) -> Path:
+        """Runs to the end, or until validation stops improving; returns the folder of the last or the best checkpoint.
+
+        Raises:
+            SFTDiverged: a loss or gradient that is not finite (names the last good checkpoint).
+        """
+        found = latest_checkpoint(self.out) if resume else None
+        if found:
+            self._restore(load_state(found[1]))
+        self.model.train()
+        while self.step < self.total and not self._stopped():
+            epoch, within = divmod(self.step, self.per_epoch)
+            order = np.random.default_rng(np.random.SeedSequence([self.seed, epoch])).permutation(len(self.train_set))
+            size = self.step_size
+            metrics = self._one_step([self.train_set[i] for i in order[within * size : (within + 1) * size]])
+            self.step += 1
+            ended = self.step % self.per_epoch == 0
+            if self._due(self.config.val_every, ended) and self.val_set:
+                metrics["val/loss"] = self._validate()
+            measured = self._measured()
+            regular = self.step == 1 or self.step % self.config.log_every == 0
+            if regular or ended or measured or "val/loss" in metrics:
+                self.log(self.step, {"train/epoch": self.step / self.per_epoch, **metrics, **measured})
+            self.on_step(self.step, metrics["train/loss"])
+            improved = self.best_step == self.step and (self.config.use == "best" or self.config.patience > 0)
+            if improved or self._stopped() or self._due(self.config.save_every, ended):
+                self._save()
+        if self._stopped() and self.step < self.total:
+            note(
+                f"SFT: stopped early at step {self.step} of {self.total}; best validation loss at step {self.best_step}"
+            )
+        return checkpoint_folder(self.out, self.best_step if self.config.use == "best" else self.step)
+
+    def _due(self, every: int, epoch_ended: bool) -> bool:
+        """Whether something done every so many steps (0: every epoch) is due; it always is at the end."""
+        return self.step == self.total or (self.step % every == 0 if every else epoch_ended)
+
+    def _stopped(self) -> bool:
+        return 0 < self.config.patience <= self.stale
+
+    def _factor(self, step: int) -> float:
+        config = self.config
+        warmup, decay = int(config.warmup_fraction * self.total), int(config.decay_fraction * self.total)
+        return lr_factor(step, warmup=warmup, total=self.total, schedule=config.schedule, decay=decay)
+
+    def _one_step(self, batch: Sequence[Example]) -> dict[str, float]:
+        started = time.perf_counter()
+        config, factor = self.config, self._factor(self.step)
+        set_lr(self.optimizer, factor)
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = sum(len(example.positions) for example in batch)
+        loss = 0.0
+        device = self.model.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(int(np.random.SeedSequence([self.seed, self.step]).generate_state(1)[0]))
+            parts = loss_sums(
+                self.model, batch, config.micro_batch_tokens, packing=config.packing, precision=config.precision
+            )
+            for part in parts:
+                (part / tokens).backward()
+                loss += float(part.detach()) / tokens
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+        if not (np.isfinite(loss) and bool(torch.isfinite(norm))):
+            found = latest_checkpoint(self.out)
+            where = f"the last good checkpoint is {found[1]}" if found else "no checkpoint was saved before"
+            raise SFTDiverged(f"SFT diverged at step {self.step + 1} (loss {loss}); {where}. Lower sft.lr")
+        self.optimizer.step()
+        seconds = time.perf_counter() - started
+        return {
+            "train/loss": loss,
+            "train/grad_norm": float(norm),
+            "train/lr": config.lr * factor,
+            "train/tokens_per_second": sum(len(example.ids) for example in batch) / seconds,
+        }
+
+    @measuring()
+    def _validate(self) -> float:
+        config = self.config
+        loss = mean_loss(
+            self.model, self.val_set, config.micro_batch_tokens, packing=config.packing, precision=config.precision
+        )
+        if loss < self.best_loss:
+            self.best_loss, self.best_step, self.stale = loss, self.step, 0
+        else:
+            self.stale += 1
+        return loss
+
+    def _measured(self) -> dict[str, float]:
+        every = self.config.eval_every
+        if not every or self.step % every or self.step == self.total or self.measure is None:
+            return {}  # the measurement after training is made by the stage
+        return self.measure(self.step)
+
+    def _save(self) -> None:
+        state: dict[str, Any] = {
+            "step": self.step,
+            "optimizer": self.optimizer.state_dict(),
+            "best_loss": self.best_loss,
+            "best_step": self.best_step,
+            "stale": self.stale,
+        }
+        if has_lora(self.model):
+            state["lora"] = adapter_state(self.model)
+        save_model(self.model, self.tokenizer, checkpoint_folder(self.out, self.step), state)
+        keep_best = self.config.use == "best" or self.config.patience > 0
+        prune_checkpoints(self.out, self.config.keep_checkpoints, always=(self.best_step,) if keep_best else ())
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if has_lora(self.model):
+            load_adapter_state(self.model, state.get("lora", {}))
+        self.step = int(state["step"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.best_loss, self.best_step = float(state["best_loss"]), int(state["best_step"])
+        self.stale = int(state["stale"])
+
+
+def check_validation(config: SFTConfig, has_val: bool) -> None:
+    """Raises ValueError for settings that need validation rows where there are none."""
+    for name, wanted in (("sft.use=best", config.use == "best"), (f"sft.patience={config.patience}", config.patience)):
+        if wanted and not has_val:
+            raise ValueError(f"{name} needs validation rows, and there are none: set selfplay.val_fraction above 0")

@@ -1,0 +1,97 @@
+"""Checkpoints are whole or gone, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
+from spa.common.files import atomic_file, atomic_folder
+from spa.run.stage import Stage
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+def checkpoints(root: Path, *steps: int) -> None:
+    for step in steps:
+        with atomic_folder(checkpoint_folder(root, step)) as folder:
+            for name in ("config.json", "model.safetensors", "trainer_state.pt"):
+                (folder / name).write_text(name)
+
+
+def half_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the removal of a folder is killed after its first file."""
+
+    def kill(folder: Path, ignore_errors: bool = False) -> None:
+        os.unlink(next(path for path in sorted(Path(folder).rglob("*")) if path.is_file()))
+        raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", kill)
+
+
+def is_whole(folder: Path) -> bool:
+    return len(list(folder.iterdir())) == 3
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    checkpoints(tmp_path, 1, 2, 3, 4)
+    prune_checkpoints(tmp_path, 2, always=(1,))
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [1, 3, 4]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3, "nothing else is left"
+
+
+def test_a_killed_pruning_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = tmp_path / "ppo"
+    checkpoints(stage, 1, 2, 3)
+    with monkeypatch.context() as patch:
+        half_removed(patch)
+        with pytest.raises(Killed):
+            prune_checkpoints(stage, 1)
+    assert all(is_whole(folder) for _, folder in list_checkpoints(stage))
+    assert [step for step, _ in list_checkpoints(stage)] == [2, 3]
+    latest = latest_checkpoint(stage)
+    assert latest is not None
+    assert latest[0] == 3
+
+
+def test_a_killed_replacement_leaves_no_half_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints(tmp_path, 1)
+    half_removed(monkeypatch)
+    with pytest.raises(Killed):
+        checkpoints(tmp_path, 1)
+    assert all(is_whole(folder) for _, folder in list_checkpoints(tmp_path))
+
+
+def test_the_next_start_of_a_stage_sweeps_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = tmp_path / "ppo"
+    checkpoints(stage, 1, 2)
+    (stage / ".hidden").write_text("somebody's")
+    with monkeypatch.context() as patch:
+        half_removed(patch)
+        with pytest.raises(Killed):
+            prune_checkpoints(stage, 1)
+    # What a killed write leaves: the block never ends.
+    unended = [atomic_file(stage / "done.json"), atomic_folder(checkpoint_folder(stage, 3))]
+    for write in unended:
+        write.__enter__()
+    assert len(list(stage.rglob(".*.tmp"))) == 3
+    assert Stage(stage, "PPO", True).resume
+    assert list(stage.rglob(".*.tmp")) == []
+    assert sorted(path.name for path in stage.iterdir()) == [".hidden", "checkpoints"]
+    assert [step for step, _ in list_checkpoints(stage)] == [2]
+
+
+def test_a_killed_fresh_start_is_not_resumed_from_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = tmp_path / "ppo"
+    checkpoints(stage, 1)
+    with monkeypatch.context() as patch:
+        half_removed(patch)
+        with pytest.raises(Killed):
+            Stage(stage, "PPO", False)
+    assert not Stage(stage, "PPO", True).resume
+    assert [path.name for path in tmp_path.iterdir()] == ["ppo"]

@@ -1,0 +1,124 @@
+"""Progress in a log file and on a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from spa.common import progress as module
+from spa.common.progress import duration, note, progress, set_quiet
+
+
+class Clock:
+    """Advances by ``step`` seconds at every look."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now = 0.0
+        self.step = step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _loud() -> Iterator[None]:
+    yield
+    set_quiet(False)
+    assert module._open == []
+    assert module._bars is None
+
+
+def test_lines_are_rare_and_the_last_one_comes() -> None:
+    out, clock = io.StringIO(), Clock()
+    with progress(100, "PPO", file=out, clock=clock) as bar:
+        for step in range(100):
+            clock.now += 1.0
+            bar.advance(loss=0.123456, success=step)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "PPO: 10/100 (10%), 10 s, 1 min 30 s left, loss 0.1235, success 9"
+    assert lines[-1] == "PPO: 100/100, 1 min 40 s, loss 0.1235, success 99"
+
+
+def test_iteration_gives_the_items_and_counts() -> None:
+    out = io.StringIO()
+    assert list(progress([3, 1, 2], "SFT", file=out)) == [3, 1, 2]
+    assert out.getvalue() == "SFT: 3/3, 0 s\n"
+
+
+def test_iteration_inside_a_context_can_post() -> None:
+    out = io.StringIO()
+    with progress("ab", "load", file=out) as bar:
+        for letter in bar:
+            bar.post(at=letter)
+    assert out.getvalue() == "load: 2/2, 0 s, at b\n"
+
+
+def test_unknown_length() -> None:
+    out = io.StringIO()
+    assert sum(progress((n for n in range(4)), "count", file=out)) == 6
+    assert out.getvalue() == "count: 4, 0 s\n"
+
+
+def test_short_inner_bars_are_silent() -> None:
+    out, clock = io.StringIO(), Clock()
+    with progress(2, "outer", file=out, clock=clock) as bar:
+        for seconds in (0.5, 3.0):
+            with progress(1, "inner", file=out, clock=clock) as inner:
+                clock.now += seconds
+                inner.advance()
+            bar.advance()
+    assert out.getvalue().splitlines() == ["inner: 1/1, 3 s", "outer: 2/2, 4 s"]
+
+
+def test_failure_prints_no_final_line() -> None:
+    out = io.StringIO()
+    with pytest.raises(RuntimeError), progress(2, "work", file=out):
+        raise RuntimeError
+    assert out.getvalue() == ""
+
+
+def test_quiet() -> None:
+    out = io.StringIO()
+    set_quiet()
+    assert list(progress(range(3), "x", file=out, clock=Clock(20))) == [0, 1, 2]
+    note("hello", file=out)
+    assert out.getvalue() == ""
+    set_quiet(False)
+    note("hello", file=out)
+    assert out.getvalue() == "hello\n"
+
+
+def test_bars_on_a_terminal_nest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    with progress(2, "outer", file=out) as bar:
+        for _ in range(2):
+            for _ in progress(range(3), "inner", file=out):
+                pass
+            bar.advance(reward=0.5)
+    text = out.getvalue()
+    assert "\x1b[" in text
+    assert "outer" in text
+    assert "2/2" in text
+    assert "reward 0.5" in text
+
+
+def test_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    list(progress([1], "work", file=out))
+    assert out.getvalue() == "work: 1/1, 0 s\n"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

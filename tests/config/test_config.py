@@ -1,0 +1,331 @@
+"""Composition, overrides and the messages for what is wrong in a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spa.config.load import (
+    ALIASES,
+    arm_names,
+    config_names,
+    differences,
+    load_arm,
+    load_config,
+    model_names,
+    to_yaml,
+)
+from spa.config.overrides import apply_overrides, from_mapping, setting_names
+from spa.config.schema import ArmConfig, Config, PPOConfig
+from spa.config.validate import CHOICES, RANGES, get_setting
+
+
+@dataclass
+class Knobs:
+    weights: dict[str, float] = field(default_factory=lambda: {"a": 1.0})
+    anything: dict[str, object] = field(default_factory=dict)
+    steps: int = 3
+    rate: float = 0.5
+    title: str = "x"
+    note: str | None = None
+    limit: int | None = None
+    on: bool = True
+    sizes: list[int] = field(default_factory=lambda: [1])
+
+
+def test_names() -> None:
+    assert config_names() == [
+        "bandit",
+        "bandit_test",
+        "countdown",
+        "frozen_lake",
+        "frozen_lake_5x5",
+        "frozen_lake_6x6",
+        "frozen_lake_6x6_not_slippery",
+        "frozen_lake_slippery",
+        "metamathqa",
+        "sokoban",
+        "sokoban_2_boxes",
+        "sokoban_action_vocab",
+        "sokoban_easy",
+        "sokoban_grid_vocab",
+        "sokoban_hard",
+        "sokoban_visual",
+        "sudoku",
+        "sudoku_9x9",
+        "sudoku_9x9_hard",
+        "sudoku_9x9_medium",
+        "sudoku_hard",
+        "sudoku_medium",
+        "webshop",
+    ]
+    assert {"tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama3.2-1b"} <= set(model_names())
+    assert {"base", "vanilla", "se", "spa"} <= set(arm_names())
+
+
+@pytest.mark.parametrize("model", model_names())
+@pytest.mark.parametrize("name", config_names())
+def test_every_config_composes_with_every_model(name: str, model: str) -> None:
+    config = load_config(name, [f"model={model}"])
+    assert type(config) is Config
+    assert type(config.ppo) is PPOConfig
+    assert config.name == name
+    assert (config.model.path == "builtin:tiny") == (model == "tiny")
+
+
+def test_the_papers_models_keep_the_papers_settings() -> None:
+    config = load_config("sokoban", ["model=qwen2.5-1.5b"])
+    assert config.ppo == PPOConfig()
+    assert config.sft == replace(Config().sft, precision="bfloat16")
+    assert config.agent.style == "paper"
+    assert config.sampling.max_tokens == 400
+    assert config.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+def test_worlds_are_the_originals() -> None:
+    sokoban, lake, sudoku = (load_config(name).env for name in ("sokoban", "frozen_lake", "sudoku"))
+    assert (sokoban.id, sokoban.tag) == ("sokoban", "SimpleSokoban")
+    assert sokoban.settings == {"dim_room": [6, 6], "num_boxes": 1, "max_steps": 100}
+    assert (sokoban.max_turns, sokoban.max_actions_per_turn, sokoban.max_actions, sokoban.response_hint) == (
+        5,
+        5,
+        10,
+        100,
+    )
+    assert lake.settings == {"size": 4, "p": 0.8, "is_slippery": False}
+    assert load_config("frozen_lake_slippery").env.settings["is_slippery"] is True
+    assert (sudoku.settings["board_size"], sudoku.settings["difficulty"], sudoku.max_actions) == (4, "easy", 50)
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_worlds_accept_their_settings(name: str) -> None:
+    from spa.envs import make_env
+
+    env = load_config(name).env
+    make_env(env.id, **env.settings).reset(seed=0)
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_aliases_of_the_original(alias: str, name: str) -> None:
+    assert load_config(alias) == load_config(name)
+    assert load_config("sokoban", [f"env={alias}"]) == load_config(name)
+
+
+def test_overrides_of_every_type() -> None:
+    config = load_config(
+        "frozen_lake",
+        [
+            "ppo.steps=5",
+            "ppo.actor_lr=1e-5",
+            "agent.think=false",
+            "arms=[vanilla,se,spa]",
+            "env.settings.size=6",
+            "+env.settings.new={a: [1, 2]}",
+            "env.response_hint=null",
+            "ppo.betas=[0.8,0.9]",
+            "model=builtin:tiny",
+        ],
+    )
+    assert config.ppo.steps == 5
+    assert config.ppo.actor_lr == 1e-5
+    assert config.agent.think is False
+    assert config.arms == ["vanilla", "se", "spa"]
+    assert config.env.settings == {"size": 6, "p": 0.8, "is_slippery": False, "new": {"a": [1, 2]}}
+    assert config.env.response_hint is None
+    assert config.ppo.betas == [0.8, 0.9]
+
+
+def test_later_overrides_win_and_groups_come_first() -> None:
+    config = load_config("sokoban", ["ppo.steps=5", "ppo.steps=6", "model=qwen2.5-0.5b", "env=sudoku"])
+    assert (config.ppo.steps, config.name) == (6, "sudoku")
+
+
+@pytest.mark.parametrize("path", ["/some/dir", "org/name", "runs/x/checkpoints/global_step_5", "builtin:tiny"])
+def test_model_as_a_checkpoint_keeps_the_rest(path: str) -> None:
+    config = load_config("sokoban", [f"model={path}"])
+    assert config.model.path == path
+    assert differences(load_config("sokoban"), config) in ([], ["model.path"])
+
+
+def test_model_as_an_existing_folder_without_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_config("sokoban", ["model=mine"]).model.path == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("sokobn", [], "unknown config 'sokobn'; choose one of .* Did you mean 'sokoban'?"),
+        ("sokoban", ["env=lake"], r"unknown config 'lake'; choose one of .*frozen_lake"),
+        ("sokoban", ["model=qwen2.5-1.5"], r"unknown model .* hub name with a slash. Did you mean 'qwen2.5-1.5b'\?"),
+        ("sokoban", ["ppo.stpes=1"], r"^unknown setting 'ppo.stpes'. Did you mean 'ppo.steps'\?$"),
+        ("sokoban", ["actor_lr=1"], r"unknown setting 'actor_lr'. Did you mean 'ppo.actor_lr'\?"),
+        ("sokoban", ["zzzz=1"], "unknown setting 'zzzz'. `spa config NAME` shows all"),
+        ("sokoban", ["ppo.steps.more=1"], "unknown setting 'ppo.steps.more'"),
+        ("sokoban", ["ppo.steps=many"], "^ppo.steps must be a whole number, not 'many'$"),
+        ("sokoban", ["ppo.steps=1.5"], "ppo.steps must be a whole number, not 1.5"),
+        ("sokoban", ["ppo.steps=true"], "ppo.steps must be a whole number, not True"),
+        ("sokoban", ["ppo.steps="], "ppo.steps must be a whole number, not ''"),
+        ("sokoban", ["ppo.steps=null"], "ppo.steps must be a whole number, not null"),
+        ("sokoban", ["ppo.lam=nan"], "ppo.lam must be a finite number"),
+        ("sokoban", ["agent.think=1"], "agent.think must be true or false, not 1"),
+        ("sokoban", ["env.response_hint=x"], "env.response_hint must be a whole number or null, not 'x'"),
+        ("sokoban", ["env.settings=3"], r"env.settings must be a mapping like \{a: 1\}, not 3"),
+        ("sokoban", ["arms=spa"], r"arms must be a list like \[a,b\], not 'spa'"),
+        ("sokoban", ["arms=vanilla,spa"], r"arms: write a list in brackets, as in arms=\[vanilla,spa\]"),
+        ("sokoban", ["ppo.betas=[0.9,a]"], r"ppo.betas\[1\] must be a finite number, not 'a'"),
+        ("sokoban", ["ppo.betas=[0.9"], "ppo.betas: cannot read the value"),
+        ("sokoban", ["ppo=3"], "'ppo' is a group of settings; set one of them, as in ppo.steps="),
+        ("sokoban", ["ppo.steps"], "settings are written key=value, not 'ppo.steps'"),
+        ("sokoban", ["~env.settings.size="], "settings cannot be deleted"),
+        ("sokoban", ["arms=[vanila]"], "unknown arm 'vanila'; .*Did you mean 'vanilla'"),
+        ("sokoban", ["arms=[]"], "arms must name at least one"),
+        ("sokoban", ["arms=[spa,spa]"], "arms names the same twice"),
+        ("sokoban", ["ppo.steps=-1"], "^ppo.steps must be 0 or more, not -1$"),
+        ("sokoban", ["ppo.group_size=0"], "ppo.group_size must be 1 or more, not 0"),
+        ("sokoban", ["ppo.filter_ratio=0"], "ppo.filter_ratio must be more than 0 and at most 1, not 0"),
+        ("sokoban", ["ppo.filter_ratio=1.1"], "ppo.filter_ratio must be more than 0 and at most 1"),
+        ("sokoban", ["ppo.gamma=2"], "ppo.gamma must be from 0 to 1, not 2"),
+        ("sokoban", ["ppo.dual_clip=0.5"], r"ppo.dual_clip must be 0 \(off\) or more than 1"),
+        ("sokoban", ["ppo.betas=[0.9]"], "ppo.betas must be two numbers from 0 to below 1"),
+        ("sokoban", ["agent.format_penalty=0.1"], "agent.format_penalty must be 0 or less, not 0.1"),
+        ("sokoban", ["agent.style=papr"], "agent.style must be one of paper, terse, not 'papr'. Did you mean 'paper'"),
+        ("sokoban", ["eval.samples=4"], r"eval.ks must be numbers from 1 to eval.samples \(4\)"),
+        ("sokoban", ["seeds.val=5"], r"seeds.test \(0\) and seeds.val \(5\) are closer than 1000000000"),
+        ("sokoban", ["seeds.test=-1"], "seeds.test must be 0 or more"),
+        ("sokoban", ["report.trackers=[wandb,mlflow]"], "unknown tracker 'mlflow'"),
+        ("sokoban", ["model.path="], "model.path must not be empty"),
+        ("no/such.yaml", [], "no config file no/such.yaml"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(name: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_config(name, overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1e3", "1000", "1000.0"])
+def test_whole_numbers_may_be_written_as_floats(text: str) -> None:
+    steps = load_config("sokoban", [f"ppo.steps={text}"]).ppo.steps
+    assert steps == 1000
+    assert type(steps) is int
+
+
+@pytest.mark.parametrize("text", ["Push (all) boxes, it's fun: a = b", "123", "true", "a,b", "null hypothesis", "${x}"])
+def test_text_stands_as_written(text: str) -> None:
+    assert load_config("sokoban", [f"env.instruction={text}"]).env.instruction == text
+
+
+def test_quotes_around_text_are_not_text() -> None:
+    assert load_config("sokoban", ["env.instruction='null'"]).env.instruction == "null"
+    assert load_config("sokoban", ["env.instruction=null"]).env.instruction is None
+
+
+def test_overrides_of_any_dataclass_leave_the_original_alone() -> None:
+    knobs = Knobs()
+    changed = apply_overrides(knobs, ["weights.b=2", "anything.x.y=[a,1]", "limit=7", "sizes=[3,4]", "rate=1"])
+    assert knobs == Knobs()
+    assert changed.weights == {"a": 1.0, "b": 2.0}
+    assert changed.anything == {"x": {"y": ["a", 1]}}
+    assert (changed.limit, changed.sizes, changed.rate) == (7, [3, 4], 1.0)
+    with pytest.raises(ValueError, match=r"weights.b must be a finite number, not 'x'"):
+        apply_overrides(knobs, ["weights.b=x"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(-(10**6), 10**6), st.floats(-1e6, 1e6), st.booleans(), st.lists(st.integers(0, 99), max_size=4))
+def test_values_survive_being_written(steps: int, rate: float, on: bool, sizes: list[int]) -> None:
+    written = [f"steps={steps}", f"rate={rate!r}", f"on={str(on).lower()}", f"sizes={sizes}"]
+    assert apply_overrides(Knobs(), written) == Knobs(steps=steps, rate=rate, on=on, sizes=sizes)
+
+
+@pytest.mark.parametrize("overrides", [[], ["model=qwen2.5-3b", "env.settings.x={a: 1}", "arms=[se]", "sft.data=a b"]])
+def test_yaml_round_trip(tmp_path: Path, overrides: list[str]) -> None:
+    config = load_config("sudoku", overrides)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(path) == config
+
+
+def test_saved_config_with_another_world_does_not_inherit_settings(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("name: mine\nenv: {id: frozen_lake, settings: {size: 5}}\nppo: {steps: 7}\n", encoding="utf-8")
+    config = load_config(path, ["ppo.groups=2"])
+    assert config.env.settings == {"size": 5}
+    assert (config.env.max_actions, config.ppo.steps, config.ppo.groups, config.ppo.critic) == (10, 7, 2, "head")
+    assert load_config(path, ["model=qwen2.5-0.5b"]).model.path.startswith("Qwen/")
+
+
+def test_file_with_defaults_is_composed(tmp_path: Path) -> None:
+    path = tmp_path / "it's mine, all.yaml"
+    path.write_text(
+        "defaults:\n  - base\n  - override env: frozen_lake\n  - override model: qwen2.5-0.5b\n  - _self_\n"
+        "env: {settings: {size: 6}}\nppo: {steps: 200}\n",
+        encoding="utf-8",
+    )
+    config = load_config(path)
+    assert config.env.settings == {"size": 6, "p": 0.8, "is_slippery": False}
+    assert (config.ppo.steps, config.agent.style) == (200, "paper")
+    assert load_config(path, ["env=sudoku"]).env.id == "sudoku"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ppo: {stpes: 3}", "c.yaml: unknown setting 'ppo.stpes'. Did you mean 'ppo.steps'"),
+        ("ppo: 3", "'ppo' is a group of settings"),
+        ("- a\n- b", "must hold a mapping"),
+        ("a: [1", "cannot read"),
+        ("ppo: {steps: many}", "ppo.steps must be a whole number"),
+        ("defaults: [base, {override env: nope}]", "nope"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_hydra_is_left_as_it_was() -> None:
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    load_config("sokoban")
+    assert not GlobalHydra.instance().is_initialized()
+    with initialize_config_dir(config_dir=str(Path(__file__).parent), version_base="1.3"):
+        load_config("sokoban")
+        assert GlobalHydra.instance().is_initialized()
+
+
+def test_arms() -> None:
+    assert load_arm("base") == ArmConfig("base", "grid", sft=False, rl=False)
+    assert load_arm("vanilla") == ArmConfig("vanilla", "grid", sft=False, rl=True)
+    assert load_arm("se") == ArmConfig("se", "coordinates", sft=False, rl=True)
+    assert load_arm("spa") == ArmConfig("spa", "coordinates", sft=True, rl=True)
+    with pytest.raises(ValueError, match="unknown arm 'vagenn'"):
+        load_arm("vagenn")
+
+
+def test_every_rule_is_about_a_setting() -> None:
+    names = set(setting_names(Config()))
+    assert set(CHOICES) | set(RANGES) <= names
+    unruled = {
+        name
+        for name in names - set(CHOICES) - set(RANGES)
+        if isinstance(get_setting(Config(), name), (int, float)) and not isinstance(get_setting(Config(), name), bool)
+    }
+    assert unruled == {"seeds.test", "seeds.val", "seeds.selfplay", "seeds.train"}  # checked together
+
+
+def test_differences_name_the_keys() -> None:
+    old = load_config("sokoban")
+    new = load_config("sokoban", ["ppo.steps=1", "env.settings.num_boxes=2"])
+    assert differences(old, new) == ["env.settings", "ppo.steps"]
+    assert from_mapping(Config, {"ppo": {"steps": 1}}).ppo.steps == 1

@@ -1,0 +1,101 @@
+"""Who may write into a run folder, and what it says about itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spa.config.load import load_config
+from spa.config.schema import Config
+from spa.run.folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def cfg() -> Config:
+    return load_config("sokoban")
+
+
+def test_open_writes_config_and_provenance(tmp_path: Path, cfg: Config) -> None:
+    folder = RunFolder(tmp_path / "deep" / "run").open(cfg, "generate", resume=False)
+    assert folder.config() == cfg
+    info = json.loads(folder.info_path.read_text())
+    entry = info["commands"][0]
+    assert info["name"] == "sokoban"
+    assert entry["command"] == "generate"
+    assert entry["seed"] == cfg.seeds.run
+    assert {"spa", "python", "torch", "transformers", "platform", "cpu", "started"} <= set(entry)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["config.yaml", "run.json"]
+
+
+def test_nothing_is_written_before_open(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert (folder.commands(), folder.holds_run, folder.path.exists()) == ([], False, False)
+    with pytest.raises(ValueError, match="holds no run"):
+        folder.config()
+
+
+def test_the_same_command_again_needs_resume(tmp_path: Path, cfg: Config) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "ppo spa", resume=False)
+    before = folder.info_path.read_text()
+    with pytest.raises(ValueError, match=r"already holds a run of `spa ppo spa`; add --resume .* another --out"):
+        folder.open(cfg, "ppo spa", resume=False)
+    assert folder.info_path.read_text() == before
+    folder.open(cfg, "ppo spa", resume=True)
+    assert [entry["resume"] for entry in folder.info()["commands"]] == [False, True]
+
+
+def test_stages_share_a_folder(tmp_path: Path, cfg: Config) -> None:
+    folder = RunFolder(tmp_path)
+    for command in ("generate", "sft", "ppo vanilla", "ppo spa", "eval spa"):
+        folder.open(cfg, command, resume=False)
+    assert folder.commands() == ["generate", "sft", "ppo vanilla", "ppo spa", "eval spa"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("run", "sft"), ("ppo spa", "run"), ("run", "run")])
+def test_run_and_its_stages_exclude_each_other(tmp_path: Path, cfg: Config, first: str, second: str) -> None:
+    folder = RunFolder(tmp_path).open(cfg, first, resume=False)
+    with pytest.raises(ValueError, match="--resume"):
+        folder.open(cfg, second, resume=False)
+
+
+def test_a_finished_run_may_be_evaluated(tmp_path: Path, cfg: Config) -> None:
+    RunFolder(tmp_path).open(cfg, "run", resume=False).open(cfg, "eval spa", resume=False)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_changed_config_is_refused_by_key(tmp_path: Path, cfg: Config, resume: bool) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "generate", resume=False)
+    other = load_config("sokoban", ["ppo.steps=7", "env.settings.num_boxes=2"])
+    before = folder.config_path.read_text()
+    with pytest.raises(ValueError, match=r"these settings differ: env.settings, ppo.steps"):
+        folder.open(other, "generate" if resume else "sft", resume=resume)
+    assert folder.config_path.read_text() == before
+
+
+def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
+    other = load_config("sokoban", ["model.threads=1", "report.episodes=2", "arms=[vanilla,se]"])
+    assert folder.open(other, "run", resume=True).config().model.threads == 1
+
+
+def test_resume_of_nothing_starts(tmp_path: Path, cfg: Config) -> None:
+    assert RunFolder(tmp_path / "new").open(cfg, "run", resume=True).holds_run
+
+
+def test_a_file_is_no_folder(tmp_path: Path, cfg: Config) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        RunFolder(tmp_path / "file").open(cfg, "run", resume=False)
+
+
+def test_damaged_run_json_does_not_hide_a_run(tmp_path: Path, cfg: Config) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
+    folder.info_path.unlink()
+    with pytest.raises(ValueError, match="already holds a run; add --resume"):
+        folder.open(cfg, "run", resume=False)
+    folder.info_path.write_text("{torn")
+    with pytest.raises(ValueError, match="add --resume"):
+        folder.open(cfg, "run", resume=False)
+    assert folder.open(cfg, "run", resume=True).commands() == ["run"]
