@@ -1,4 +1,4 @@
-"""Arms with self-play and SFT of their own, through the command line."""
+"""Variants with self-play and SFT of their own, through the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARMS = ["self_belief", "masked", "random_policy", "random_policy_1_epoch", "no_c
 def run_folder(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("ablations") / "lake"
     settings = [*SMALL, "ppo.steps=1", "ppo.val_every=0", "eval.world_model_worlds=0", "sft.eval_worlds=0"]
-    assert main(["run", "frozen_lake", "--out", str(out), "--quiet", f"arms=[{','.join(ARMS)}]", *settings]) == 0
+    assert main(["run", "frozen_lake", "--out", str(out), "--quiet", f"variants=[{','.join(ARMS)}]", *settings]) == 0
     return out
 
 
@@ -35,12 +35,12 @@ def test_each_stage_is_done_once(run_folder: Path) -> None:
     assert {path.name for path in run_folder.glob("selfplay*")} == {
         *("selfplay", "selfplay-self_belief", "selfplay-random_policy", "selfplay-no_coordinates")
     }
-    assert {path.name for path in run_folder.glob("sft*")} == {f"sft-{arm}" for arm in ARMS}
-    for arm in ARMS:
-        assert (run_folder / "arms" / arm / "eval" / "result.json").is_file()
+    assert {path.name for path in run_folder.glob("sft*")} == {f"sft-{variant}" for variant in ARMS}
+    for variant in ARMS:
+        assert (run_folder / "variants" / variant / "eval" / "result.json").is_file()
 
 
-def test_data_is_what_the_arm_says(run_folder: Path) -> None:
+def test_data_is_what_the_variant_says(run_folder: Path) -> None:
     truth = responses(run_folder / "selfplay")
     belief = read_rows(run_folder / "selfplay-self_belief" / "train.parquet")[0]
     assert all(row.response == row.extra["original_response"] for row in belief)
@@ -53,16 +53,16 @@ def test_data_is_what_the_arm_says(run_folder: Path) -> None:
 
 
 def test_models_differ_and_epochs_are_counted(run_folder: Path) -> None:
-    def steps(arm: str) -> int:
-        done = read_done(run_folder / f"sft-{arm}")
+    def steps(variant: str) -> int:
+        done = read_done(run_folder / f"sft-{variant}")
         return int(str(done["model"]).rpartition("_")[2]) if done else 0
 
     assert steps("epochs_2") == 2 * steps("masked")
     weights = {}
-    for arm in ARMS:
-        folder = run_folder / f"sft-{arm}" / f"checkpoints/global_step_{steps(arm)}"
+    for variant in ARMS:
+        folder = run_folder / f"sft-{variant}" / f"checkpoints/global_step_{steps(variant)}"
         model = load_model(ModelConfig(device="cpu"), str(folder))
-        weights[arm] = float(model.get_input_embeddings().weight.detach().double().sum())
+        weights[variant] = float(model.get_input_embeddings().weight.detach().double().sum())
     # One epoch is what SMALL asks for, so these two are the same.
     assert weights.pop("random_policy_1_epoch") == weights["random_policy"]
     assert len(set(weights.values())) == len(weights)
@@ -75,23 +75,30 @@ def test_the_report_shows_them(run_folder: Path) -> None:
     assert "self-play, random_policy" in page
 
 
-def test_stages_of_an_arm_one_by_one(tmp_path, capsys) -> None:
+def test_stages_of_an_variant_one_by_one(tmp_path, capsys) -> None:
     out = tmp_path / "mine"
     common = ["--out", str(out), "--quiet"]
-    assert main(["generate", "frozen_lake", *SMALL, "--arm", "random_policy", *common]) == 0
+    assert main(["generate", "frozen_lake", *SMALL, "--variant", "random_policy", *common]) == 0
     assert [path.name for path in out.glob("selfplay*")] == ["selfplay-random_policy"]
-    assert main(["ppo", "--arm", "random_policy", *common]) == 2
-    assert "run `spa sft --arm random_policy` first" in capsys.readouterr().err
-    assert main(["sft", "--arm", "random_policy", *common]) == 0
-    assert main(["eval", "--arm", "random_policy", *common]) == 2
-    assert main(["sft", "--arm", "random_policy", *common]) == 2
+    assert main(["ppo", "--variant", "random_policy", *common]) == 2
+    assert "run `spa sft --variant random_policy` first" in capsys.readouterr().err
+    assert main(["sft", "--variant", "random_policy", *common]) == 0
+    assert main(["eval", "--variant", "random_policy", *common]) == 2
+    assert main(["sft", "--variant", "random_policy", *common]) == 2
     assert "add --resume" in capsys.readouterr().err
 
 
 def test_lora_runs_through_all_stages(tmp_path) -> None:
     pytest.importorskip("peft")
     out = tmp_path / "lora"
-    settings = ["sft.lora_rank=4", "sft.eval_every=1", "sft.use=best", "sft.patience=5", "ppo.steps=1", "arms=[spa]"]
+    settings = [
+        "sft.lora_rank=4",
+        "sft.eval_every=1",
+        "sft.use=best",
+        "sft.patience=5",
+        "ppo.steps=1",
+        "variants=[spa]",
+    ]
     assert main(["run", "frozen_lake", "--out", str(out), "--quiet", *SMALL, *settings]) == 0
     done = read_done(out / "sft")
     assert done is not None
@@ -116,10 +123,13 @@ def test_a_training_that_does_not_fit_is_refused_before_it_starts(tmp_path, monk
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["run", "sokoban", "arms=[easy_to_hard]"], "arm easy_to_hard: unknown setting 'size' of world 'sokoban'"),
-        (["run", "sokoban", "arms=[maskd]"], "unknown arm 'maskd'"),
-        (["generate", "sokoban", "--arm", "maskd"], "Did you mean 'masked'"),
-        (["sft", "sokoban", "--arm", "nowhere.yaml"], "no arm file nowhere.yaml"),
+        (
+            ["run", "sokoban", "variants=[easy_to_hard]"],
+            "variant easy_to_hard: unknown setting 'size' of world 'sokoban'",
+        ),
+        (["run", "sokoban", "variants=[maskd]"], "unknown variant 'maskd'"),
+        (["generate", "sokoban", "--variant", "maskd"], "Did you mean 'masked'"),
+        (["sft", "sokoban", "--variant", "nowhere.yaml"], "no variant file nowhere.yaml"),
     ],
 )
 def test_mistakes_write_nothing(tmp_path, capsys, arguments, message) -> None:
@@ -130,25 +140,25 @@ def test_mistakes_write_nothing(tmp_path, capsys, arguments, message) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, arm, seen, trained_on",
+    "name, variant, seen, trained_on",
     [
         ("frozen_lake_6x6", "easy_to_hard", 6, 4),
         ("frozen_lake", "cross_world", 4, 6),  # Sokoban's rooms have six rows
         ("sokoban_hard", "cross_complexity", 10, 6),
     ],
 )
-def test_transfer_learns_from_one_world_and_is_judged_in_another(tmp_path, name, arm, seen, trained_on) -> None:
+def test_transfer_learns_from_one_world_and_is_judged_in_another(tmp_path, name, variant, seen, trained_on) -> None:
     out = tmp_path / "run"
     settings = [*SMALL, "ppo.steps=1", "ppo.val_every=0", "eval.world_model_worlds=0", "sft.eval_worlds=0"]
-    assert main(["run", name, "--out", str(out), "--quiet", f"arms=[{arm}]", *settings]) == 0
+    assert main(["run", name, "--out", str(out), "--quiet", f"variants=[{variant}]", *settings]) == 0
 
     def height(state: str) -> int:
         return len(grid_part(state).splitlines())
 
     (source,) = out.glob("selfplay*")
-    assert source.name == f"selfplay-{arm}"
+    assert source.name == f"selfplay-{variant}"
     assert {height(turn.state) for episode in read_episodes(source / "episodes.jsonl") for turn in episode.turns} == {
         trained_on
     }
-    judged = read_episodes(out / "arms" / arm / "eval" / "episodes.jsonl")
+    judged = read_episodes(out / "variants" / variant / "eval" / "episodes.jsonl")
     assert {height(turn.state) for episode in judged for turn in episode.turns} == {seen}

@@ -26,36 +26,44 @@ def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
     return lines[0]
 
 
-def arm_file(folder: Path, text: str) -> str:
+def variant_file(folder: Path, text: str) -> str:
     path = folder / "own.yaml"
     path.write_text(f"name: own\n{text}\n")
     return str(path)
 
 
 @pytest.mark.parametrize("setting", ["sampling.temperature=0", "sampling.top_p=0.9", "sampling.top_k=5"])
-@pytest.mark.parametrize("command", [["run"], ["ppo"], ["ppo", "--arm", "spa"]])
+@pytest.mark.parametrize("command", [["run"], ["ppo"], ["ppo", "--variant", "spa"]])
 def test_sampling_that_ppo_cannot_learn_from(capsys, tmp_path, command: list[str], setting: str) -> None:
-    if command == ["ppo", "--arm", "spa"]:  # without its SFT model it is refused for that; here is what --dry-run says
+    if command == [
+        "ppo",
+        "--variant",
+        "spa",
+    ]:  # without its SFT model it is refused for that; here is what --dry-run says
         assert main([*command, "frozen_lake", setting, "--dry-run"]) == 2
         assert "PPO needs sampling.top_p=1" in capsys.readouterr().err
         return
     line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL, setting)
-    assert line.startswith("Error: arm vanilla: PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0")
+    assert line.startswith(
+        "Error: variant vanilla: PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0"
+    )
 
 
-def test_an_arm_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:
-    cold = arm_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 0.0}")
-    assert "arm own: PPO needs" in refused(capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"arms=[{cold}]")
-    warm = arm_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 1.0}")
-    assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", f"arms=[{warm}]", "--dry-run"]) == 0
-    assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", "arms=[sft]", "--dry-run"]) == 0
+def test_an_variant_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:
+    cold = variant_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 0.0}")
+    assert "variant own: PPO needs" in refused(
+        capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"variants=[{cold}]"
+    )
+    warm = variant_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 1.0}")
+    assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", f"variants=[{warm}]", "--dry-run"]) == 0
+    assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", "variants=[sft]", "--dry-run"]) == 0
 
 
 def test_self_play_and_evaluation_may_be_greedy(tmp_path) -> None:
     out = str(tmp_path / "r")
     greedy = ["frozen_lake", *SMALL, "sampling.temperature=0", "--out", out, "--quiet"]
     assert main(["generate", *greedy]) == 0
-    assert main(["eval", *greedy, "--arm", "spa", "--model", "builtin:tiny"]) == 0
+    assert main(["eval", *greedy, "--variant", "spa", "--model", "builtin:tiny"]) == 0
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "tensorboard"])
@@ -87,7 +95,7 @@ KL = "ppo.kl_loss_coef=0.1"
         (["run"], ["model={}"], "model.path: "),
         (["generate"], ["model={}"], "model.path: "),
         (["ppo"], ["model={}"], "model.path: "),
-        (["eval", "--arm", "base"], ["model={}"], "model: "),
+        (["eval", "--variant", "base"], ["model={}"], "model: "),
         (["eval", "--model", "{}"], [], "model: "),
         (["run"], ["selfplay.model={}"], "selfplay.model: "),
         (["generate"], ["selfplay.model={}"], "selfplay.model: "),

@@ -38,10 +38,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
 
     for name in ("run", "generate", "sft"):
         setattr(pipeline, name, recorder(name, "cfg", "out"))
-    pipeline.ppo = recorder("ppo", "cfg", "arm", "out")
-    pipeline.evaluate = recorder("evaluate", "cfg", "arm", "out")
+    pipeline.ppo = recorder("ppo", "cfg", "variant", "out")
+    pipeline.evaluate = recorder("evaluate", "cfg", "variant", "out")
     pipeline.report = lambda out: out / "report.html"
-    pipeline.plan = lambda cfg, stages, arms, model: [f"stages {stages}", f"arms {[arm.name for arm in arms]}"]
+    pipeline.plan = lambda cfg, stages, variants, model: [
+        f"stages {stages}",
+        f"variants {[variant.name for variant in variants]}",
+    ]
     monkeypatch.setitem(sys.modules, "spa.pipeline", pipeline)
     monkeypatch.delenv("SPA_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -63,20 +66,20 @@ def fails(code: int, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str
 def test_stage_commands_reach_the_pipeline(calls: Calls, command: str) -> None:
     assert main([command, "frozen_lake", "ppo.steps=5", "--out", "here", "--resume"]) == 0
     cfg = load_config("frozen_lake", ["ppo.steps=5"])
-    arm = {} if command == "run" else {"arm": None}
-    assert calls == [(command, {"cfg": cfg, "out": Path("here"), "resume": True, **arm})]
+    variant = {} if command == "run" else {"variant": None}
+    assert calls == [(command, {"cfg": cfg, "out": Path("here"), "resume": True, **variant})]
 
 
 def test_options_may_stand_anywhere(calls: Calls) -> None:
-    assert main(["run", "--out", "here", "sokoban", "--quiet", "ppo.steps=1", "arms=[spa]"]) == 0
-    assert calls[0][1]["cfg"] == load_config("sokoban", ["ppo.steps=1", "arms=[spa]"])
+    assert main(["run", "--out", "here", "sokoban", "--quiet", "ppo.steps=1", "variants=[spa]"]) == 0
+    assert calls[0][1]["cfg"] == load_config("sokoban", ["ppo.steps=1", "variants=[spa]"])
 
 
-def test_ppo_and_eval_take_an_arm(calls: Calls) -> None:
-    assert main(["ppo", "sokoban", "--arm", "spa", "--out", "x"]) == 0
+def test_ppo_and_eval_take_an_variant(calls: Calls) -> None:
+    assert main(["ppo", "sokoban", "--variant", "spa", "--out", "x"]) == 0
     assert main(["ppo", "sokoban", "--out", "x"]) == 0
-    assert main(["eval", "sokoban", "arms=[se]", "--model", "org/name", "--out", "x"]) == 0
-    assert [(name, call["arm"].name, call.get("model")) for name, call in calls] == [
+    assert main(["eval", "sokoban", "variants=[se]", "--model", "org/name", "--out", "x"]) == 0
+    assert [(name, call["variant"].name, call.get("model")) for name, call in calls] == [
         ("ppo", "spa", None),
         ("ppo", "vanilla", None),
         ("evaluate", "se", "org/name"),
@@ -102,7 +105,7 @@ def test_saved_config_stands_in_for_the_name(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "stages", "arms"),
+    ("command", "stages", "variants"),
     [
         ("run", "['run']", "['base', 'vanilla', 'spa']"),
         ("generate", "['generate']", "[]"),
@@ -110,12 +113,12 @@ def test_saved_config_stands_in_for_the_name(calls: Calls) -> None:
     ],
 )
 def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
-    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, stages: str, arms: str
+    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, stages: str, variants: str
 ) -> None:
     assert main([command, "sokoban", "ppo.steps=5", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(to_yaml(load_config("sokoban", ["ppo.steps=5"])))
-    assert f"# stages {stages}\n# arms {arms}\n" in printed
+    assert f"# stages {stages}\n# variants {variants}\n" in printed
     assert calls == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "again.yaml").write_text(printed, encoding="utf-8")
@@ -132,7 +135,7 @@ def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
         (["run", "sokoban", "extra"], "Error: unexpected argument 'extra'; settings are written key=value"),
         (["run", "sokoban", "ppo.stpes=1"], "Error: unknown setting 'ppo.stpes'. Did you mean 'ppo.steps'?"),
         (["run", "sokoban", "--dry"], "Error: No such option: --dry"),
-        (["ppo", "sokoban", "--arm", "spaa"], "Error: unknown arm 'spaa'"),
+        (["ppo", "sokoban", "--variant", "spaa"], "Error: unknown variant 'spaa'"),
         (["frobnicate"], "Error: No such command 'frobnicate'."),
         (["pretrain"], "Error: Missing option '--out'."),
         (["report", "nowhere"], "Error: no run folder nowhere"),
@@ -197,7 +200,7 @@ def test_a_defect_keeps_its_traceback(calls: Calls, monkeypatch: pytest.MonkeyPa
     ("argv", "hint"),
     [
         (["run", "sokoban", "--out", "x"], "Continue with: spa run --out x --resume"),
-        (["ppo", "sokoban", "--arm", "spa", "--out", "x"], "Continue with: spa ppo --arm spa --out x --resume"),
+        (["ppo", "sokoban", "--variant", "spa", "--out", "x"], "Continue with: spa ppo --variant spa --out x --resume"),
     ],
 )
 def test_ctrl_c_says_how_to_go_on(

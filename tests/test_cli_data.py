@@ -16,7 +16,7 @@ import spa
 from spa.cli import main
 from spa.data.dataset import read_rows, write_rows
 from spa.data.layouts import write_layout
-from tests.worldmodel.test_data import GOOD, row
+from tests.data.test_data import GOOD, row
 
 
 @pytest.fixture

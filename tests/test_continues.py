@@ -1,4 +1,4 @@
-"""An arm that goes on where another stopped is the longer training, without doing its beginning again."""
+"""A variant that goes on where another stopped is the longer training, without doing its beginning again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def spa(*argv: str) -> int:
     return main([*argv, "--quiet"])
 
 
-def arm_file(folder: Path, name: str, text: str) -> str:
+def variant_file(folder: Path, name: str, text: str) -> str:
     path = folder / f"{name}.yaml"
     path.write_text(f"name: {name}\nsft: false\nrl: true\n{text}\n")
     return str(path)
@@ -23,30 +23,30 @@ def arm_file(folder: Path, name: str, text: str) -> str:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("arms")
+    folder = tmp_path_factory.mktemp("variants")
     settings = "settings: {ppo.steps: 4, ppo.save_every: 1}"
-    short = arm_file(folder, "short", "settings: {ppo.steps: 2, ppo.save_every: 1}")
-    arm_file(folder, "whole", settings)
-    return short, arm_file(folder, "longer", f"continues: short\n{settings}")
+    short = variant_file(folder, "short", "settings: {ppo.steps: 2, ppo.save_every: 1}")
+    variant_file(folder, "whole", settings)
+    return short, variant_file(folder, "longer", f"continues: short\n{settings}")
 
 
 def test_it_is_the_same_as_training_so_long_at_once(files: tuple[str, str], tmp_path: Path) -> None:
     short, longer = files
     out = tmp_path / "out"
     whole = str(Path(longer).with_name("whole.yaml"))
-    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, f"arms=[{short},{longer},{whole}]") == 0
-    arms = out / "arms"
+    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, f"variants=[{short},{longer},{whole}]") == 0
+    variants = out / "variants"
     models = [
-        (arms / n / "ppo" / "checkpoints" / "global_step_4" / "model.safetensors").read_bytes()
+        (variants / n / "ppo" / "checkpoints" / "global_step_4" / "model.safetensors").read_bytes()
         for n in ("longer", "whole")
     ]
     assert models[0] == models[1]
-    assert snapshot(arms / "longer")["ppo/metrics.jsonl"] == snapshot(arms / "whole")["ppo/metrics.jsonl"]
-    lines = {n: (arms / n / "ppo" / "metrics.jsonl").read_text().splitlines() for n in ("short", "longer")}
+    assert snapshot(variants / "longer")["ppo/metrics.jsonl"] == snapshot(variants / "whole")["ppo/metrics.jsonl"]
+    lines = {n: (variants / n / "ppo" / "metrics.jsonl").read_text().splitlines() for n in ("short", "longer")}
     assert lines["longer"][: len(lines["short"])] == lines["short"], "with their times: it was not done again"
-    seconds = {n: json.loads((arms / n / "ppo" / "done.json").read_text())["seconds"] for n in ("short", "longer")}
+    seconds = {n: json.loads((variants / n / "ppo" / "done.json").read_text())["seconds"] for n in ("short", "longer")}
     assert seconds["longer"] > seconds["short"], "its time is that of the whole training"
-    assert not (arms / "short" / "ppo" / "checkpoints" / "global_step_4").exists()
+    assert not (variants / "short" / "ppo" / "checkpoints" / "global_step_4").exists()
 
 
 def test_mistakes_are_named(files: tuple[str, str], tmp_path: Path, capsys) -> None:
@@ -57,13 +57,13 @@ def test_mistakes_are_named(files: tuple[str, str], tmp_path: Path, capsys) -> N
         return capsys.readouterr().err
 
     out = ["--out", str(tmp_path / "out")]
-    other = arm_file(
+    other = variant_file(
         tmp_path, "other", "continues: short\nstate_format: coordinates\nsettings: {ppo.steps: 4, ppo.lam: 0.5}"
     )
-    assert "state_format" in (printed := fails("run", "frozen_lake", f"arms=[{short},{other}]", *out))
+    assert "state_format" in (printed := fails("run", "frozen_lake", f"variants=[{short},{other}]", *out))
     assert "ppo.lam" in printed
-    same = arm_file(tmp_path, "same", "continues: short\nsettings: {ppo.steps: 2, ppo.save_every: 1}")
-    assert "more than its 2 ppo.steps" in fails("run", "frozen_lake", f"arms=[{short},{same}]", *out)
-    assert "arms=[...] names it before" in fails("run", "frozen_lake", f"arms=[{longer},{short}]", *out)
-    assert "spa ppo --arm short" in fails("ppo", "frozen_lake", "--arm", longer, *out)
-    assert not (tmp_path / "out" / "arms").exists()
+    same = variant_file(tmp_path, "same", "continues: short\nsettings: {ppo.steps: 2, ppo.save_every: 1}")
+    assert "more than its 2 ppo.steps" in fails("run", "frozen_lake", f"variants=[{short},{same}]", *out)
+    assert "variants=[...] names it before" in fails("run", "frozen_lake", f"variants=[{longer},{short}]", *out)
+    assert "spa ppo --variant short" in fails("ppo", "frozen_lake", "--variant", longer, *out)
+    assert not (tmp_path / "out" / "variants").exists()

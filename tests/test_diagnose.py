@@ -15,9 +15,9 @@ import pytest
 
 from spa.agent.worlds import WorldSource
 from spa.cli import main
-from spa.config.load import load_arm, load_config
+from spa.config.load import load_config, load_variant
 from spa.diagnose import advice, measure
-from spa.diagnose.advice import ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States, verdict
+from spa.diagnose.advice import Base, Diagnosis, Hidden, Learned, Planned, States, VariantTime, verdict
 from spa.evaluate.bootstrap import Interval
 
 SMALL = [
@@ -32,7 +32,13 @@ SMALL = [
     "sampling.max_tokens=64",
     "selfplay.state_format=grid",
 ]
-SMALL += ["ppo.groups=2", "ppo.group_size=2", "planner.depth=2", "arms=[vanilla,spa,search]", "selfplay.group_size=2"]
+SMALL += [
+    "ppo.groups=2",
+    "ppo.group_size=2",
+    "planner.depth=2",
+    "variants=[vanilla,spa,search]",
+    "selfplay.group_size=2",
+]
 LAKE = ["frozen_lake", "env.max_actions_per_turn=1", "env.max_turns=3", "env.max_actions=3"]
 
 
@@ -84,15 +90,15 @@ def test_every_part_is_measured(lake: Ran) -> None:
 
 
 def test_the_times_are_those_of_the_config(lake: Ran) -> None:
-    times = {time["arm"]: time for time in lake.numbers["times"]}
+    times = {time["variant"]: time for time in lake.numbers["times"]}
     assert list(times) == ["vanilla", "spa", "search"]
     assert (times["vanilla"]["stage_1"], times["vanilla"]["stage_2"], times["search"]["stage_3"]) == (0, 0, 0)
     cfg = load_config("frozen_lake")
-    for arm in ("vanilla", "spa"):
-        assert times[arm]["stage_3"] == pytest.approx(cfg.ppo.steps * times[arm]["ppo_step"])
-    for arm in ("spa", "search"):
-        assert times[arm]["stage_1"] == pytest.approx(cfg.selfplay.groups * 2 * times[arm]["episode"])
-        assert times[arm]["stage_2"] > times[arm]["sft_step"] > 0
+    for variant in ("vanilla", "spa"):
+        assert times[variant]["stage_3"] == pytest.approx(cfg.ppo.steps * times[variant]["ppo_step"])
+    for variant in ("spa", "search"):
+        assert times[variant]["stage_1"] == pytest.approx(cfg.selfplay.groups * 2 * times[variant]["episode"])
+        assert times[variant]["stage_2"] > times[variant]["sft_step"] > 0
     stages = [time[f"stage_{number}"] for time in times.values() for number in (1, 2, 3)]
     assert lake.numbers["total"] == pytest.approx(sum(stages))
 
@@ -123,7 +129,7 @@ def test_a_world_without_listed_actions_is_not_planned_in(
         "sudoku",
         "env.max_turns=2",
         *SMALL,
-        "arms=[base]",
+        "variants=[base]",
         "--out",
         str(out),
         "--json",
@@ -141,7 +147,7 @@ def test_a_world_without_listed_actions_is_not_planned_in(
 
 def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smaller(monkeypatch)
-    settings = ["countdown", *SMALL, "arms=[base]", "--json", str(tmp_path / "a.json")]
+    settings = ["countdown", *SMALL, "variants=[base]", "--json", str(tmp_path / "a.json")]
     assert main(["diagnose", *settings]) == 0
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["base"]["valid_turns"] < advice.FEW
@@ -157,7 +163,7 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
         (["frozen_lake", "engine=openai", "engine.model=x", "engine.base_url=http://localhost:1"], "chat server"),
         (["frozen_lake", "--model", "no/such/folder"], "no model folder no/such/folder"),
         (["frozen_lake", "env.id=nowhere"], "nowhere"),
-        (["frozen_lake", "arms=[no_arm]"], "no_arm"),
+        (["frozen_lake", "variants=[no_variant]"], "no_variant"),
         (["frozen_lake", "--json", "no/such/found.json"], "--json"),
         (["frozen_lake", "--out", "full"], "not empty"),
         (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "ask for fewer"),
@@ -191,12 +197,12 @@ def test_too_many_actions_are_not_looked_through(monkeypatch: pytest.MonkeyPatch
     assert "4 listed actions are too many" in str(measure._planned(cfg, None, [], []))  # type: ignore[arg-type]
 
 
-def test_what_arms_share_is_counted_once() -> None:
-    time = ArmTime("search", 1.0, 1.0, 1.0, 0.0, 10.0, 20.0, 0.0)
-    arms = [load_arm(name) for name in ("search", "plan", "spa_plan", "spa")]
+def test_what_variants_share_is_counted_once() -> None:
+    time = VariantTime("search", 1.0, 1.0, 1.0, 0.0, 10.0, 20.0, 0.0)
+    variants = [load_variant(name) for name in ("search", "plan", "spa_plan", "spa")]
     times = [time, time, replace(time, stage_3=5.0), replace(time, stage_1=100.0, stage_3=5.0)]
-    assert measure._total(arms, times) == 10 + 20 + 5 + 100 + 20 + 5
-    assert measure._total(arms, [*times[:3], replace(time, stage_2=None)]) is None
+    assert measure._total(variants, times) == 10 + 20 + 5 + 100 + 20 + 5
+    assert measure._total(variants, [*times[:3], replace(time, stage_2=None)]) is None
 
 
 def ordinary() -> Diagnosis:
@@ -210,7 +216,7 @@ def ordinary() -> Diagnosis:
         hidden=Hidden("certain", ""),
         learned=Learned("model", 100, 10, 0.9, 50, 0.9, 0.2, {1: 0.9, 2: 0.8, 3: 0.7}, 0.9),
         planned=Planned("lookahead", Interval(0.3, 0.2, 0.4), Interval(0.0, -0.1, 0.1), 20.0),
-        times=[ArmTime("spa", 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0)],
+        times=[VariantTime("spa", 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0)],
         total=3.0,
     )
 
@@ -240,10 +246,10 @@ def test_where_nothing_stands_out_it_says_so() -> None:
         (base(pass_1=Interval(0.8, 0.7, 0.9)), ["80.0 [70.0, 90.0]", "little to gain"]),
         (lambda d: replace(d, hidden=Hidden("hidden", "")), ["agent.window=0"]),
         (lambda d: replace(d, hidden=Hidden("chance", "")), ["planner.samples"]),
-        (lambda d: replace(d, states=States(30.0, 20.0, 6.0)), ["coordinates", "arms=[vanilla,se,spa]"]),
+        (lambda d: replace(d, states=States(30.0, 20.0, 6.0)), ["coordinates", "variants=[vanilla,se,spa]"]),
         (learned(top1=0.49), ["49% of the states", "more self-play"]),
         (learned(imagined={1: 0.9, 2: 0.5, 3: 0.4}), ["planner.depth=2"]),
-        (gained(0.12, 0.01), ["by 12 points", "arms=[search,plan,spa_plan]"]),
+        (gained(0.12, 0.01), ["by 12 points", "variants=[search,plan,spa_plan]"]),
     ],
 )
 def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: list[str]) -> None:

@@ -89,7 +89,7 @@ def test_commands_that_run(folder: Path, capsys) -> None:
     assert (folder / "runs" / "vault" / "report.html").is_file()
     data = (folder / "runs" / "vault" / "selfplay").rglob("*.parquet")
     assert any(data)
-    assert (folder / "runs" / "taxi" / "arms" / "base" / "eval" / "result.json").is_file()
+    assert (folder / "runs" / "taxi" / "variants" / "base" / "eval" / "result.json").is_file()
 
 
 def test_the_data_of_stage_1_holds_the_worlds_own_states(folder: Path) -> None:

@@ -21,7 +21,7 @@ LORA = ["ppo.lora_rank=2", "ppo.critic=model"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("run") / "lake"
-    settings = [*SMALL, "arms=[vanilla,spa]", "ppo.save_every=1", "ppo.keep_checkpoints=0", "ppo.use=best"]
+    settings = [*SMALL, "variants=[vanilla,spa]", "ppo.save_every=1", "ppo.keep_checkpoints=0", "ppo.use=best"]
     assert main(["run", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
     return out
 
@@ -44,28 +44,28 @@ def same(a: Path, b: Path) -> bool:
 
 def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, capsys) -> None:
     to = tmp_path / "model"
-    assert main(["export", str(run), "--arm", "spa", "--to", str(to)]) == 0
-    used = json.loads((run / "arms" / "spa" / "eval" / "done.json").read_text())["model"]
+    assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
+    used = json.loads((run / "variants" / "spa" / "eval" / "done.json").read_text())["model"]
     assert f"{to}" in capsys.readouterr().out
     assert same(to, Path(used))
     assert not (to / "trainer_state.pt").exists()
     load_model(ModelConfig(path=str(to)))
     load_tokenizer(str(to))
     card = (to / "README.md").read_text(encoding="utf-8")
-    assert "frozen_lake, arm spa" in card and "builtin:tiny" in card and "pass@1 " in card
+    assert "frozen_lake, variant spa" in card and "builtin:tiny" in card and "pass@1 " in card
     assert "(one training run; the untrained base: pass@1 " in card, "a card claims no more than one run shows"
 
 
 def test_other_models_of_the_run(run, tmp_path) -> None:
-    ppo = run / "arms" / "vanilla" / "ppo"
+    ppo = run / "variants" / "vanilla" / "ppo"
     done = json.loads((ppo / "done.json").read_text())
     given = {
-        "step": (["--arm", "vanilla", "--step", "1"], ppo / "checkpoints" / "global_step_1"),
-        "last": (["--arm", "vanilla", "--which", "last"], ppo / "checkpoints" / "global_step_2"),
-        "best": (["--arm", "vanilla", "--which", "best"], ppo / done["best"]),
+        "step": (["--variant", "vanilla", "--step", "1"], ppo / "checkpoints" / "global_step_1"),
+        "last": (["--variant", "vanilla", "--which", "last"], ppo / "checkpoints" / "global_step_2"),
+        "best": (["--variant", "vanilla", "--which", "best"], ppo / done["best"]),
         "sft": (["--sft"], run / "sft" / json.loads((run / "sft" / "done.json").read_text())["model"]),
-        "sft of an arm": (
-            ["--sft", "--arm", "spa"],
+        "sft of a variant": (
+            ["--sft", "--variant", "spa"],
             run / "sft" / json.loads((run / "sft" / "done.json").read_text())["model"],
         ),
     }
@@ -80,7 +80,7 @@ def test_other_models_of_the_run(run, tmp_path) -> None:
 
 def test_another_dtype(run, tmp_path) -> None:
     to = tmp_path / "model"
-    assert main(["export", str(run), "--arm", "spa", "--to", str(to), "--dtype", "bfloat16"]) == 0
+    assert main(["export", str(run), "--variant", "spa", "--to", str(to), "--dtype", "bfloat16"]) == 0
     assert {tensor.dtype for tensor in weights(to).values()} == {torch.bfloat16}
     assert json.loads((to / "config.json").read_text())["dtype"] == "bfloat16"
 
@@ -104,13 +104,13 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
     to = tmp_path / "model"
     to.mkdir()
     (to / "mine.txt").write_text("x")
-    command = ["export", str(run), "--arm", "spa", "--to", str(to)]
+    command = ["export", str(run), "--variant", "spa", "--to", str(to)]
     assert main(command) == 2
     assert "--force" in capsys.readouterr().err
     assert (to / "mine.txt").exists()
     assert main([*command, "--force"]) == 0
     assert not (to / "mine.txt").exists()
-    stage = run / "arms" / "spa" / "ppo"
+    stage = run / "variants" / "spa" / "ppo"
     assert main(["export", str(stage), "--to", str(stage), "--force"]) == 2
     assert "give another --to" in capsys.readouterr().err
     assert stage.is_dir()
@@ -119,12 +119,12 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "it has spa, vanilla: choose one with --arm"),
-        (["--arm", "vanila"], "Did you mean 'vanilla'?"),
-        (["--arm", "spa", "--step", "7"], "has no checkpoint of step 7; it has 1, 2"),
-        (["--arm", "spa", "--which", "bets"], "Did you mean 'best'?"),
-        (["--arm", "spa", "--adapter"], "has no adapters"),
-        (["--arm", "spa", "--dtype", "float33"], "Did you mean 'float32'?"),
+        ([], "it has spa, vanilla: choose one with --variant"),
+        (["--variant", "vanila"], "Did you mean 'vanilla'?"),
+        (["--variant", "spa", "--step", "7"], "has no checkpoint of step 7; it has 1, 2"),
+        (["--variant", "spa", "--which", "bets"], "Did you mean 'best'?"),
+        (["--variant", "spa", "--adapter"], "has no adapters"),
+        (["--variant", "spa", "--dtype", "float33"], "Did you mean 'float32'?"),
     ],
 )
 def test_mistakes_are_one_line(run, tmp_path, capsys, options, message) -> None:
@@ -140,7 +140,7 @@ def test_where_there_is_nothing_to_export(run, adapters, tmp_path, capsys) -> No
         (tmp_path, [], "holds no checkpoint"),
         (adapters, ["--sft"], "has no SFT model"),
         (run / "sft", ["--which", "best"], "ppo.use=best"),
-        (run / "arms" / "spa" / "ppo" / "checkpoints" / "global_step_1", ["--arm", "spa"], "is a single model"),
+        (run / "variants" / "spa" / "ppo" / "checkpoints" / "global_step_1", ["--variant", "spa"], "is a single model"),
     ):
         assert main(["export", str(source), *options, "--to", str(tmp_path / "x")]) == 2
         assert message in capsys.readouterr().err

@@ -13,7 +13,14 @@ from spa.run.metrics import MetricsLog, read_metrics
 from spa.run.stage import Stage
 from tests.test_pipeline import SMALL, snapshot
 
-SETTINGS = [*SMALL, "arms=[vanilla]", "selfplay.groups=2", "sft.batch_size=2", "sft.log_every=1", "sft.save_every=2"]
+SETTINGS = [
+    *SMALL,
+    "variants=[vanilla]",
+    "selfplay.groups=2",
+    "sft.batch_size=2",
+    "sft.log_every=1",
+    "sft.save_every=2",
+]
 SETTINGS += ["sft.eval_every=2", "sft.eval_worlds=1", "ppo.save_every=1", "ppo.val_worlds=1"]
 Command = Callable[..., int]
 

@@ -67,7 +67,7 @@ def test_packaged_data_is_there() -> None:
     package = resources.files("spa")
     assert package.joinpath("py.typed").is_file()
     assert package.joinpath("conf", "base.yaml").is_file()
-    for group in ("env", "model", "arm"):
+    for group in ("env", "model", "variant"):
         assert any(entry.name.endswith(".yaml") for entry in package.joinpath("conf", group).iterdir())
 
 

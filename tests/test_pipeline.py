@@ -42,7 +42,7 @@ def spa(*argv: str) -> int:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("run") / "lake"
-    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, "arms=[vanilla,se,spa]") == 0
+    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, "variants=[vanilla,se,spa]") == 0
     return out
 
 
@@ -60,16 +60,16 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def test_everything_is_there(run_folder, capsys) -> None:
-    for arm in ("base", "vanilla", "se", "spa"):
-        assert (run_folder / "arms" / arm / "eval" / "result.json").is_file()
-    assert (run_folder / "arms" / "spa" / "ppo" / "checkpoints" / "global_step_2" / "model.safetensors").is_file()
-    assert not (run_folder / "arms" / "base" / "ppo").exists()
+    for variant in ("base", "vanilla", "se", "spa"):
+        assert (run_folder / "variants" / variant / "eval" / "result.json").is_file()
+    assert (run_folder / "variants" / "spa" / "ppo" / "checkpoints" / "global_step_2" / "model.safetensors").is_file()
+    assert not (run_folder / "variants" / "base" / "ppo").exists()
     train, _ = read_rows(run_folder / "selfplay" / "train.parquet")
     assert all("<observation>" in row.response for row in train)
     assert main(["report", str(run_folder)]) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
-    assert lines[3].startswith("One training run of each arm: no claim about the recipe")
+    assert lines[3].startswith("One training run of each variant: no claim about the recipe")
     rule = next(i for i, line in enumerate(lines) if line.startswith("-----"))
     assert [line.split()[0] for line in lines[rule + 1 : rule + 5]] == ["base", "vanilla", "se", "spa"]
     assert "Worlds that two splits have in common: 0 by content, 0 up to rotation and mirror image (" in printed
@@ -86,7 +86,7 @@ def test_observations_of_the_data_are_the_states_shown(run_folder) -> None:
 
 def test_resuming_a_finished_run_changes_nothing(run_folder) -> None:
     before = snapshot(run_folder)
-    assert spa("run", "frozen_lake", "--out", str(run_folder), *SMALL, "arms=[vanilla,se,spa]", "--resume") == 0
+    assert spa("run", "frozen_lake", "--out", str(run_folder), *SMALL, "variants=[vanilla,se,spa]", "--resume") == 0
     assert snapshot(run_folder) == before
 
 
@@ -94,27 +94,27 @@ def test_a_lost_stage_is_made_again_bit_for_bit(run_folder, tmp_path) -> None:
     """The same seed gives the same run, also when only part of it is repeated."""
     copy = tmp_path / "copy"
     shutil.copytree(run_folder, copy)
-    for stage in ("arms/spa/ppo", "arms/spa/eval", "sft"):
+    for stage in ("variants/spa/ppo", "variants/spa/eval", "sft"):
         shutil.rmtree(copy / stage)
-    assert spa("run", "frozen_lake", "--out", str(copy), *SMALL, "arms=[vanilla,se,spa]", "--resume") == 0
+    assert spa("run", "frozen_lake", "--out", str(copy), *SMALL, "variants=[vanilla,se,spa]", "--resume") == 0
     assert snapshot(copy) == snapshot(run_folder)
 
 
 def test_the_same_stages_one_by_one_give_the_same_model(run_folder, tmp_path) -> None:
     out = str(tmp_path / "steps")
-    common = ["--out", out, *SMALL, "arms=[vanilla,se,spa]"]
+    common = ["--out", out, *SMALL, "variants=[vanilla,se,spa]"]
     assert spa("generate", "frozen_lake", *common) == 0
     assert spa("sft", "frozen_lake", *common) == 0
-    assert spa("ppo", "frozen_lake", "--arm", "spa", *common) == 0
-    assert spa("eval", "frozen_lake", "--arm", "spa", *common) == 0
+    assert spa("ppo", "frozen_lake", "--variant", "spa", *common) == 0
+    assert spa("eval", "frozen_lake", "--variant", "spa", *common) == 0
     ours, theirs = snapshot(tmp_path / "steps"), snapshot(run_folder)
     assert ours == {name: theirs[name] for name in ours}
-    assert "arms/spa/eval/result.json" in ours
+    assert "variants/spa/eval/result.json" in ours
 
 
 @pytest.mark.parametrize("world", ["_2_sokoban", "_10_sudoku"])
 def test_the_other_worlds_run_under_their_original_names(tmp_path, world: str) -> None:
-    assert spa("run", world, "--out", str(tmp_path / "r"), *SMALL, "arms=[spa]", "ppo.steps=1") == 0
+    assert spa("run", world, "--out", str(tmp_path / "r"), *SMALL, "variants=[spa]", "ppo.steps=1") == 0
     assert (tmp_path / "r" / "report.html").is_file()
 
 
@@ -136,7 +136,7 @@ def test_unknown_names(capsys, tmp_path) -> None:
     assert "no model folder" in refused(capsys, out, "eval", "sokoban", "--model", str(tmp_path / "global_step_9"))
     assert "no model folder" in refused(capsys, out, "ppo", "sokoban", f"model.path={tmp_path}/nothing")
     assert "sft.window=1" in refused(capsys, out, "generate", "sokoban", "agent.window=3")
-    assert "run `spa sft` first" in refused(capsys, out, "ppo", "sokoban", "--arm", "spa")
+    assert "run `spa sft` first" in refused(capsys, out, "ppo", "sokoban", "--variant", "spa")
 
 
 def test_a_model_without_tokenizer(capsys, tmp_path) -> None:
@@ -162,7 +162,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, 
     from spa.rl.trainer import PPOTrainer
 
     step = PPOTrainer._one_step
-    common = ["frozen_lake", *SMALL, "ppo.save_every=1", "arms=[vanilla]"]
+    common = ["frozen_lake", *SMALL, "ppo.save_every=1", "variants=[vanilla]"]
     assert spa("run", *common, "--out", str(tmp_path / "whole")) == 0
 
     def stop_in_the_second(self: PPOTrainer) -> dict[str, float]:
@@ -179,28 +179,29 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, 
     assert snapshot(tmp_path / "cut") == snapshot(tmp_path / "whole")
 
 
-def test_an_arm_that_collapses_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys) -> None:
+def test_an_variant_that_collapses_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys) -> None:
     from spa.rl import trainer
     from spa.rl.health import TrainingCollapsed
 
     train = trainer.train_ppo
 
-    def collapse(cfg, arm, *args, **kwargs):
-        if arm.name == "vanilla":
+    def collapse(cfg, variant, *args, **kwargs):
+        if variant.name == "vanilla":
             raise TrainingCollapsed("the policy has collapsed: it is silent")
-        return train(cfg, arm, *args, **kwargs)
+        return train(cfg, variant, *args, **kwargs)
 
     longer = tmp_path / "longer.yaml"
     longer.write_text(
         "{name: longer, state_format: grid, sft: false, rl: true, continues: vanilla, settings: {ppo.steps: 3}}"
     )
-    command = ["run", "frozen_lake", *SMALL, f"arms=[vanilla,{longer},se]", "--out", str(tmp_path / "run")]
+    command = ["run", "frozen_lake", *SMALL, f"variants=[vanilla,{longer},se]", "--out", str(tmp_path / "run")]
     monkeypatch.setattr(trainer, "train_ppo", collapse)
     assert spa(*command) == 2
     printed = capsys.readouterr()
     last = printed.err.strip().splitlines()[-1]
     assert (
-        last == "Error: without arm vanilla: the policy has collapsed: it is silent; arm longer: it continues vanilla"
+        last
+        == "Error: without variant vanilla: the policy has collapsed: it is silent; variant longer: it continues vanilla"
     )
     table = printed.out.rpartition("-----\n")[2].splitlines()
     assert [line.split()[0] for line in table if line.startswith(("base ", "vanilla ", "se "))] == ["base", "se"]

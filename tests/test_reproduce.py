@@ -1,4 +1,4 @@
-"""``spa reproduce``: every world, arm and seed, and the table of them."""
+"""``spa reproduce``: every world, variant and seed, and the table of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
-from spa.config.load import load_arm
+from spa.config.load import load_variant
 from spa.config.schema import ModelConfig
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.models.load import load_model
-from spa.reproduce.bases import make_bases, write_arms
+from spa.reproduce.bases import make_bases, write_variants
 from spa.reproduce.jobs import at_once, run_cells
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import collect_cells, compute, from_json, read_numbers, to_json
-from spa.reproduce.scale import Cell, arm_file, cells, load_scale, scale_names
+from spa.reproduce.scale import Cell, cells, load_scale, scale_names, variant_file
 from spa.reproduce.table import markdown
 from tests.test_pipeline import SMALL
 
@@ -34,7 +34,7 @@ def scale_file(tmp_path: Path, **changes: object) -> str:
     data = {
         "about": "small",
         "worlds": {"lake": {"config": "frozen_lake"}, "room": {"config": "sokoban", "settings": ["ppo.steps=1"]}},
-        "arms": ["vanilla", "spa"],
+        "variants": ["vanilla", "spa"],
         "seeds": [0, 1],
         "settings": [*SMALL, "selfplay.groups=4"],
         **changes,
@@ -58,16 +58,16 @@ def test_runs_at_once(runs: int, cores: int, expected: int) -> None:
 # From folders to numbers
 
 
-def result(folder: Path, arm: str, successes: list[int]) -> None:
+def result(folder: Path, variant: str, successes: list[int]) -> None:
     worlds = [WorldResult(i, i, str(i), s, 8) for i, s in enumerate(successes)]
     metrics = {"num_turns": 4.0, "num_actions": 6.0}
-    found = EvalResult(arm, "Lake", worlds, metrics, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
-    path = folder / "arms" / arm / "eval"
+    found = EvalResult(variant, "Lake", worlds, metrics, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
+    path = folder / "variants" / variant / "eval"
     path.mkdir(parents=True)
     found.write(path / "result.json")
-    stage = folder / "arms" / arm / "ppo"
+    stage = folder / "variants" / variant / "ppo"
     stage.mkdir()
-    if arm != "base":
+    if variant != "base":
         (stage / "done.json").write_text('{"seconds": 60.0, "cpu_seconds": 50.0}')
         lines = [json.dumps({"step": step, "val/pass@1": 0.1 * step, "time": 0.0}) for step in (0, 1, 2)]
         (stage / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -78,9 +78,9 @@ def finished(tmp_path: Path) -> list[Cell]:
     runs = []
     for seed in (0, 1):
         folder = tmp_path / "lake" / f"seed-{seed}"
-        for arm, wins in (("base", 1), ("vanilla", 2 + seed), ("spa", 4 + seed)):
-            result(folder, arm, [wins] * (WORLDS - 1) + [0])
-        (folder / "config.yaml").write_text("arms: [vanilla, spa]\n")
+        for variant, wins in (("base", 1), ("vanilla", 2 + seed), ("spa", 4 + seed)):
+            result(folder, variant, [wins] * (WORLDS - 1) + [0])
+        (folder / "config.yaml").write_text("variants: [vanilla, spa]\n")
         for stage, seconds in (("selfplay", 10), ("sft", 20)):
             (folder / stage).mkdir()
             (folder / stage / "done.json").write_text(json.dumps({"seconds": seconds, "cpu_seconds": seconds / 2}))
@@ -89,24 +89,24 @@ def finished(tmp_path: Path) -> list[Cell]:
 
 
 def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
-    arms = collect_cells(finished)["lake"]
-    assert list(arms) == ["base", "vanilla", "spa"], "se is not finished"
-    spa = arms["spa"]
+    variants = collect_cells(finished)["lake"]
+    assert list(variants) == ["base", "vanilla", "spa"], "se is not finished"
+    spa = variants["spa"]
     assert spa.seeds == [0, 1]
     assert spa.passes[1].mean == pytest.approx((4 + 5) / 16 * 11 / 12)
     assert spa.passes[8].mean == pytest.approx(11 / 12)
     assert spa.differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
     assert spa.differences["vanilla"][1].low > 0
-    assert arms["vanilla"].differences == {}
+    assert variants["vanilla"].differences == {}
     assert spa.successes == {0: [4] * 11 + [0], 1: [5] * 11 + [0]}
-    assert arms["base"].differences["vanilla"][1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
+    assert variants["base"].differences["vanilla"][1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
     assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
-    assert arms["vanilla"].seconds == {"PPO": 60}
+    assert variants["vanilla"].seconds == {"PPO": 60}
     assert spa.cpu_seconds == {"self-play": 5, "SFT": 10, "PPO": 50}
     assert spa.curves["val/pass@1"] == [(0, 0.0), (1, 0.1), (2, 0.2)]
     assert spa.world_model == {"world_model/prediction_em": 0.25}
     assert spa.actions_by_seed == {0: 1.5, 1: 1.5}
-    assert json.loads(to_json({"lake": arms}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
+    assert json.loads(to_json({"lake": variants}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
 
 
 def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_path: Path, capsys) -> None:
@@ -128,20 +128,20 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
         read_numbers(path, load_scale(scale))
 
 
-def test_arms_of_other_worlds_are_not_compared(finished: list[Cell]) -> None:
-    path = finished[1].folder / "arms" / "spa" / "eval" / "result.json"
+def test_variants_of_other_worlds_are_not_compared(finished: list[Cell]) -> None:
+    path = finished[1].folder / "variants" / "spa" / "eval" / "result.json"
     other = EvalResult.read(path)
     other.worlds = [WorldResult(w.group, w.seed, "another", w.successes, w.samples) for w in other.worlds]
     other.write(path)
-    with pytest.raises(ValueError, match=r"seed-1/arms/spa.*is of other worlds"):
+    with pytest.raises(ValueError, match=r"seed-1/variants/spa.*is of other worlds"):
         collect_cells(finished)
 
 
-def test_a_seed_more_in_one_arm_is_left_out_of_the_difference(finished: list[Cell]) -> None:
-    (finished[1].folder / "arms" / "vanilla" / "eval" / "result.json").unlink()
-    arms = collect_cells(finished)["lake"]
-    assert arms["spa"].seeds == [0, 1]
-    assert arms["spa"].differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
+def test_a_seed_more_in_one_variant_is_left_out_of_the_difference(finished: list[Cell]) -> None:
+    (finished[1].folder / "variants" / "vanilla" / "eval" / "result.json").unlink()
+    variants = collect_cells(finished)["lake"]
+    assert variants["spa"].seeds == [0, 1]
+    assert variants["spa"].differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
 
 
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "scales"
 @pytest.mark.parametrize("name", [*scale_names(), *map(str, sorted(DOCS.glob("*.yaml")))])
 def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
     scale = load_scale(name)
-    write_arms(scale, tmp_path)
+    write_variants(scale, tmp_path)
     scale.bases = {name: [] for name in scale.bases}
     for name in scale.bases:  # as a pretraining would have
         (tmp_path / "bases" / name).mkdir(parents=True)
@@ -244,11 +244,11 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
     assert "Did you mean 'minutes'?" in fails("--scale", "minuts")
     path = scale_file(tmp_path)
     assert "Did you mean 'lake'?" in fails("--scale", path, "--worlds", "lke")
-    assert "Did you mean 'vanilla'?" in fails("--scale", path, "--arms", "vanila")
+    assert "Did you mean 'vanilla'?" in fails("--scale", path, "--variants", "vanila")
     assert "--seeds must be whole numbers" in fails("--scale", path, "--seeds", "a")
     assert "ppo.stepps" in fails("--scale", path, "ppo.stepps=3")
     assert "nothing is finished" in fails("--scale", path, "--table")
-    path = scale_file(tmp_path, bases={"longer": ["steps=1"]}, arms=["vanilla", "longer"])
+    path = scale_file(tmp_path, bases={"longer": ["steps=1"]}, variants=["vanilla", "longer"])
     assert "nothing is finished" in fails("--scale", path, "--table", "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out" / "bases").exists(), "a table trains nothing"
 
@@ -261,62 +261,62 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_base_trained_longer_is_made_once_and_is_an_arm(tmp_path: Path) -> None:
+def test_a_base_trained_longer_is_made_once_and_is_an_variant(tmp_path: Path) -> None:
     settings = ["start=builtin:tiny", "steps=1", "batch_documents=2", "threads=1"]
-    scale = load_scale(scale_file(tmp_path, bases={"longer": settings}, arms=["vanilla", "longer"]))
+    scale = load_scale(scale_file(tmp_path, bases={"longer": settings}, variants=["vanilla", "longer"]))
     make_bases(scale, tmp_path)
-    path = str(arm_file(scale, "lake", "longer", tmp_path))
-    assert path in cells(scale, tmp_path)[0].arms
+    path = str(variant_file(scale, "lake", "longer", tmp_path))
+    assert path in cells(scale, tmp_path)[0].variants
     weights = tmp_path / "bases" / "longer" / "model.safetensors"
-    arm, before = load_arm(path), weights.stat().st_mtime_ns
-    assert (arm.name, arm.sft, arm.rl) == ("longer", False, True)
-    assert Path(arm.settings["ppo.start"]) == weights.parent.resolve()
+    variant, before = load_variant(path), weights.stat().st_mtime_ns
+    assert (variant.name, variant.sft, variant.rl) == ("longer", False, True)
+    assert Path(variant.settings["ppo.start"]) == weights.parent.resolve()
     make_bases(scale, tmp_path)
     assert weights.stat().st_mtime_ns == before
     changed = load_model(ModelConfig(path=str(weights.parent), device="cpu")).state_dict()
     for name, tensor in load_model(ModelConfig(device="cpu")).state_dict().items():
         assert changed[name].shape == tensor.shape
         assert (changed[name] - tensor).abs().max() < 0.01, "it goes on from the built-in model"
-    scale.bases, scale.arms = {"broken": ["stepps=1"]}, ["broken"]
+    scale.bases, scale.variants = {"broken": ["stepps=1"]}, ["broken"]
     with pytest.raises(ValueError, match=r"base broken: .*stepps"):
         make_bases(scale, tmp_path)
 
 
-def test_arms_of_the_scale_alone(tmp_path: Path, capsys) -> None:
+def test_variants_of_the_scale_alone(tmp_path: Path, capsys) -> None:
     far = {"continues": "vanilla", "settings": {"ppo.steps": 9}}
     room = {
         "config": "sokoban",
-        "arms": ["vanilla", "far"],
-        "own_arms": {"far": {**far, "settings": {"ppo.steps": 12}}},
+        "variants": ["vanilla", "far"],
+        "own_variants": {"far": {**far, "settings": {"ppo.steps": 12}}},
     }
-    path = scale_file(tmp_path, own_arms={"far": far}, worlds={"lake": {"config": "frozen_lake"}, "room": room})
+    path = scale_file(tmp_path, own_variants={"far": far}, worlds={"lake": {"config": "frozen_lake"}, "room": room})
     scale = load_scale(path)
-    write_arms(scale, tmp_path)
-    found = {name: load_arm(str(arm_file(scale, name, "far", tmp_path))) for name in ("lake", "room")}
+    write_variants(scale, tmp_path)
+    found = {name: load_variant(str(variant_file(scale, name, "far", tmp_path))) for name in ("lake", "room")}
     assert [(a.name, a.continues, a.settings["ppo.steps"]) for a in found.values()] == [
         ("far", "vanilla", 9),
         ("far", "vanilla", 12),
     ]
-    by_world = {cell.world: cell.arms for cell in cells(scale, tmp_path)}
-    assert by_world["lake"] == ("vanilla", "spa"), "only where it is among the arms"
-    assert by_world["room"] == ("vanilla", str(arm_file(scale, "room", "far", tmp_path)))
+    by_world = {cell.world: cell.variants for cell in cells(scale, tmp_path)}
+    assert by_world["lake"] == ("vanilla", "spa"), "only where it is among the variants"
+    assert by_world["room"] == ("vanilla", str(variant_file(scale, "room", "far", tmp_path)))
     assert main(["reproduce", "--scale", path, "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "room, arm far: continues=vanilla" in printed
-    assert "lake, arm far" not in printed
-    assert main(["reproduce", "--scale", path, "--dry-run", "--arms", "spa"]) == 0
-    assert "arm far" not in capsys.readouterr().out
-    assert main(["reproduce", "--scale", path, "--arms", "far", "--out", str(tmp_path / "out")]) == 2
+    assert "room, variant far: continues=vanilla" in printed
+    assert "lake, variant far" not in printed
+    assert main(["reproduce", "--scale", path, "--dry-run", "--variants", "spa"]) == 0
+    assert "variant far" not in capsys.readouterr().out
+    assert main(["reproduce", "--scale", path, "--variants", "far", "--out", str(tmp_path / "out")]) == 2
     assert "names it before" in capsys.readouterr().err
 
 
-def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> None:
-    arms = collect_cells(finished, versus=["spa", "nobody"])["lake"]
-    assert set(arms["vanilla"].differences) == {"spa"}
-    assert arms["vanilla"].differences["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
-    assert arms["spa"].differences == {}
+def test_differences_to_further_variants(finished: list[Cell], tmp_path: Path) -> None:
+    variants = collect_cells(finished, versus=["spa", "nobody"])["lake"]
+    assert set(variants["vanilla"].differences) == {"spa"}
+    assert variants["vanilla"].differences["spa"][1].mean == pytest.approx(-2 / 8 * 11 / 12)
+    assert variants["spa"].differences == {}
     scale = load_scale(scale_file(tmp_path, versus=["spa", "nobody"]))
-    text = markdown(scale, {"lake": arms})
+    text = markdown(scale, {"lake": variants})
     assert "nobody" not in text
     header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|"))
     column = [cell.strip() for cell in header].index("Pass@1 - spa")
@@ -327,7 +327,7 @@ def test_differences_to_further_arms(finished: list[Cell], tmp_path: Path) -> No
     }
 
 
-def test_differences_to_the_arms_named_on_the_command_line(finished: list[Cell], tmp_path: Path, capsys) -> None:
+def test_differences_to_the_variants_named_on_the_command_line(finished: list[Cell], tmp_path: Path, capsys) -> None:
     path = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
     command = ["reproduce", "--scale", path, "--table", "--out", str(tmp_path)]
     assert main(command) == 0
@@ -382,11 +382,11 @@ def test_all_of_it_goes_on_where_it_stopped_and_reports_what_failed(tmp_path: Pa
     printed = capsys.readouterr().out
     assert "failed: room, seed 0" in printed
     assert "## lake" in printed
-    before = (out / "lake" / "seed-0" / "arms" / "spa" / "eval" / "result.json").stat().st_mtime_ns
+    before = (out / "lake" / "seed-0" / "variants" / "spa" / "eval" / "result.json").stat().st_mtime_ns
     (out / "room" / "seed-0").unlink()
     assert main(only) == 0
     assert "failed" not in capsys.readouterr().out
-    assert (out / "lake" / "seed-0" / "arms" / "spa" / "eval" / "result.json").stat().st_mtime_ns == before
+    assert (out / "lake" / "seed-0" / "variants" / "spa" / "eval" / "result.json").stat().st_mtime_ns == before
     assert (out / "table.md").is_file() and (out / "report.html").is_file()
     numbers = json.loads((out / "numbers.json").read_text())
     assert set(numbers) == {"lake", "room"}

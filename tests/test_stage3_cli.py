@@ -1,4 +1,4 @@
-"""Stage 3's arms, algorithms, curricula and starting points through the command line."""
+"""Stage 3's variants, algorithms, curricula and starting points through the command line."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def test_every_algorithm_trains(tmp_path, name: str) -> None:
     out = tmp_path / "r"
     settings = [*ONE, f"algorithm={name}", "ppo.critic_warmup=0", "agent.format_penalty=-0.3"]
     assert main(["ppo", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
-    last = metrics(out / "arms" / "vanilla" / "ppo")[-1]
+    last = metrics(out / "variants" / "vanilla" / "ppo")[-1]
     assert last["train/updates"] > 0 or last["charts/skipped_steps"] == 1
     assert ("losses/value_loss" in last) == (name in ("ppo", "turn_ppo", "bi_level_ppo"))
 
 
-def test_arms_with_a_world_model_in_rl_log_it_along_the_curve(tmp_path) -> None:
+def test_variants_with_a_world_model_in_rl_log_it_along_the_curve(tmp_path) -> None:
     out = tmp_path / "r"
-    settings = [*ONE, "arms=[spa_aux,vagen]", "ppo.critic_warmup=0"]
+    settings = [*ONE, "variants=[spa_aux,vagen]", "ppo.critic_warmup=0"]
     assert main(["run", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
-    for arm in ("spa_aux", "vagen"):
-        logged = metrics(out / "arms" / arm / "ppo")
+    for variant in ("spa_aux", "vagen"):
+        logged = metrics(out / "variants" / variant / "ppo")
         assert [row["step"] for row in logged] == [0, 1]
         assert all("world_model/observation_em" in row and "calibration/top1" in row for row in logged)
-    assert "losses/world_model" in metrics(out / "arms" / "spa_aux" / "ppo")[-1]
-    assert "losses/world_model" not in metrics(out / "arms" / "vagen" / "ppo")[-1]
+    assert "losses/world_model" in metrics(out / "variants" / "spa_aux" / "ppo")[-1]
+    assert "losses/world_model" not in metrics(out / "variants" / "vagen" / "ppo")[-1]
     assert (out / "sft").is_dir()
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "spa_aux" in page and "vagen" in page
@@ -46,22 +46,22 @@ def test_arms_with_a_world_model_in_rl_log_it_along_the_curve(tmp_path) -> None:
 def test_rl_starts_where_it_is_told(tmp_path) -> None:
     first = tmp_path / "first"
     assert main(["ppo", "frozen_lake", "--out", str(first), *ONE, "ppo.critic_warmup=0", "--quiet"]) == 0
-    stage = first / "arms" / "vanilla" / "ppo"
+    stage = first / "variants" / "vanilla" / "ppo"
     scores = []
     for number, start in enumerate((stage, stage / "checkpoints" / "global_step_1")):
         out = tmp_path / str(number)
-        # An arm with SFT needs no stage 1 and 2 then.
-        settings = [*ONE, f"ppo.start={start}", "arms=[spa]"]
+        # A variant with SFT needs no stage 1 and 2 then.
+        settings = [*ONE, f"ppo.start={start}", "variants=[spa]"]
         assert main(["run", "frozen_lake_6x6", "--out", str(out), *settings, "--quiet"]) == 0
         assert not (out / "sft").exists() and not (out / "selfplay").exists()
-        rows = metrics(out / "arms" / "spa" / "ppo")
+        rows = metrics(out / "variants" / "spa" / "ppo")
         scores.append({k: v for k, v in rows[-1].items() if not k.startswith(("time", "charts"))})
     assert scores[0] == scores[1]
 
 
 def test_a_start_that_holds_no_model_is_one_line_and_nothing_is_written(tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
-    for command in (["run"], ["ppo", "--arm", "spa"]):
+    for command in (["run"], ["ppo", "--variant", "spa"]):
         out = tmp_path / "r"
         assert (
             main([*command, "frozen_lake", "--out", str(out), *ONE, f"ppo.start={tmp_path / 'empty'}", "--quiet"]) == 2
@@ -83,12 +83,12 @@ def test_the_plan_says_how_stage_3_will_learn(capsys) -> None:
     assert "reference model: where it starts, LoRA of rank 8" in text
     text = plan(capsys, "ppo", "sokoban", "model=qwen2.5-1.5b", "algorithm=ppo")
     assert "gae, rewards at the end of each episode, critic: model, 25% of the groups kept (std)" in text
-    assert "world-model loss x 0.1" in plan(capsys, "ppo", "frozen_lake", "--arm", "spa_aux")
-    assert "rewards for states: 0.05 and 0.05 (exact)" in plan(capsys, "ppo", "frozen_lake", "--arm", "vagen")
+    assert "world-model loss x 0.1" in plan(capsys, "ppo", "frozen_lake", "--variant", "spa_aux")
+    assert "rewards for states: 0.05 and 0.05 (exact)" in plan(capsys, "ppo", "frozen_lake", "--variant", "vagen")
     text = plan(capsys, "ppo", "frozen_lake", "curriculum.levels=[{size: 3}]")
     assert "trains on {'size': 3}, then the world itself; the next at 70% success over 3 steps" in text
     assert "75% sokoban, 25% sudoku" in plan(capsys, "ppo", "sokoban", "curriculum.mixture={sokoban: 3, sudoku: 1}")
-    text = plan(capsys, "run", "frozen_lake", "ppo.start=org/model", "arms=[spa]")
+    text = plan(capsys, "run", "frozen_lake", "ppo.start=org/model", "variants=[spa]")
     assert "from org/model" in text and "generate" not in text and "sft:" not in text
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from spa.config.schema import ArmConfig, Config, PPOConfig
+from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.validate import WITH_VALUES
 from spa.config.variants import (
-    arm_config,
     changes_nothing,
     given_data,
     needs_sft,
     selfplay_name,
     sft_folder,
     source_config,
+    variant_config,
 )
 from spa.preflight import check_settings
 
 
-def plan(cfg: Config, stages: list[str], arms: list[ArmConfig], model: str | None = None) -> list[str]:
+def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None) -> list[str]:
     """What a command would do, one line a stage; also checks what can be checked without loading a model.
 
     Raises:
@@ -28,59 +28,66 @@ def plan(cfg: Config, stages: list[str], arms: list[ArmConfig], model: str | Non
     from spa.agent.policy import make_task
 
     for stage in stages:
-        check_settings(cfg, stage, arms, model)
+        check_settings(cfg, stage, variants, model)
     task = make_task(cfg)
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
     wanted = set(stages) if "run" not in stages else {"generate", "sft", "ppo", "eval", "report"}
-    tuned: list[ArmConfig | None] = [arm for arm in arms if needs_sft(cfg, arm)] if "run" in stages or arms else [None]
+    tuned: list[VariantConfig | None] = (
+        [variant for variant in variants if needs_sft(cfg, variant)] if "run" in stages or variants else [None]
+    )
     if "generate" in wanted:
-        played = [arm for arm in tuned if "run" not in stages or not given_data(cfg, arm)]
-        lines += _unique(_plan_selfplay(source_config(cfg, arm), selfplay_name(arm)) for arm in played)
+        played = [variant for variant in tuned if "run" not in stages or not given_data(cfg, variant)]
+        lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
     if "sft" in wanted:
-        lines += _unique(_plan_sft(source_config(cfg, arm), sft_folder(Path(), arm).name) for arm in tuned)
+        lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
         lines += _plan_memory(cfg) if tuned else []
-    for arm in arms:
-        own = arm_config(cfg, arm)
+    for variant in variants:
+        own = variant_config(cfg, variant)
         rl = own.ppo
-        if arm.practice and wanted & {"practice", "ppo"}:
+        if variant.practice and wanted & {"practice", "ppo"}:
             lines.append(
-                f"practice {arm.name}: {own.practice.rounds} rounds of plans from {own.practice.worlds} starts, "
+                f"practice {variant.name}: {own.practice.rounds} rounds of plans from {own.practice.worlds} starts, "
                 f"{own.planner.depth} actions deep, {own.practice.epochs} epochs (beyond the paper)"
             )
-        if "ppo" in wanted and arm.rl:
+        if "ppo" in wanted and variant.rl:
             start = rl.start or (
-                "the practised model" if arm.practice else "the SFT model" if arm.sft else "the base model"
+                "the practised model" if variant.practice else "the SFT model" if variant.sft else "the base model"
             )
             lines.append(
-                f"ppo {arm.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
+                f"ppo {variant.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
                 f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "
-                f"states: {arm.state_format}, prompt: {own.agent.prompt}"
+                f"states: {variant.state_format}, prompt: {own.agent.prompt}"
             )
-            lines.append(f"ppo {arm.name}: {_algorithm(rl)}")
-            lines += [f"ppo {arm.name}: {text}" for text in _curriculum(own)]
+            lines.append(f"ppo {variant.name}: {_algorithm(rl)}")
+            lines += [f"ppo {variant.name}: {text}" for text in _curriculum(own)]
         if "eval" in wanted:
             test = own.eval
             lines.append(
-                f"eval {arm.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
+                f"eval {variant.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
             )
-        if changes_nothing(cfg, arm):
-            lines.append(f"note: the settings of arm {arm.name} are this run's already; it repeats an arm without them")
+        if changes_nothing(cfg, variant):
+            lines.append(
+                f"note: the settings of variant {variant.name} are this run's already; it repeats a variant without them"
+            )
     if "ppo" in wanted:
-        lines += _unique(_plan_ppo_memory(arm_config(cfg, arm)) for arm in arms if arm.rl)
+        lines += _unique(_plan_ppo_memory(variant_config(cfg, variant)) for variant in variants if variant.rl)
     if "report" in wanted:
         lines.append("report: report.html")
     return lines
 
 
-def imports(cfg: Config, arms: list[ArmConfig]) -> list[str]:
-    """A line for each module of others that ``plan`` imports, and so runs, for the worlds of a config and its arms."""
+def imports(cfg: Config, variants: list[VariantConfig]) -> list[str]:
+    """A line for each module of others that ``plan`` imports, and so runs, for the worlds of a config and its variants."""
     from spa.envs.registry import imported_for
 
     found: dict[str, str] = {}
     worlds = [("env.id", cfg)]
-    for arm in arms:
-        worlds += [(f"env.id of arm {arm.name}", own) for own in (arm_config(cfg, arm), source_config(cfg, arm))]
+    for variant in variants:
+        worlds += [
+            (f"env.id of variant {variant.name}", own)
+            for own in (variant_config(cfg, variant), source_config(cfg, variant))
+        ]
     for setting, own in worlds:
         if module := imported_for(own.env.id):
             found.setdefault(module, setting)

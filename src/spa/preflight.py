@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.common.lock import check_free, locked
-from spa.config.schema import SIMULATOR, ArmConfig, Config
+from spa.config.schema import SIMULATOR, Config, VariantConfig
 from spa.config.validate import check_ppo_sampling
-from spa.config.variants import arm_config, check_arms, data_folder, given_data, needs_sft, source_config
+from spa.config.variants import check_variants, data_folder, given_data, needs_sft, source_config, variant_config
 from spa.models.folders import check_folder
 from spa.run.folder import RunFolder
 from spa.run.stage import model_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def begin(
-    cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, arms: Sequence[ArmConfig] = ()
+    cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, variants: Sequence[VariantConfig] = ()
 ) -> Iterator[None]:
     """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake.
 
@@ -31,14 +31,14 @@ def begin(
     """
     check_free(out)
     stage = command.partition(" ")[0]
-    check_settings(cfg, stage, arms, model if stage == "eval" else None)
-    served = _check_players(cfg, stage, model, arms)
-    if stage == "eval" and served and any(arm_config(cfg, arm).agent.planner != "none" for arm in arms):
+    check_settings(cfg, stage, variants, model if stage == "eval" else None)
+    served = _check_players(cfg, stage, model, variants)
+    if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
         raise ValueError(
             "agent.planner needs a model that can be asked: use engine=transformers or vllm, not a chat server"
         )
     chat = None if served else _check_model(cfg, model)
-    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, arm) for arm in arms)):
+    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, variant) for variant in variants)):
         from spa.sft.selfplay import row_window
 
         row_window(cfg)
@@ -47,10 +47,10 @@ def begin(
         from spa.data.encode import check_rows
         from spa.sft.stage2 import data_files
 
-        arm_or_none = arms[0] if arms else None
-        rows, skipped = read_rows(data_files(data_folder(cfg, arm_or_none, out))[0])
+        variant_or_none = variants[0] if variants else None
+        rows, skipped = read_rows(data_files(data_folder(cfg, variant_or_none, out))[0])
         assert chat is not None
-        check_rows(rows, chat, source_config(cfg, arm_or_none).sft, skipped)
+        check_rows(rows, chat, source_config(cfg, variant_or_none).sft, skipped)
     folder = RunFolder(out)
     folder.check(cfg, command, resume)
     with locked(out):
@@ -58,55 +58,62 @@ def begin(
         yield
 
 
-def check_settings(cfg: Config, stage: str, arms: Sequence[ArmConfig], model: str | None = None) -> None:
-    """What ``--dry-run`` checks as well: worlds and arms, what stage 3 and the trackers need, the local models.
+def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:
+    """What ``--dry-run`` checks as well: worlds and variants, what stage 3 and the trackers need, the local models.
 
     Args:
         stage: a command.
-        model: what is evaluated instead of the arm's own.
+        model: what is evaluated instead of the variant's own.
 
     Raises:
-        ValueError: something is wrong; the message names the setting, and the arm if it is an arm's.
+        ValueError: something is wrong; the message names the setting, and the variant if it is a variant's.
     """
-    check_tasks(cfg, arms)
+    check_tasks(cfg, variants)
     if stage in ("run", "sft", "ppo"):
         check_trackers(cfg.report.trackers)
-    for arm in arms:
-        if stage == "ppo" or (stage == "run" and arm.rl):
-            with _named(f"arm {arm.name}"):
-                own = arm_config(cfg, arm)
+    for variant in variants:
+        if stage == "ppo" or (stage == "run" and variant.rl):
+            with _named(f"variant {variant.name}"):
+                own = variant_config(cfg, variant)
                 check_ppo_sampling(own.sampling)
                 check_trackers(own.report.trackers)
-    for setting, path, tokenizer in _models(cfg, stage, arms, model):
+    for setting, path, tokenizer in _models(cfg, stage, variants, model):
         with _named(setting):
             check_folder(path, tokenizer=tokenizer)
 
 
-def _models(cfg: Config, stage: str, arms: Sequence[ArmConfig], model: str | None) -> Iterator[tuple[str, str, bool]]:
+def _models(
+    cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None
+) -> Iterator[tuple[str, str, bool]]:
     """The models that a stage loads, but for those of earlier stages: the setting, its value, whether a tokenizer is needed."""
     from spa.sft.selfplay import is_served
 
     if stage in ("generate", "sft", "run"):
-        tuned: Sequence[ArmConfig | None] = [a for a in arms if needs_sft(cfg, a)] if stage == "run" else arms or [None]
-        for arm in tuned:
-            source = source_config(cfg, arm)
-            plays = stage == "generate" or (stage == "run" and not given_data(cfg, arm))
+        tuned: Sequence[VariantConfig | None] = (
+            [a for a in variants if needs_sft(cfg, a)] if stage == "run" else variants or [None]
+        )
+        for variant in tuned:
+            source = source_config(cfg, variant)
+            plays = stage == "generate" or (stage == "run" and not given_data(cfg, variant))
             policy = source.selfplay.model if plays and not is_served(source) else None
             if policy:
                 yield "selfplay.model", policy, True
             if stage != "generate" or not (policy or is_served(source)):
                 yield "model.path", source.model.path, True
     if stage in ("ppo", "run"):
-        for arm in arms:
-            ppo = arm_config(cfg, arm).ppo
-            if arm.rl and ppo.start:
+        for variant in variants:
+            ppo = variant_config(cfg, variant).ppo
+            if variant.rl and ppo.start:
                 yield "ppo.start", model_of(ppo.start), True
-            elif not arm.sft:
+            elif not variant.sft:
                 yield "model.path", cfg.model.path, True
             if ppo.reference and (ppo.kl_reward_coef or ppo.kl_loss_coef):
                 yield "ppo.reference", ppo.reference, False
     if stage == "eval":
-        untrained = any(not (arm.sft or arm.rl) and arm_config(cfg, arm).engine.kind != "openai" for arm in arms)
+        untrained = any(
+            not (variant.sft or variant.rl) and variant_config(cfg, variant).engine.kind != "openai"
+            for variant in variants
+        )
         if model is not None or untrained:
             yield "model", model or cfg.model.path, True
 
@@ -129,7 +136,7 @@ def _check_model(cfg: Config, model: str | None) -> Chat:
     return Chat(load_tokenizer(model or cfg.model.path))
 
 
-def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[ArmConfig]) -> bool:
+def _check_players(cfg: Config, stage: str, model: str | None, variants: Sequence[VariantConfig]) -> bool:
     """Whether those that are to play in stage 1 and in evaluation can; True if nothing but a chat server plays."""
     from spa.engines.base import check_engine
     from spa.sft.selfplay import check_source, is_served
@@ -139,13 +146,17 @@ def _check_players(cfg: Config, stage: str, model: str | None, arms: Sequence[Ar
         if not local:
             check_engine(cfg.engine)
     if stage == "run":
-        for start in {arm_config(cfg, arm).ppo.start for arm in arms if arm.rl} - {None}:
+        for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
             _check_model(cfg, model_of(str(start)))
     sources: list[Config] = []
     if stage == "generate":
-        sources = [source_config(cfg, arms[0] if arms else None)]
+        sources = [source_config(cfg, variants[0] if variants else None)]
     elif stage == "run":
-        sources = [source_config(cfg, arm) for arm in arms if needs_sft(cfg, arm) and not given_data(cfg, arm)]
+        sources = [
+            source_config(cfg, variant)
+            for variant in variants
+            if needs_sft(cfg, variant) and not given_data(cfg, variant)
+        ]
     for source in sources:
         check_source(source)
         if source.selfplay.model:
@@ -167,7 +178,7 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
         )
     if (cfg.planner.values or cfg.agent.planner == "best_of_n") and not cfg.practice.values:
         raise ValueError(
-            "what moves are worth is learnt in practice: set practice.values=0.25, in an arm that practises (plan, spa_plan)"
+            "what moves are worth is learnt in practice: set practice.values=0.25, in a variant that practises (plan, spa_plan)"
         )
     if cfg.planner.model == SIMULATOR:
         from spa.planning.simulator import check_settable
@@ -175,22 +186,22 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
         check_settable(env)
 
 
-def check_tasks(cfg: Config, arms: Sequence[ArmConfig]) -> None:
-    """Whether the arms fit each other and their worlds can be made.
+def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
+    """Whether the variants fit each other and their worlds can be made.
 
     Raises:
-        ValueError: they do not, or cannot; the message names the arm.
+        ValueError: they do not, or cannot; the message names the variant.
     """
     from spa.agent.policy import make_task
     from spa.rl.curriculum import training_tasks
 
     make_task(cfg)
-    check_arms(cfg, arms)
-    for arm in arms:
-        with _named(f"arm {arm.name}"):
-            own = arm_config(cfg, arm)
-            check_planner(own, make_task(own, state_format=arm.state_format).make_env())
-            if arm.rl:
-                training_tasks(own, state_format=arm.state_format)
-            source = source_config(cfg, arm)
+    check_variants(cfg, variants)
+    for variant in variants:
+        with _named(f"variant {variant.name}"):
+            own = variant_config(cfg, variant)
+            check_planner(own, make_task(own, state_format=variant.state_format).make_env())
+            if variant.rl:
+                training_tasks(own, state_format=variant.state_format)
+            source = source_config(cfg, variant)
             make_task(source, state_format=source.selfplay.state_format)

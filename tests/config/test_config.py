@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from spa.config.load import (
     ALIASES,
-    arm_names,
     config_names,
     differences,
-    load_arm,
     load_config,
+    load_variant,
     model_names,
     to_yaml,
+    variant_names,
 )
 from spa.config.overrides import apply_overrides, from_mapping, setting_names
-from spa.config.schema import ArmConfig, Config, PPOConfig
+from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.validate import CHOICES, RANGES, get_setting
 
 
@@ -64,7 +64,7 @@ def test_names() -> None:
         "webshop",
     ]
     assert {"tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama3.2-1b"} <= set(model_names())
-    assert {"base", "vanilla", "se", "spa"} <= set(arm_names())
+    assert {"base", "vanilla", "se", "spa"} <= set(variant_names())
 
 
 @pytest.mark.parametrize("model", model_names())
@@ -122,7 +122,7 @@ def test_overrides_of_every_type() -> None:
             "ppo.steps=5",
             "ppo.actor_lr=1e-5",
             "agent.think=false",
-            "arms=[vanilla,se,spa]",
+            "variants=[vanilla,se,spa]",
             "env.settings.size=6",
             "+env.settings.new={a: [1, 2]}",
             "env.response_hint=null",
@@ -133,7 +133,7 @@ def test_overrides_of_every_type() -> None:
     assert config.ppo.steps == 5
     assert config.ppo.actor_lr == 1e-5
     assert config.agent.think is False
-    assert config.arms == ["vanilla", "se", "spa"]
+    assert config.variants == ["vanilla", "se", "spa"]
     assert config.env.settings == {"size": 6, "p": 0.8, "is_slippery": False, "new": {"a": [1, 2]}}
     assert config.env.response_hint is None
     assert config.ppo.betas == [0.8, 0.9]
@@ -176,16 +176,16 @@ def test_model_as_an_existing_folder_without_slash(tmp_path: Path, monkeypatch: 
         ("sokoban", ["agent.think=1"], "agent.think must be true or false, not 1"),
         ("sokoban", ["env.response_hint=x"], "env.response_hint must be a whole number or null, not 'x'"),
         ("sokoban", ["env.settings=3"], r"env.settings must be a mapping like \{a: 1\}, not 3"),
-        ("sokoban", ["arms=spa"], r"arms must be a list like \[a,b\], not 'spa'"),
-        ("sokoban", ["arms=vanilla,spa"], r"arms: write a list in brackets, as in arms=\[vanilla,spa\]"),
+        ("sokoban", ["variants=spa"], r"variants must be a list like \[a,b\], not 'spa'"),
+        ("sokoban", ["variants=vanilla,spa"], r"variants: write a list in brackets, as in variants=\[vanilla,spa\]"),
         ("sokoban", ["ppo.betas=[0.9,a]"], r"ppo.betas\[1\] must be a finite number, not 'a'"),
         ("sokoban", ["ppo.betas=[0.9"], "ppo.betas: cannot read the value"),
         ("sokoban", ["ppo=3"], "'ppo' is a group of settings; set one of them, as in ppo.steps="),
         ("sokoban", ["ppo.steps"], "settings are written key=value, not 'ppo.steps'"),
         ("sokoban", ["~env.settings.size="], "settings cannot be deleted"),
-        ("sokoban", ["arms=[vanila]"], "unknown arm 'vanila'; .*Did you mean 'vanilla'"),
-        ("sokoban", ["arms=[]"], "arms must name at least one"),
-        ("sokoban", ["arms=[spa,spa]"], "arms names the same twice"),
+        ("sokoban", ["variants=[vanila]"], "unknown variant 'vanila'; .*Did you mean 'vanilla'"),
+        ("sokoban", ["variants=[]"], "variants must name at least one"),
+        ("sokoban", ["variants=[spa,spa]"], "variants names the same twice"),
         ("sokoban", ["ppo.steps=-1"], "^ppo.steps must be 0 or more, not -1$"),
         ("sokoban", ["ppo.group_size=0"], "ppo.group_size must be 1 or more, not 0"),
         ("sokoban", ["ppo.filter_ratio=0"], "ppo.filter_ratio must be more than 0 and at most 1, not 0"),
@@ -244,7 +244,9 @@ def test_values_survive_being_written(steps: int, rate: float, on: bool, sizes: 
     assert apply_overrides(Knobs(), written) == Knobs(steps=steps, rate=rate, on=on, sizes=sizes)
 
 
-@pytest.mark.parametrize("overrides", [[], ["model=qwen2.5-3b", "env.settings.x={a: 1}", "arms=[se]", "sft.data=a b"]])
+@pytest.mark.parametrize(
+    "overrides", [[], ["model=qwen2.5-3b", "env.settings.x={a: 1}", "variants=[se]", "sft.data=a b"]]
+)
 def test_yaml_round_trip(tmp_path: Path, overrides: list[str]) -> None:
     config = load_config("sudoku", overrides)
     path = tmp_path / "config.yaml"
@@ -304,13 +306,13 @@ def test_hydra_is_left_as_it_was() -> None:
         assert GlobalHydra.instance().is_initialized()
 
 
-def test_arms() -> None:
-    assert load_arm("base") == ArmConfig("base", "grid", sft=False, rl=False)
-    assert load_arm("vanilla") == ArmConfig("vanilla", "grid", sft=False, rl=True)
-    assert load_arm("se") == ArmConfig("se", "coordinates", sft=False, rl=True)
-    assert load_arm("spa") == ArmConfig("spa", "coordinates", sft=True, rl=True)
-    with pytest.raises(ValueError, match="unknown arm 'vagenn'"):
-        load_arm("vagenn")
+def test_variants() -> None:
+    assert load_variant("base") == VariantConfig("base", "grid", sft=False, rl=False)
+    assert load_variant("vanilla") == VariantConfig("vanilla", "grid", sft=False, rl=True)
+    assert load_variant("se") == VariantConfig("se", "coordinates", sft=False, rl=True)
+    assert load_variant("spa") == VariantConfig("spa", "coordinates", sft=True, rl=True)
+    with pytest.raises(ValueError, match="unknown variant 'vagenn'"):
+        load_variant("vagenn")
 
 
 def test_every_rule_is_about_a_setting() -> None:

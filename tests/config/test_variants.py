@@ -1,4 +1,4 @@
-"""What arms change, and which data and models are their own."""
+"""What variants change, and which data and models are their own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from spa.config.load import arm_names, differences, load_arm, load_config
-from spa.config.schema import ArmConfig
+from spa.config.load import differences, load_config, load_variant, variant_names
+from spa.config.overrides import current_name
+from spa.config.schema import VariantConfig
 from spa.config.variants import (
-    arm_config,
-    arms_of,
     changes_nothing,
-    check_arms,
+    check_variants,
     selfplay_folder,
     sft_folder,
     source_config,
+    variant_config,
+    variants_of,
 )
+from spa.run.folder import variants_folder
 
 TRANSFERS = ("easy_to_hard", "cross_complexity", "cross_world")
 OUT = Path("run")
-# arm -> the settings it changes for stages 1 and 2 of a sokoban run, and whether its self-play is its own
+# variant -> the settings it changes for stages 1 and 2 of a sokoban run, and whether its self-play is its own
 ABLATIONS = {
     "self_belief": ({"selfplay.states": "belief"}, True),
     "masked": ({"sft.loss": "masked"}, False),
@@ -45,17 +47,19 @@ def value(config, key: str):
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_changes_what_it_says_and_nothing_else(name: str) -> None:
-    cfg, arm = load_config("sokoban"), load_arm(name)
+    cfg, variant = load_config("sokoban"), load_variant(name)
     changed, own_data = ABLATIONS[name]
-    source = source_config(cfg, arm)
+    source = source_config(cfg, variant)
     assert {key: value(source, key) for key in differences(cfg, source)} == changed
-    assert (arm.sft, arm.rl) == (True, True)
-    assert sft_folder(OUT, arm) == OUT / f"sft-{name}"
-    assert (selfplay_folder(OUT, arm) != OUT / "selfplay") == own_data
+    assert (variant.sft, variant.rl) == (True, True)
+    assert sft_folder(OUT, variant) == OUT / f"sft-{name}"
+    assert (selfplay_folder(OUT, variant) != OUT / "selfplay") == own_data
 
 
 def test_the_ablations_of_states_are_played_in_their_format() -> None:
-    formats = {name: load_arm(name).state_format for name in ("spa", "no_coordinates", "random_coordinates", "masked")}
+    formats = {
+        name: load_variant(name).state_format for name in ("spa", "no_coordinates", "random_coordinates", "masked")
+    }
     assert formats == {
         "spa": "coordinates",
         "no_coordinates": "grid",
@@ -64,75 +68,82 @@ def test_the_ablations_of_states_are_played_in_their_format() -> None:
     }
 
 
-def test_every_arm_fits_some_config() -> None:
+def test_every_variant_fits_some_config() -> None:
     configs = {
         "easy_to_hard": "frozen_lake_6x6",
         "cross_complexity": "sokoban_hard",
         "cross_world": "frozen_lake",
     }
-    for name in arm_names():
-        cfg = load_config(configs.get(name, "sokoban"), [f"arms=[{name}]"])
-        assert [arm.name for arm in arms_of(cfg)] == list(dict.fromkeys(["base", name]))
+    for name in variant_names():
+        cfg = load_config(configs.get(name, "sokoban"), [f"variants=[{name}]"])
+        assert [variant.name for variant in variants_of(cfg)] == list(dict.fromkeys(["base", name]))
 
 
 def test_transfer_takes_another_world_for_stages_1_and_2_only() -> None:
-    cfg, arm = load_config("frozen_lake_6x6"), load_arm("easy_to_hard")
-    assert source_config(cfg, arm).env.settings["size"] == 4
-    assert arm_config(cfg, arm) == cfg
-    lake, other = load_config("frozen_lake"), load_arm("cross_world")
+    cfg, variant = load_config("frozen_lake_6x6"), load_variant("easy_to_hard")
+    assert source_config(cfg, variant).env.settings["size"] == 4
+    assert variant_config(cfg, variant) == cfg
+    lake, other = load_config("frozen_lake"), load_variant("cross_world")
     assert source_config(lake, other).env == load_config("sokoban").env
-    assert arm_config(lake, other).env == lake.env
-    rooms = source_config(load_config("sokoban_hard"), load_arm("cross_complexity")).env
+    assert variant_config(lake, other).env == lake.env
+    rooms = source_config(load_config("sokoban_hard"), load_variant("cross_complexity")).env
     assert (rooms.settings["dim_room"], rooms.settings["num_boxes"]) == ([6, 6], 1)
 
 
-def test_arms_share_the_runs_stages_unless_they_change_them() -> None:
-    assert sft_folder(OUT, None) == sft_folder(OUT, load_arm("spa")) == sft_folder(OUT, load_arm("sft")) == OUT / "sft"
-    shared = {selfplay_folder(OUT, load_arm(name)) for name in ("random_policy", "random_policy_1_epoch")}
+def test_variants_share_the_runs_stages_unless_they_change_them() -> None:
+    assert (
+        sft_folder(OUT, None)
+        == sft_folder(OUT, load_variant("spa"))
+        == sft_folder(OUT, load_variant("sft"))
+        == OUT / "sft"
+    )
+    shared = {selfplay_folder(OUT, load_variant(name)) for name in ("random_policy", "random_policy_1_epoch")}
     assert shared == {OUT / "selfplay-random_policy"}
-    later = ArmConfig("fast", sft=True, settings={"ppo.actor_lr": 1e-3})
+    later = VariantConfig("fast", sft=True, settings={"ppo.actor_lr": 1e-3})
     assert (sft_folder(OUT, later), selfplay_folder(OUT, later)) == (OUT / "sft", OUT / "selfplay")
-    assert arm_config(load_config("sokoban"), later).ppo.actor_lr == 1e-3
-    mixed = ArmConfig("mixed", sft=True, settings={"curriculum.mixture": {"sokoban": 1.0, "frozen_lake": 1.0}})
+    assert variant_config(load_config("sokoban"), later).ppo.actor_lr == 1e-3
+    mixed = VariantConfig("mixed", sft=True, settings={"curriculum.mixture": {"sokoban": 1.0, "frozen_lake": 1.0}})
     assert (sft_folder(OUT, mixed), selfplay_folder(OUT, mixed)) == (OUT / "sft", OUT / "selfplay")
 
 
-def test_the_prompt_after_sft_is_that_of_arms_with_a_world_model() -> None:
+def test_the_prompt_after_sft_is_that_of_variants_with_a_world_model() -> None:
     cfg = load_config("sokoban", ["agent.prompt_after_sft=world_model"])
-    prompts = {name: arm_config(cfg, load_arm(name)).agent.prompt for name in arm_names() if name not in TRANSFERS}
+    prompts = {
+        name: variant_config(cfg, load_variant(name)).agent.prompt for name in variant_names() if name not in TRANSFERS
+    }
     told = {name for name, prompt in prompts.items() if prompt == "world_model"}
     assert {"spa", "sft", "masked", "self_belief", "shuffled", "vagen"} <= told
     assert not told & {"base", "vanilla", "se", "imitation"}
-    assert arm_config(load_config("sokoban"), load_arm("spa")).agent.prompt == "base"
-    assert sft_folder(OUT, load_arm("spa")) == OUT / "sft"
+    assert variant_config(load_config("sokoban"), load_variant("spa")).agent.prompt == "base"
+    assert sft_folder(OUT, load_variant("spa")) == OUT / "sft"
     with pytest.raises(ValueError, match=r"agent\.prompt_after_sft must be one of same, base, world_model"):
         load_config("sokoban", ["agent.prompt_after_sft=plain"])
 
 
-def test_an_arm_that_repeats_the_run_is_noticed() -> None:
+def test_an_variant_that_repeats_the_run_is_noticed() -> None:
     cfg = load_config("sokoban", ["sft.epochs=3"])
-    assert changes_nothing(cfg, load_arm("epochs_3"))
-    assert not changes_nothing(cfg, load_arm("epochs_2"))
-    assert not changes_nothing(cfg, load_arm("spa"))
+    assert changes_nothing(cfg, load_variant("epochs_3"))
+    assert not changes_nothing(cfg, load_variant("epochs_2"))
+    assert not changes_nothing(cfg, load_variant("spa"))
 
 
-def test_two_arms_with_one_name_of_data_must_agree() -> None:
+def test_two_variants_with_one_name_of_data_must_agree() -> None:
     cfg = load_config("sokoban")
-    arms = [
-        ArmConfig("a", sft=True, selfplay="mine", settings={"selfplay.groups": 3}),
-        ArmConfig("b", sft=True, selfplay="mine", settings={"selfplay.groups": 4}),
+    variants = [
+        VariantConfig("a", sft=True, selfplay="mine", settings={"selfplay.groups": 3}),
+        VariantConfig("b", sft=True, selfplay="mine", settings={"selfplay.groups": 4}),
     ]
-    with pytest.raises(ValueError, match=r"arms a and b share.*'mine'.*selfplay\.groups"):
-        check_arms(cfg, arms)
-    with pytest.raises(ValueError, match="two arms are named 'a'"):
-        check_arms(cfg, [arms[0], arms[0]])
+    with pytest.raises(ValueError, match=r"variants a and b share.*'mine'.*selfplay\.groups"):
+        check_variants(cfg, variants)
+    with pytest.raises(ValueError, match="two variants are named 'a'"):
+        check_variants(cfg, [variants[0], variants[0]])
 
 
-def test_ones_own_arm_is_a_file(tmp_path) -> None:
+def test_ones_own_variant_is_a_file(tmp_path) -> None:
     path = tmp_path / "gentle.yaml"
     path.write_text("sft: true\nstate_format: coordinates\nsettings: {sft.lr: 1.0e-5}\n")
-    cfg = load_config("sokoban", [f"arms=[spa,{path}]"])
-    base, spa, own = arms_of(cfg)
+    cfg = load_config("sokoban", [f"variants=[spa,{path}]"])
+    base, spa, own = variants_of(cfg)
     assert [base.name, spa.name, own.name] == ["base", "spa", "gentle"]
     assert source_config(cfg, own).sft.lr == 1e-5
 
@@ -140,23 +151,38 @@ def test_ones_own_arm_is_a_file(tmp_path) -> None:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("settings: {sft.epoch: 1}", r"arm own: unknown setting 'sft.epoch'. Did you mean 'sft.epochs'"),
-        ("settings: {sft.epochs: -1}", "arm own: sft.epochs must be 0 or more"),
-        ("settings: {sft.epochs: many}", "arm own: sft.epochs must be a whole number"),
-        ("source: {env: sokobann}", "arm own: unknown config 'sokobann'.*Did you mean 'sokoban'"),
+        ("settings: {sft.epoch: 1}", r"variant own: unknown setting 'sft.epoch'. Did you mean 'sft.epochs'"),
+        ("settings: {sft.epochs: -1}", "variant own: sft.epochs must be 0 or more"),
+        ("settings: {sft.epochs: many}", "variant own: sft.epochs must be a whole number"),
+        ("source: {env: sokobann}", "variant own: unknown config 'sokobann'.*Did you mean 'sokoban'"),
         ("sfft: true", "unknown setting 'sfft'"),
         ("name: ../up", "names a folder"),
-        ("state_format: pixels", "state_format of arm"),
+        ("state_format: pixels", "state_format of variant"),
     ],
 )
-def test_what_is_wrong_with_an_arm_is_said_in_one_line(tmp_path, text: str, message: str) -> None:
+def test_what_is_wrong_with_an_variant_is_said_in_one_line(tmp_path, text: str, message: str) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(text + "\n")
     with pytest.raises(ValueError, match=message) as error:
-        arms_of(load_config("sokoban", [f"arms=[{path}]"]))
+        variants_of(load_config("sokoban", [f"variants=[{path}]"]))
     assert "\n" not in str(error.value)
 
 
-def test_missing_arm_file() -> None:
-    with pytest.raises(ValueError, match=r"no arm file nowhere\.yaml"):
-        arms_of(load_config("sokoban", ["arms=[nowhere.yaml]"]))
+def test_missing_variant_file() -> None:
+    with pytest.raises(ValueError, match=r"no variant file nowhere\.yaml"):
+        variants_of(load_config("sokoban", ["variants=[nowhere.yaml]"]))
+
+
+def test_earlier_names_are_read_and_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    current_name.cache_clear()
+    assert load_config("sokoban", ["arms=[se]"]).variants == ["se"]
+    assert capsys.readouterr().err == "arms is now called variants\n"
+    path = tmp_path / "mine.yaml"
+    path.write_text("arms: [vagen]\n")
+    assert load_config(path).variants == ["vagen"]
+
+
+def test_the_folder_of_an_earlier_run_is_read(tmp_path: Path) -> None:
+    assert variants_folder(tmp_path) == tmp_path / "variants"
+    (tmp_path / "arms").mkdir()
+    assert variants_folder(tmp_path) == tmp_path / "arms"

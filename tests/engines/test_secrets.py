@@ -201,21 +201,21 @@ selfplay: {model: '${engine.model}'}
 """
 
 
-@pytest.mark.parametrize("way", ["plain", "composed", "setting", "arm"])
+@pytest.mark.parametrize("way", ["plain", "composed", "setting", "variant"])
 def test_what_a_config_reads_from_the_environment(
     out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setenv("CANARY", PASSWORD)
     Path("plain.yaml").write_text(PLAIN)
     Path("composed.yaml").write_text(COMPOSED)
-    Path("arm.yaml").write_text(ARM)
+    Path("variant.yaml").write_text(ARM)
     name, settings = {
         "plain": ("plain.yaml", []),
         "composed": ("composed.yaml", []),
         "setting": ("frozen_lake", ["engine.model=${oc.env:CANARY}", "env.settings.size=4"]),
-        "arm": ("frozen_lake", ["arms=[./arm.yaml]"]),
+        "variant": ("frozen_lake", ["variants=[./variant.yaml]"]),
     }[way]
-    if way != "arm":
+    if way != "variant":
         assert load_config(name, settings).engine.model == PASSWORD
     # Random play asks nobody, and so no model of this name is missed.
     settings = [
@@ -227,7 +227,7 @@ def test_what_a_config_reads_from_the_environment(
     ]
     assert main(["config", name, *settings]) == 0
     printed = clean(capsys)
-    if way != "arm":
+    if way != "variant":
         assert yaml.safe_load(printed)["engine"]["model"] == "${oc.env:CANARY}"
     if way != "composed":  # there the model of stage 1 would have to be
         assert main(["run", name, *settings, "--dry-run"]) == 0
@@ -241,7 +241,7 @@ def test_what_a_config_reads_from_the_environment(
         monkeypatch.delenv("CANARY")
         secrets.forget()
         assert main(["report", str(out)]) == 0  # elsewhere, say
-        assert way == "arm" or main(["generate", "--out", str(out), "--resume"]) == 2
+        assert way == "variant" or main(["generate", "--out", str(out), "--resume"]) == 2
         clean(capsys, out)
 
 

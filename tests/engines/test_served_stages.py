@@ -180,8 +180,8 @@ def test_the_random_policy_asks_nobody(server: Server, tmp_path: Path) -> None:
 
 def test_eval_of_the_model_behind_the_server(server: Server, tmp_path: Path) -> None:
     sizes = ["eval.worlds=3", "eval.samples=2", "eval.ks=[1,2]", "eval.bootstrap=20", "eval.world_model_worlds=2"]
-    assert main(command(server, "eval", tmp_path / "run", "arms=[vanilla]", *sizes)) == 0
-    folder = tmp_path / "run" / "arms" / "vanilla" / "eval"
+    assert main(command(server, "eval", tmp_path / "run", "variants=[vanilla]", *sizes)) == 0
+    folder = tmp_path / "run" / "variants" / "vanilla" / "eval"
     scores = json.loads((folder / "result.json").read_text())
     assert scores["metrics"]["samples"] == 6
     assert scores["world_model"]
@@ -194,17 +194,20 @@ def test_run_asks_the_server_for_stage_1_alone(server: Server, tmp_path: Path) -
     sizes = ["selfplay.groups=4", "selfplay.group_size=1", "sft.epochs=1", "sft.eval_worlds=0"]
     sizes += ["eval.worlds=2", "eval.samples=1", "eval.ks=[1]", "eval.bootstrap=20", "eval.world_model_worlds=0"]
     out = tmp_path / "run"
-    arguments = ["model.path=builtin:tiny", "model.threads=1", "arms=[sft]"]
+    arguments = ["model.path=builtin:tiny", "model.threads=1", "variants=[sft]"]
     assert main(command(server, "run", out, *sizes, *arguments)) == 0
     turns = sum(len(e.turns) for e in read_episodes(out / "selfplay" / "episodes.jsonl"))
     assert len(server.log) == turns
-    models = [json.loads((out / "arms" / arm / "eval" / "done.json").read_text())["model"] for arm in ("base", "sft")]
+    models = [
+        json.loads((out / "variants" / variant / "eval" / "done.json").read_text())["model"]
+        for variant in ("base", "sft")
+    ]
     assert models[0] == "builtin:tiny"
     assert "checkpoints" in models[1]
 
 
 def test_eval_of_a_given_model_is_done_here(server: Server, tmp_path: Path) -> None:
     sizes = ["eval.worlds=2", "eval.samples=1", "eval.ks=[1]", "eval.bootstrap=20", "eval.world_model_worlds=0"]
-    argv = command(server, "eval", tmp_path / "run", "arms=[vanilla]", *sizes)
+    argv = command(server, "eval", tmp_path / "run", "variants=[vanilla]", *sizes)
     assert main([*argv, "--model", "builtin:tiny"]) == 0
     assert server.log == []

@@ -143,11 +143,11 @@ def test_a_dry_run_says_what_it_imports(marked: Path, capsys: pytest.CaptureFixt
 
 def test_it_is_said_before_it_is_done(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "spa_failing_world.py").write_text("raise OSError('no such device')")
-    (tmp_path / "arm.yaml").write_text("settings: {env: {id: 'spa_failing_world:World'}}\nsft: true\nrl: true\n")
+    (tmp_path / "variant.yaml").write_text("settings: {env: {id: 'spa_failing_world:World'}}\nsft: true\nrl: true\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "frozen_lake", "arms=[./arm.yaml]", "--dry-run"]) == 2
-    assert capsys.readouterr().out.endswith("# imports: spa_failing_world (env.id of arm arm)\n")
+    assert main(["run", "frozen_lake", "variants=[./variant.yaml]", "--dry-run"]) == 2
+    assert capsys.readouterr().out.endswith("# imports: spa_failing_world (env.id of variant variant)\n")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def tables(seed: int, count: int, seeds: int, spread: float, world: float, rest:
     return table + rng.normal(0, spread, (count, seeds, 1)) + rng.normal(0, world, (count, 1, WORLDS))
 
 
-# Deviations of worlds and of the rest as runs of the built-in model have them: Pass@1 of an arm, and a difference of two arms.
-KINDS = {"arm": (0.35, 0.2), "difference": (0.15, 0.3)}
+# Deviations of worlds and of the rest as runs of the built-in model have them: Pass@1, and a difference of two.
+KINDS = {"variant": (0.35, 0.2), "difference": (0.15, 0.3)}
 SPREADS, SEEDS = (0.02, 0.044, 0.1), (3, 6, 12)
 
 

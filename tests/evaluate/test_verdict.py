@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.evaluate.bootstrap import Interval
-from spa.evaluate.verdict import ArmScore, main_arm, verdict
+from spa.evaluate.verdict import VariantScore, main_variant, verdict
 
 
-def score(by_seed: list[float], differences: dict[str, Interval] | None = None) -> ArmScore:
-    return ArmScore(dict(enumerate(by_seed)), differences or {})
+def score(by_seed: list[float], differences: dict[str, Interval] | None = None) -> VariantScore:
+    return VariantScore(dict(enumerate(by_seed)), differences or {})
 
 
-def arms(
+def variants(
     base: list[float], vanilla: list[float], spa: list[float], half: float = 0.03, **others: list[float]
-) -> dict[str, ArmScore]:
+) -> dict[str, VariantScore]:
     """Scores whose differences to ``spa`` have intervals of ``half`` on each side."""
     given_scores = {"base": base, "vanilla": vanilla, **others}
     means = {name: sum(values) / len(values) for name, values in {**given_scores, "spa": spa}.items()}
@@ -27,8 +27,8 @@ def arms(
 
 def test_a_run_below_its_own_base_is_no_success() -> None:
     """The audit's case: +15.2 over plain RL, while plain RL had fallen below the base and SPA stood below it."""
-    assert verdict(arms([0.516], [0.352], [0.504])) == [
-        "One training run of each arm: no claim about the recipe, only about these models.",
+    assert verdict(variants([0.516], [0.352], [0.504])) == [
+        "One training run of each variant: no claim about the recipe, only about these models.",
         "spa 50.4 is not above base 51.6: -1.2 [-4.2, +1.8].",
         "spa 50.4 is above vanilla 35.2: +15.2 [+12.2, +18.2].",
         "Plain RL ended below the base (35.2 against 51.6): being above plain RL is no achievement here.",
@@ -36,27 +36,27 @@ def test_a_run_below_its_own_base_is_no_success() -> None:
 
 
 def test_plain_rl_below_a_base_that_is_beaten() -> None:
-    assert verdict(arms([0.216], [0.202], [0.388]))[-1] == "Plain RL ended below the base (20.2 against 21.6)."
+    assert verdict(variants([0.216], [0.202], [0.388]))[-1] == "Plain RL ended below the base (20.2 against 21.6)."
 
 
 def test_the_same_over_seeds() -> None:
-    lines = verdict(arms([0.51, 0.52], [0.35, 0.36], [0.50, 0.51]))
+    lines = verdict(variants([0.51, 0.52], [0.35, 0.36], [0.50, 0.51]))
     assert lines[0] == "No claim: over 2 seeds spa is not shown to be above its untrained base."
 
 
 def test_better_than_both() -> None:
-    lines = verdict(arms([0.16, 0.16, 0.17], [0.43, 0.47, 0.42], [0.55, 0.54, 0.56], se=[0.54, 0.53, 0.55]))
+    lines = verdict(variants([0.16, 0.16, 0.17], [0.43, 0.47, 0.42], [0.55, 0.54, 0.56], se=[0.54, 0.53, 0.55]))
     assert lines[0] == "spa is better than its untrained base and than plain RL, over 3 seeds."
     assert lines[-1] == "spa 55.0 is not clearly above se 54.0: +1.0 [-2.0, +4.0]."
 
 
 def test_not_told_from_plain_rl_and_below_a_control() -> None:
-    lines = verdict(arms([0.16, 0.17], [0.50, 0.51], [0.51, 0.52], shuffled=[0.60, 0.60]))
+    lines = verdict(variants([0.16, 0.17], [0.50, 0.51], [0.51, 0.52], shuffled=[0.60, 0.60]))
     assert lines[0] == "No claim: over 2 seeds spa is not shown to be above plain RL."
     assert lines[-1] == "spa 51.5 is below shuffled 60.0: -8.5 [-11.5, -5.5]."
 
 
-def test_without_an_arm_to_compare_with() -> None:
+def test_without_an_variant_to_compare_with() -> None:
     alone = {"base": score([0.1, 0.1]), "spa": score([0.5, 0.5], {"base": Interval(0.4, 0.3, 0.5)})}
     assert verdict(alone)[0] == "No claim: spa was not compared with plain RL."
     assert verdict({"base": score([0.1])}) == []
@@ -64,23 +64,23 @@ def test_without_an_arm_to_compare_with() -> None:
 
 
 def test_a_difference_of_one_common_seed_carries_no_claim() -> None:
-    table = arms([0.1, 0.1, 0.1], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5])
-    table["vanilla"] = ArmScore({2: 0.2})
+    table = variants([0.1, 0.1, 0.1], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5])
+    table["vanilla"] = VariantScore({2: 0.2})
     lines = verdict(table)
     assert lines[0] == "No claim: spa and plain RL have fewer than two seeds in common."
     assert lines[2] == "spa 50.0 is above vanilla 20.0: +30.0 [+27.0, +33.0] on what both have, 1 of 3 seeds."
 
 
 def test_bimodal_seeds_are_named() -> None:
-    lines = verdict(arms([0.14, 0.14, 0.14], [0.15, 0.16, 0.55], [0.60, 0.61, 0.62]))
+    lines = verdict(variants([0.14, 0.14, 0.14], [0.15, 0.16, 0.55], [0.60, 0.61, 0.62]))
     assert lines[-1].startswith("The seeds of vanilla look bimodal (2 at 15.0 to 16.0, 1 at 55.0)")
 
 
 def test_whose_verdict_it_is() -> None:
     one = score([0.1])
-    assert main_arm({"base": one, "vanilla": one, "masked": one, "spa": one, "se": one}) == "spa"
-    assert main_arm({"base": one, "vanilla": one, "no_coordinates": one, "shuffled": one}) == "no_coordinates"
-    assert main_arm({"base": one, "vanilla": one, "my_arm": one}) == "my_arm"
+    assert main_variant({"base": one, "vanilla": one, "masked": one, "spa": one, "se": one}) == "spa"
+    assert main_variant({"base": one, "vanilla": one, "no_coordinates": one, "shuffled": one}) == "no_coordinates"
+    assert main_variant({"base": one, "vanilla": one, "my_variant": one}) == "my_variant"
 
 
 share = st.floats(0, 1)
@@ -91,7 +91,7 @@ share = st.floats(0, 1)
 )
 def test_better_is_said_only_of_two_seeds_above_both(values: tuple[list[float], ...], half: float) -> None:
     base, vanilla, spa = values
-    table = arms(base, vanilla, spa, half)
+    table = variants(base, vanilla, spa, half)
     lines = verdict(table)
     lows = [table["spa"].differences[other].low for other in ("base", "vanilla")]
     claimed = any("better" in line for line in lines)
@@ -100,7 +100,7 @@ def test_better_is_said_only_of_two_seeds_above_both(values: tuple[list[float], 
 
 
 def test_what_a_planner_reaches_is_not_the_recipe() -> None:
-    arms = {name: ArmScore({0: 0.5}) for name in ("base", "vanilla", "plan", "plan+lookahead")}
-    assert main_arm(arms) == "plan"
-    assert main_arm({"base": arms["base"], "own": arms["plan"], "own+mcts": arms["plan"]}) == "own"
-    assert main_arm({**arms, "spa": ArmScore({0: 0.1})}) == "spa"
+    variants = {name: VariantScore({0: 0.5}) for name in ("base", "vanilla", "plan", "plan+lookahead")}
+    assert main_variant(variants) == "plan"
+    assert main_variant({"base": variants["base"], "own": variants["plan"], "own+mcts": variants["plan"]}) == "own"
+    assert main_variant({**variants, "spa": VariantScore({0: 0.1})}) == "spa"

@@ -83,5 +83,5 @@ def test_a_world_that_takes_no_state_is_refused_before_anything(name: str, capsy
     with pytest.raises(ValueError, match=r"planner\.model=simulator: this world cannot be set to a state"):
         Simulator(SILENT, task)
     given = [f"env.id={__name__}:{name}", "agent.planner=lookahead", "planner.model=simulator"]
-    assert main(["eval", "frozen_lake", *given, "--arm", "base", "--dry-run"]) == 2
+    assert main(["eval", "frozen_lake", *given, "--variant", "base", "--dry-run"]) == 2
     assert "cannot be set to a state" in capsys.readouterr().err

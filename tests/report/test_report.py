@@ -8,7 +8,7 @@ import pytest
 
 from spa.agent.episode import Episode, Turn
 from spa.evaluate.summary import EvalResult
-from spa.report.data import ArmReport, ReportData
+from spa.report.data import ReportData, VariantReport
 from spa.report.html import render_report, write_report
 
 EVIL = [
@@ -63,8 +63,8 @@ def data(text: str = "plain") -> ReportData:
         }
         for s in range(4)
     ]
-    arms = {
-        name: ArmReport(metrics, EvalResult.from_episodes(name, episodes, [1], 50), episodes)
+    variants = {
+        name: VariantReport(metrics, EvalResult.from_episodes(name, episodes, [1], 50), episodes)
         for name in ("vanilla", f"spa{text if text != 'plain' else ''}")
     }
     return ReportData(
@@ -72,7 +72,7 @@ def data(text: str = "plain") -> ReportData:
         config={"env": {"id": text}},
         versions={"torch": text},
         machine={"CPU": text},
-        arms=arms,
+        variants=variants,
         sft=[{"step": 1, "train/loss": 1.0}, {"step": 2, "train/loss": 0.5, "val/loss": 0.7}],
         overlaps={"train&test": 0},
         symmetric_overlaps={"train&test": 17},
@@ -126,7 +126,7 @@ def test_table_episodes_and_facts_are_there() -> None:
 
 def test_the_verdict_stands_first() -> None:
     words = Page(render_report(data())).words
-    first = words.index("One training run of each arm: no claim about the recipe, only about these models.")
+    first = words.index("One training run of each variant: no claim about the recipe, only about these models.")
     assert first < words.index("spa 0.0 is not above vanilla 0.0: +0.0 [+0.0, +0.0].") < words.index("Comparison")
     assert "excludes 0" not in words
 
@@ -141,9 +141,9 @@ def test_differing_cells_are_marked() -> None:
     "part",
     [
         ReportData("empty"),
-        ReportData("arm", arms={"vanilla": ArmReport()}),
-        ReportData("metrics", arms={"vanilla": ArmReport([{"step": 0}, {"step": 1, "val/pass@1": None}])}),
-        ReportData("no turns", arms={"vanilla": ArmReport(episodes=[Episode("T", 0, 0)])}),
+        ReportData("variant", variants={"vanilla": VariantReport()}),
+        ReportData("metrics", variants={"vanilla": VariantReport([{"step": 0}, {"step": 1, "val/pass@1": None}])}),
+        ReportData("no turns", variants={"vanilla": VariantReport(episodes=[Episode("T", 0, 0)])}),
     ],
     ids=lambda part: part.name,
 )

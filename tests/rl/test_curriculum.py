@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spa.agent.policy import make_task
 from spa.agent.worlds import split_of
 from spa.config.load import load_config
-from spa.config.schema import ArmConfig, Config, CurriculumConfig
+from spa.config.schema import Config, CurriculumConfig, VariantConfig
 from spa.preflight import check_tasks
 from spa.rl.curriculum import Curriculum, training_tasks
 from tests.scripted import tiny_config
@@ -137,4 +137,4 @@ def test_mistakes_in_values(settings_: list[str], message: str) -> None:
 )
 def test_mistakes_in_names_are_found_before_anything_is_written(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_tasks(load_config("frozen_lake", [setting]), [ArmConfig("vanilla")])
+        check_tasks(load_config("frozen_lake", [setting]), [VariantConfig("vanilla")])

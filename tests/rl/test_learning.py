@@ -12,7 +12,7 @@ from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.common.checkpoints import list_checkpoints
-from spa.config.schema import AgentConfig, ArmConfig, EnvConfig
+from spa.config.schema import AgentConfig, EnvConfig, VariantConfig
 from spa.models.load import load_state
 from spa.rl.batch import build_rows
 from spa.rl.critic import Critic
@@ -106,15 +106,15 @@ def test_a_rewarded_action_becomes_likelier() -> None:
     assert np.mean(rates[-3:]) > np.mean(rates[:3]) + 0.3
 
 
-def train(out, *, resume=False, arm=None, **ppo):
+def train(out, *, resume=False, variant=None, **ppo):
     rows = []
     config = tiny_config(**ppo)
 
     def log(step: int, metrics: dict[str, float]) -> None:
         rows.append((step, {k: v for k, v in metrics.items() if "time" not in k and "per_second" not in k}))
 
-    arm = arm or ArmConfig("vanilla")
-    result = train_ppo(config, arm, "builtin:tiny", out, resume=resume, log=log)
+    variant = variant or VariantConfig("vanilla")
+    result = train_ppo(config, variant, "builtin:tiny", out, resume=resume, log=log)
     return weights(Policy.load(config, str(out / result["model"])).model), rows, result
 
 
@@ -142,7 +142,7 @@ def test_what_a_run_leaves(tmp_path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _, rows, result = train(
-        tmp_path, steps=3, keep_checkpoints=1, log_episodes=2, arm=ArmConfig("spa", "coordinates", True)
+        tmp_path, steps=3, keep_checkpoints=1, log_episodes=2, variant=VariantConfig("spa", "coordinates", True)
     )
     assert [step for step, _ in list_checkpoints(tmp_path)] == [3]
     folder = tmp_path / result["model"]

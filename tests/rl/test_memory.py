@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2Config
 
-from spa.config.load import load_arm, load_config
+from spa.config.load import load_config, load_variant
 from spa.dry_run import plan
 from spa.models.load import load_tokenizer
 from spa.models.memory import GIB, count_parameters, estimate_training
@@ -86,7 +86,7 @@ def test_the_packaged_models_fit_where_they_say(tmp_path: Path) -> None:
     assert 45 * GIB < memory_estimate(full, local_only=True).total < 60 * GIB
     need = memory_estimate(adapted, local_only=True)
     assert max(need.total, need.states + need.rollout) < 20 * GIB
-    lines = plan(adapted, ["run"], [load_arm("vanilla"), load_arm("spa")])
+    lines = plan(adapted, ["run"], [load_variant("vanilla"), load_variant("spa")])
     assert sum(line.startswith("ppo memory: at most about") for line in lines) == 1
     sft = next(line for line in lines if line.startswith("sft memory"))
     assert float(sft.split("about ")[1].split(" GiB")[0]) < 20

@@ -12,7 +12,7 @@ import torch
 from spa.agent.episode import Episode
 from spa.agent.policy import Policy, make_task
 from spa.common.checkpoints import checkpoint_folder, list_checkpoints
-from spa.config.schema import ArmConfig, Config, CurriculumConfig
+from spa.config.schema import Config, CurriculumConfig, VariantConfig
 from spa.models.load import load_state
 from spa.rl.health import TrainingCollapsed
 from spa.rl.ppo import TrainingDiverged
@@ -22,13 +22,13 @@ from tests.scripted import Scripted, tiny_config
 Rows = list[tuple[int, dict[str, float]]]
 
 
-def train(out: Path, cfg: Config, *, resume: bool = False, arm: ArmConfig | None = None) -> tuple[dict, Rows]:
+def train(out: Path, cfg: Config, *, resume: bool = False, variant: VariantConfig | None = None) -> tuple[dict, Rows]:
     rows: Rows = []
 
     def log(step: int, metrics: dict[str, float]) -> None:
         rows.append((step, {k: v for k, v in metrics.items() if "time" not in k and "per_second" not in k}))
 
-    result = train_ppo(cfg, arm or ArmConfig("vanilla"), "builtin:tiny", out, resume=resume, log=log)
+    result = train_ppo(cfg, variant or VariantConfig("vanilla"), "builtin:tiny", out, resume=resume, log=log)
     return result, rows
 
 
@@ -323,7 +323,7 @@ def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:
 def test_the_world_model_is_measured_along_the_curve_on_turns_that_stay_the_same(tmp_path) -> None:
     cfg = tiny_config(steps=2, val_every=1, val_worlds=6, world_model_coef=0.1)
     cfg.sampling.max_tokens = 200
-    _, rows = train(tmp_path, cfg, arm=ArmConfig("spa", "coordinates", True))
+    _, rows = train(tmp_path, cfg, variant=VariantConfig("spa", "coordinates", True))
     cases = [metrics["calibration/cases"] for _, metrics in rows]
     assert len(set(cases)) == 1
     assert cases[0] > 0
@@ -343,12 +343,12 @@ def test_the_world_model_is_measured_along_the_curve_on_turns_that_stay_the_same
 def test_who_is_measured(tmp_path, coefficient: float, prompt: str, sft: bool, measured: bool) -> None:
     cfg = tiny_config(steps=1, world_model_coef=coefficient)
     cfg.agent.prompt = prompt
-    _, rows = train(tmp_path, cfg, arm=ArmConfig("one", "grid", sft))
+    _, rows = train(tmp_path, cfg, variant=VariantConfig("one", "grid", sft))
     assert ("world_model/coverage" in rows[0][1]) is measured
 
 
 def test_an_accurate_world_model_is_rewarded(tmp_path) -> None:
-    """The vagen arm's reward reaches the score, and not what is shown as the world's."""
+    """The vagen variant's reward reaches the score, and not what is shown as the world's."""
     cfg = tiny_config(
         steps=1, val_every=0, observation_reward=0.5, prediction_reward=0.5, state_match="cells", log_episodes=6
     )

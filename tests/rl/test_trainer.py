@@ -13,7 +13,7 @@ from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource, split_of
 from spa.common.checkpoints import list_checkpoints
-from spa.config.schema import AgentConfig, ArmConfig, Config, EnvConfig, PPOConfig
+from spa.config.schema import AgentConfig, Config, EnvConfig, PPOConfig, VariantConfig
 from spa.models.load import load_state
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
@@ -289,7 +289,12 @@ def test_what_the_stage_records(tmp_path) -> None:
     logged: list[int] = []
     config = tiny_config(steps=2, val_worlds=3)
     result = train_ppo(
-        config, ArmConfig("vanilla"), "builtin:tiny", tmp_path, resume=False, log=lambda step, _: logged.append(step)
+        config,
+        VariantConfig("vanilla"),
+        "builtin:tiny",
+        tmp_path,
+        resume=False,
+        log=lambda step, _: logged.append(step),
     )
     assert result["model"] == "checkpoints/global_step_2"
     assert len(result["worlds"]["val"]) == 3

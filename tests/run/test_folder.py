@@ -76,7 +76,7 @@ def test_a_changed_config_is_refused_by_key(tmp_path: Path, cfg: Config, resume:
 
 def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
     folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
-    other = load_config("sokoban", ["model.threads=1", "report.episodes=2", "arms=[vanilla,se]"])
+    other = load_config("sokoban", ["model.threads=1", "report.episodes=2", "variants=[vanilla,se]"])
     assert folder.open(other, "run", resume=True).config().model.threads == 1
 
 

@@ -14,7 +14,7 @@ from spa.models.load import load_model, load_state
 from spa.models.lora import add_lora
 from spa.models.packing import enable_packing
 from spa.sft.train import SFTTrainer, loss_sums, mean_loss
-from tests.worldmodel.test_sft import CHAT, TOKENIZER, examples, row, tiny
+from tests.sft.test_sft import CHAT, TOKENIZER, examples, row, tiny
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1, "seed": 0}
 

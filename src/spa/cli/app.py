@@ -24,9 +24,10 @@ from spa.cli.play import play
 from spa.cli.reproduce import reproduce
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible
+from spa.config.overrides import current_name
 
 if TYPE_CHECKING:
-    from spa.config.schema import ArmConfig, Config
+    from spa.config.schema import Config, VariantConfig
 
 app = typer.Typer(
     name="spa",
@@ -55,14 +56,23 @@ Out = Annotated[Path | None, typer.Option("--out", help="The run folder. Default
 Resume = Annotated[bool, typer.Option("--resume", help="Continue what --out holds.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan; write nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-Arm = Annotated[
+Variant = Annotated[
     str | None,
-    typer.Option("--arm", help="An arm (spa env list) or a YAML file. Default: the first of arms.", show_default=False),
+    typer.Option(
+        "--variant", help="A variant (spa env list) or a YAML file. Default: the first of variants.", show_default=False
+    ),
 ]
-SourceArm = Annotated[
+SourceVariant = Annotated[
     str | None,
-    typer.Option("--arm", help="Of this arm, where it changes stages 1 or 2. Default: the run's.", show_default=False),
+    typer.Option(
+        "--variant", help="Of this variant, where it changes stages 1 or 2. Default: the run's.", show_default=False
+    ),
 ]
+
+
+def _current_option(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return current_name(name) + equals + value if name.startswith("--") else word
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # as a program: worlds in files of the working directory are found, last of all
         sys.path.append(os.getcwd())
     try:
-        code = app(args=None if argv is None else list(argv), prog_name="spa", standalone_mode=False)
+        words = [_current_option(word) for word in (sys.argv[1:] if argv is None else argv)]
+        code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as error:
         return _fail(str(error), error.code)
@@ -120,76 +131,76 @@ def _root(
 def run(
     words: Words = None, out: Out = None, resume: Resume = False, dry_run: DryRun = False, quiet: Quiet = False
 ) -> None:
-    """All stages for all arms: self-play, SFT, PPO, evaluation, report."""
+    """All stages for all variants: self-play, SFT, PPO, evaluation, report."""
     options = _Options(words, out, resume, dry_run, quiet)
-    _stage("run", options, lambda p, cfg, arm, folder: p.run(cfg, folder, resume=resume))
+    _stage("run", options, lambda p, cfg, variant, folder: p.run(cfg, folder, resume=resume))
 
 
 @app.command()
 def generate(
     words: Words = None,
-    arm: SourceArm = None,
+    variant: SourceVariant = None,
     out: Out = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Stage 1: self-play data, with the world's true states."""
-    options = _Options(words, out, resume, dry_run, quiet, arm)
-    _stage("generate", options, lambda p, cfg, chosen, folder: p.generate(cfg, folder, arm=chosen, resume=resume))
+    options = _Options(words, out, resume, dry_run, quiet, variant)
+    _stage("generate", options, lambda p, cfg, chosen, folder: p.generate(cfg, folder, variant=chosen, resume=resume))
 
 
 @app.command()
 def sft(
     words: Words = None,
-    arm: SourceArm = None,
+    variant: SourceVariant = None,
     out: Out = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Stage 2: fine-tune on the self-play data of --out (or sft.data)."""
-    options = _Options(words, out, resume, dry_run, quiet, arm)
-    _stage("sft", options, lambda p, cfg, chosen, folder: p.sft(cfg, folder, arm=chosen, resume=resume))
+    options = _Options(words, out, resume, dry_run, quiet, variant)
+    _stage("sft", options, lambda p, cfg, chosen, folder: p.sft(cfg, folder, variant=chosen, resume=resume))
 
 
 @app.command()
 def practice(
     words: Words = None,
-    arm: Annotated[str, typer.Option("--arm", help="An arm that practises, or a YAML file.")] = "spa_plan",
+    variant: Annotated[str, typer.Option("--variant", help="A variant that practises, or a YAML file.")] = "spa_plan",
     out: Out = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Between stages 2 and 3: plan in the model's own predictions, teach the plans (beyond the paper)."""
-    options = _Options(words, out, resume, dry_run, quiet, arm)
+    options = _Options(words, out, resume, dry_run, quiet, variant)
     _stage("practice", options, lambda p, cfg, chosen, folder: p.practice(cfg, chosen, folder, resume=resume))
 
 
 @app.command()
 def ppo(
     words: Words = None,
-    arm: Arm = None,
+    variant: Variant = None,
     out: Out = None,
     resume: Resume = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Stage 3: reinforcement learning of one arm."""
-    options = _Options(words, out, resume, dry_run, quiet, arm)
+    """Stage 3: reinforcement learning of one variant."""
+    options = _Options(words, out, resume, dry_run, quiet, variant)
     _stage("ppo", options, lambda p, cfg, chosen, folder: p.ppo(cfg, chosen, folder, resume=resume))
 
 
 @app.command("eval")
 def evaluate(
     words: Words = None,
-    arm: Arm = None,
+    variant: Variant = None,
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
-            help="A checkpoint, a stage's folder or a hub name. Default: the arm's in --out.",
+            help="A checkpoint, a stage's folder or a hub name. Default: the variant's in --out.",
             show_default=False,
         ),
     ] = None,
@@ -198,12 +209,12 @@ def evaluate(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pass@1, Pass@k and world-model accuracy of one arm on held-out worlds."""
+    """Pass@1, Pass@k and world-model accuracy of one variant on held-out worlds."""
     from spa.run.stage import model_of
 
     with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
         model = model_of(model) if model else None
-    options = _Options(words, out, resume, dry_run, quiet, arm, model)
+    options = _Options(words, out, resume, dry_run, quiet, variant, model)
     _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
 
 
@@ -260,36 +271,36 @@ class _Options:
     resume: bool
     dry_run: bool
     quiet: bool
-    arm: str | None = None
+    variant: str | None = None
     model: str | None = None
 
 
-def _stage(command: str, options: _Options, work: Callable[[Any, Config, ArmConfig | None, Path], None]) -> None:
-    """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, arm, folder."""
+def _stage(command: str, options: _Options, work: Callable[[Any, Config, VariantConfig | None, Path], None]) -> None:
+    """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, variant, folder."""
     from spa.common.progress import note, set_quiet
-    from spa.config.load import load_arm, to_yaml
+    from spa.config.load import load_variant, to_yaml
     from spa.dry_run import imports
 
     set_quiet(options.quiet)
     cfg = _config(options)
     folder = options.out or Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
-    chosen = options.arm or (cfg.arms[0] if command in ("ppo", "eval") else None)
-    arm = load_arm(chosen) if chosen else None
+    chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
+    variant = load_variant(chosen) if chosen else None
     pipeline = importlib.import_module("spa.pipeline")
     if options.dry_run:
-        names = dict.fromkeys(["base", *cfg.arms])  # what `run` compares
-        arms = [arm] if arm else [load_arm(name) for name in names] if command == "run" else []
+        names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
+        variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
         print(to_yaml(cfg), end="")
-        for line in imports(cfg, arms):
+        for line in imports(cfg, variants):
             print(f"# {redact(line)}", flush=True)  # said before it is done
-        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], arms, options.model)]:
+        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], variants, options.model)]:
             print(f"# {redact(line)}".rstrip())
         return
     if options.out is None:
         note(f"Run folder: {folder}")
-    more = f" --arm {chosen}" if chosen else ""
+    more = f" --variant {chosen}" if chosen else ""
     with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
-        work(pipeline, cfg, arm, folder)
+        work(pipeline, cfg, variant, folder)
 
 
 def _config(options: _Options) -> Config:

@@ -18,8 +18,8 @@ Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
 
 @env_app.command("list")
 def env_list() -> None:
-    """Worlds, configs, models, algorithms and arms by name."""
-    from spa.config.load import ALIASES, algorithm_names, arm_names, config_names, model_names
+    """Worlds, configs, models, algorithms and variants by name."""
+    from spa.config.load import ALIASES, algorithm_names, config_names, model_names, variant_names
     from spa.envs.registry import describe_envs
 
     print("worlds")
@@ -32,7 +32,7 @@ def env_list() -> None:
     print("aliases  " + ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items()))
     print("models   " + ", ".join(model_names()))
     print("algorithms  " + ", ".join(algorithm_names()))
-    print("arms     " + ", ".join(arm_names()))
+    print("variants     " + ", ".join(variant_names()))
 
 
 @env_app.command("check")

@@ -13,8 +13,8 @@ _WHICH = ("used", "last", "best")
 def export(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run folder, a stage's folder or a checkpoint.")],
     to: Annotated[Path, typer.Option("--to", help="The folder to write.")],
-    arm: Annotated[
-        str | None, typer.Option("--arm", help="Of a run: the arm. Default: its only one.", show_default=False)
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="Of a run: the variant. Default: its only one.", show_default=False)
     ] = None,
     sft: Annotated[bool, typer.Option("--sft", help="Of a run: the model of stage 2.")] = False,
     which: Annotated[
@@ -36,6 +36,6 @@ def export(
     from spa.models.export import export as write
 
     choose("--which", which, _WHICH)
-    checkpoint = find_checkpoint(source, Choice(arm, sft, which, step))
+    checkpoint = find_checkpoint(source, Choice(variant, sft, which, step))
     write(checkpoint, to, dtype=dtype, adapter=adapter, force=force)
     print(f"{checkpoint} -> {to}")

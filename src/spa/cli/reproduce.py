@@ -24,11 +24,11 @@ def reproduce(
     worlds: Annotated[
         str | None, typer.Option("--worlds", help="Some of the scale's worlds, a,b.", show_default=False)
     ] = None,
-    arms: Annotated[str | None, typer.Option("--arms", help="Other arms, a,b.", show_default=False)] = None,
+    variants: Annotated[str | None, typer.Option("--variants", help="Other variants, a,b.", show_default=False)] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Other seeds, 0,1,2.", show_default=False)] = None,
     versus: Annotated[
         str | None,
-        typer.Option("--versus", help="Arms, besides vanilla, to give differences to, a,b.", show_default=False),
+        typer.Option("--versus", help="Variants, besides vanilla, to give differences to, a,b.", show_default=False),
     ] = None,
     parallel: Annotated[int, typer.Option("--parallel", min=0, help="Runs at once. 0 = as cores allow.")] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and their plans; write nothing.")] = False,
@@ -40,12 +40,12 @@ def reproduce(
         typer.Option("--numbers", help="Print the table of a numbers.json; run and write nothing.", show_default=False),
     ] = None,
 ) -> None:
-    """Worlds x arms x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
+    """Worlds x variants x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
     from spa.common.files import atomic_write
     from spa.common.names import choose
     from spa.common.signals import interruptible
     from spa.config.schema import Config
-    from spa.reproduce.bases import make_bases, write_arms
+    from spa.reproduce.bases import make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.page import write_reproduction
     from spa.reproduce.results import collect_cells, read_numbers, to_json
@@ -56,15 +56,15 @@ def reproduce(
     if worlds:
         names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
         chosen.worlds = {name: chosen.worlds[name] for name in names}
-    if arms:
-        chosen.override("arms", arms.split(","))
+    if variants:
+        chosen.override("variants", variants.split(","))
     if seeds:
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.override("seeds", [int(seed) for seed in seeds.split(",")])
     if versus:
-        known = dict.fromkeys(name for world in chosen.worlds for name in chosen.arms_of(world))
-        chosen.versus = [choose("arm of the chosen worlds", name, list(known)) for name in versus.split(",")]
+        known = dict.fromkeys(name for world in chosen.worlds for name in chosen.variants_of(world))
+        chosen.versus = [choose("variant of the chosen worlds", name, list(known)) for name in versus.split(",")]
     if numbers_file is not None:
         print(markdown(chosen, read_numbers(numbers_file, chosen)))
         return
@@ -77,23 +77,27 @@ def reproduce(
     runs = cells(chosen, folder, settings or [], existing=True)
     configs = load()  # before anything is written
     if dry_run:
-        from spa.config.variants import arms_of
+        from spa.config.variants import variants_of
         from spa.dry_run import imports, plan
 
         print(f"{len(runs)} runs in {folder}")
         for name in chosen.worlds:
-            for arm in chosen.arms_of(name):
-                if arm in (own := chosen.own_arms_of(name)):
-                    print(f"{name}, arm {arm}: {', '.join(f'{key}={value}' for key, value in own[arm].items())}")
-                elif arm in chosen.bases:
-                    print(f"{name}, arm {arm}: from the model of spa pretrain {' '.join(chosen.bases[arm])}")
+            for variant in chosen.variants_of(name):
+                if variant in (own := chosen.own_variants_of(name)):
+                    print(
+                        f"{name}, variant {variant}: {', '.join(f'{key}={value}' for key, value in own[variant].items())}"
+                    )
+                elif variant in chosen.bases:
+                    print(
+                        f"{name}, variant {variant}: from the model of spa pretrain {' '.join(chosen.bases[variant])}"
+                    )
         for cell, cfg in zip(runs, configs, strict=False):
             print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
-            for line in imports(cfg, arms_of(cfg)):
+            for line in imports(cfg, variants_of(cfg)):
                 print(redact(line), flush=True)
-            print(redact("\n".join(plan(cfg, ["run"], arms_of(cfg)))))
+            print(redact("\n".join(plan(cfg, ["run"], variants_of(cfg)))))
         return
-    write_arms(chosen, folder)
+    write_variants(chosen, folder)
     failures: list[str] = []
     with interruptible("Run the same command again to go on."):
         if not only_table:

@@ -15,8 +15,8 @@ from typing import Any
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config.overrides import apply_overrides, from_mapping, split_override
-from spa.config.schema import ArmConfig, Config, EnvConfig
-from spa.config.validate import validate, validate_arm
+from spa.config.schema import Config, EnvConfig, VariantConfig
+from spa.config.validate import validate, validate_variant
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
 GROUPS = ("env", "model", "engine", "algorithm")
@@ -38,9 +38,9 @@ def algorithm_names() -> list[str]:
     return names_of("algorithm")
 
 
-def arm_names() -> list[str]:
-    """Names that ``arms=[...]`` and ``load_arm`` take."""
-    return names_of("arm")
+def variant_names() -> list[str]:
+    """Names that ``variants=[...]`` and ``load_variant`` take."""
+    return names_of("variant")
 
 
 def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *, missing_ok: bool = False) -> Config:
@@ -56,7 +56,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
         missing_ok: whether ``${oc.env:NAME}`` in the file stays as it is where NAME is not set; else that is an error.
 
     Raises:
-        ValueError: one line: an unknown config, group choice, key or arm, a wrong type, a value out of range, a bad
+        ValueError: one line: an unknown config, group choice, key or variant, a wrong type, a value out of range, a bad
             YAML file.
     """
     choices, settings = _split(overrides)
@@ -68,30 +68,30 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     else:
         config = _load_file(Path(name).expanduser(), choices, missing_ok)
     config = apply_overrides(config, settings)
-    validate(config, arm_names())
+    validate(config, variant_names())
     learn(config.engine.api_key_env)
     return config
 
 
-def load_arm(name: str) -> ArmConfig:
+def load_variant(name: str) -> VariantConfig:
     """One row of the comparison: a packaged one by name, or one's own by the path of its YAML file.
 
     Raises:
-        ValueError: there is no such arm or file, or it holds an unknown key.
+        ValueError: there is no such variant or file, or it holds an unknown key.
     """
     if not _is_file_name(name):
-        choose("arm", name, arm_names())
-        path = conf_folder() / "arm" / f"{name}.yaml"
+        choose("variant", name, variant_names())
+        path = conf_folder() / "variant" / f"{name}.yaml"
     else:
         path = Path(name).expanduser()
         if not path.is_file():
-            raise ValueError(f"no arm file {path}")
+            raise ValueError(f"no variant file {path}")
     try:
-        arm = from_mapping(ArmConfig, {"name": path.stem, **from_environment(read_yaml(path))})
-        validate_arm(arm)
+        variant = from_mapping(VariantConfig, {"name": path.stem, **from_environment(read_yaml(path))})
+        validate_variant(variant)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if _is_file_name(name) else str(error)) from error
-    return arm
+    return variant
 
 
 def env_block(name: str) -> EnvConfig:

@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from spa.common.names import nearest
+from spa.common.progress import note
 from spa.common.secrets import from_environment
 
 T = TypeVar("T")
+
+RENAMED = {"arms": "variants", "own_arms": "own_variants", "--arm": "--variant", "--arms": "--variants"}
+"""Earlier names of settings and options. They are still read."""
+
+
+@functools.cache
+def current_name(name: str) -> str:
+    """What a setting or option is called now; an earlier name is read, and said once to be one."""
+    if name not in RENAMED:
+        return name
+    note(f"{name} is now called {RENAMED[name]}")
+    return RENAMED[name]
 
 
 def apply_overrides(config: T, overrides: Sequence[str]) -> T:
@@ -62,7 +76,7 @@ def split_override(override: str) -> tuple[str, str]:
         raise ValueError(f"settings cannot be deleted ({override!r}); give the whole value, as in env.settings={{}}")
     if not equals or not key:
         raise ValueError(f"settings are written key=value, not {override!r}")
-    return key, text
+    return current_name(key), text
 
 
 def setting_names(config: Any, prefix: str = "") -> list[str]:
@@ -77,7 +91,8 @@ def setting_names(config: Any, prefix: str = "") -> list[str]:
 
 def _leaves(config: Any, data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in data.items():
-        current = getattr(config, str(name), None)
+        name = current_name(str(name)) if not prefix else str(name)
+        current = getattr(config, name, None)
         if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
             yield from _leaves(current, value, f"{prefix}{name}.")
         else:

@@ -38,7 +38,7 @@ class AgentConfig:
     style: str = "paper"  # paper (the original's wording) | terse (state, format tags, actions left)
     prompt: str = "base"  # base | world_model: whether stage 3 and evaluation ask for observation and prediction
     prompt_after_sft: str = (
-        "same"  # the same for arms that start from stage 2: base | world_model | same (as agent.prompt)
+        "same"  # the same for variants that start from stage 2: base | world_model | same (as agent.prompt)
     )
     think: bool = True  # force `<think>` at the start of a response; False forces `<answer>`
     action_sep: str = "||"
@@ -168,7 +168,9 @@ class PPOConfig:
     steps: int = 1000
     groups: int = 32  # worlds per step
     group_size: int = 8  # episodes per world
-    start: str | None = None  # where RL starts: a checkpoint, a stage's folder or a hub name; null = as the arm says
+    start: str | None = (
+        None  # where RL starts: a checkpoint, a stage's folder or a hub name; null = as the variant says
+    )
 
     # Which groups are trained on
     filter: str = "std"  # std | std_rev | max_mean | top_p (by the spread of a group's scores) | off
@@ -185,7 +187,7 @@ class PPOConfig:
         "identity"  # identity | mean | mean_std | asym_clip: of the episodes' scores; needs placement end
     )
     reward_norm_by: str = "state"  # state (within a group) | inductive (within a task's tag) | batch
-    observation_reward: float = 0.0  # a turn's reward for an observation that is right (the vagen arm)
+    observation_reward: float = 0.0  # a turn's reward for an observation that is right (the vagen variant)
     prediction_reward: float = 0.0  # the same for its prediction
     state_match: str = "exact"  # exact | cells (share of the grid that is right) | changed (of the cells that changed)
     kl_reward_coef: float = 0.0  # KL to the reference model, taken from the reward of every token
@@ -287,7 +289,7 @@ class PlannerConfig:
 
 @dataclass
 class PracticeConfig:
-    """Practice in imagination, for arms with ``practice: true``: between stages 2 and 3 (docs/planning.md). Beyond the paper."""
+    """Practice in imagination between stages 2 and 3, for variants with ``practice: true`` (docs/planning.md). Beyond the paper."""
 
     rounds: int = (
         1  # of planning and teaching; from the second on the policy plays before, and the world model is trained anew
@@ -346,7 +348,7 @@ class SeedConfig:
 
 
 @dataclass
-class ArmConfig:
+class VariantConfig:
     """One row of the comparison."""
 
     name: str = "vanilla"
@@ -354,16 +356,16 @@ class ArmConfig:
     sft: bool = False  # start from stage 2's model
     practice: bool = False  # ... after practice in imagination (beyond the paper)
     rl: bool = True
-    settings: dict[str, Any] = field(default_factory=dict)  # of all stages of this arm, over the run's
+    settings: dict[str, Any] = field(default_factory=dict)  # of all stages of this variant, over the run's
     source: dict[str, Any] = field(default_factory=dict)  # of its stages 1 and 2 alone; `env: NAME` plays another world
-    selfplay: str = ""  # name of a stage 1 of its own: folder selfplay-NAME; arms with one name share it
-    shares: str = ""  # name of stages 1, 2 and practice of its own; arms with one name share them
-    continues: str = ""  # an arm like this one but for fewer ppo.steps: its stage 3 is gone on with, not done again
+    selfplay: str = ""  # name of a stage 1 of its own: folder selfplay-NAME; variants with one name share it
+    shares: str = ""  # name of stages 1, 2 and practice of its own; variants with one name share them
+    continues: str = ""  # a variant like this one but for fewer ppo.steps: its stage 3 is gone on with, not done again
 
 
 @dataclass
 class ReportConfig:
-    episodes: int = 6  # shown per arm
+    episodes: int = 6  # shown per variant
     trackers: list[str] = field(default_factory=list)  # tensorboard | wandb | trackio, besides metrics.jsonl
 
 
@@ -385,5 +387,5 @@ class Config:
     practice: PracticeConfig = field(default_factory=PracticeConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     seeds: SeedConfig = field(default_factory=SeedConfig)
-    arms: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
+    variants: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
     report: ReportConfig = field(default_factory=ReportConfig)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from spa.common.names import choose
-from spa.config.schema import ArmConfig, Config, EngineConfig, SamplingConfig, SeedConfig
+from spa.config.schema import Config, EngineConfig, SamplingConfig, SeedConfig, VariantConfig
 
 SEED_RANGE = 10**9  # seeds of a split: its first seed and those that follow, this many
 TRACKERS: tuple[str, ...] = ("tensorboard", "wandb", "trackio")
@@ -208,8 +208,8 @@ def get_setting(config: Any, key: str) -> Any:
     return config
 
 
-def validate(cfg: Config, arm_names: Sequence[str]) -> None:
-    """Checks ranges, choices, arms and seeds of a config.
+def validate(cfg: Config, variant_names: Sequence[str]) -> None:
+    """Checks ranges, choices, variants and seeds of a config.
 
     Raises:
         ValueError: one line that names the first setting that is wrong, what it may be and what it was.
@@ -244,10 +244,14 @@ def validate(cfg: Config, arm_names: Sequence[str]) -> None:
     _validate_ppo(cfg)
     if not cfg.eval.ks or not all(1 <= k <= cfg.eval.samples for k in cfg.eval.ks):
         raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({cfg.eval.samples}), not {cfg.eval.ks}")
-    # An arm of one's own is the path of a file, which is looked at when the arm is loaded.
-    _each("arms", cfg.arms, lambda arm: arm if arm.endswith((".yaml", ".yml")) else choose("arm", arm, arm_names))
-    if not cfg.arms:
-        raise ValueError(f"arms must name at least one of {', '.join(arm_names)}")
+    # A variant of one's own is the path of a file, which is looked at when the variant is loaded.
+    _each(
+        "variants",
+        cfg.variants,
+        lambda variant: variant if variant.endswith((".yaml", ".yml")) else choose("variant", variant, variant_names),
+    )
+    if not cfg.variants:
+        raise ValueError(f"variants must name at least one of {', '.join(variant_names)}")
     _each("report.trackers", cfg.report.trackers, lambda tracker: choose("tracker", tracker, TRACKERS))
     _validate_seeds(cfg.seeds)
 
@@ -311,19 +315,19 @@ def check_ppo_sampling(sampling: SamplingConfig) -> None:
         )
 
 
-def validate_arm(arm: ArmConfig) -> None:
-    """Checks one arm's settings; ValueError as in ``validate``."""
-    if arm.practice and not arm.sft:
-        raise ValueError(f"arm {arm.name} practises in the world model of stage 2: practice needs sft: true")
-    choose(f"state_format of arm {arm.name}", arm.state_format, CHOICES["env.state_format"])
+def validate_variant(variant: VariantConfig) -> None:
+    """Checks one variant's settings; ValueError as in ``validate``."""
+    if variant.practice and not variant.sft:
+        raise ValueError(f"variant {variant.name} practises in the world model of stage 2: practice needs sft: true")
+    choose(f"state_format of variant {variant.name}", variant.state_format, CHOICES["env.state_format"])
     for label, name in (
-        ("name", arm.name),
-        ("selfplay", arm.selfplay),
-        ("shares", arm.shares),
-        ("continues", arm.continues),
+        ("name", variant.name),
+        ("selfplay", variant.selfplay),
+        ("shares", variant.shares),
+        ("continues", variant.continues),
     ):
         if not re.fullmatch(r"[\w.-]*", name) or name.startswith(".") or (label == "name" and not name):
-            raise ValueError(f"{label} of an arm names a folder: letters, digits, _, - and . only, not {name!r}")
+            raise ValueError(f"{label} of a variant names a folder: letters, digits, _, - and . only, not {name!r}")
 
 
 def _each(key: str, values: Sequence[str], check: Callable[[str], object]) -> None:

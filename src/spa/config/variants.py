@@ -1,4 +1,4 @@
-"""What an arm changes of a run: its settings, and which self-play data and SFT model are its own. Imports no torch."""
+"""What a variant changes of a run: its settings, and which self-play data and SFT model are its own. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spa.config.load import arm_names, differences, env_block, load_arm
+from spa.config.load import differences, env_block, load_variant, variant_names
 from spa.config.overrides import from_mapping
-from spa.config.schema import ArmConfig, Config
+from spa.config.schema import Config, VariantConfig
 from spa.config.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
-_LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "arms", "name")
+_LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "variants", "name")
 _EVALUATED = (
     "agent.planner",
     "planner.model",
@@ -22,49 +22,53 @@ _EVALUATED = (
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 
-def arms_of(cfg: Config) -> list[ArmConfig]:
-    """The arms that a run compares, the untrained base first.
+def variants_of(cfg: Config) -> list[VariantConfig]:
+    """The variants that a run compares, the untrained base first.
 
     Raises:
-        ValueError: an arm that does not exist or does not fit the config, two of one name, or two that share the name of a stage 1
-            but not its settings.
+        ValueError: a variant that does not exist or does not fit the config, two of one name, or two that share the name of a
+            stage 1 but not its settings.
     """
-    arms = [load_arm(name) for name in dict.fromkeys(["base", *cfg.arms])]
-    check_arms(cfg, arms)
-    for i, arm in enumerate(arms):
-        if arm.continues and arm.continues not in [other.name for other in arms[:i]]:
-            raise ValueError(f"arm {arm.name} continues {arm.continues}: it needs that arms=[...] names it before")
-    return arms
-
-
-def check_arms(cfg: Config, arms: Iterable[ArmConfig]) -> None:
-    """Raises ValueError as ``arms_of``."""
-    earlier: dict[str, ArmConfig] = {}
-    sources: dict[str, tuple[str, Config]] = {}
-    shared: dict[str, tuple[ArmConfig, Config]] = {}
-    for arm in arms:
-        if arm.name in earlier:
-            raise ValueError(f"two arms are named {arm.name!r}")
-        stage_3, source = arm_config(cfg, arm), source_config(cfg, arm)
-        if arm.continues in earlier:
-            _check_continues(cfg, arm, stage_3, earlier[arm.continues])
-        earlier[arm.name] = arm
-        if not arm.sft:
-            continue
-        if stage_3.curriculum.imagined and not (arm.sft and source.selfplay.rows == "transitions"):
+    variants = [load_variant(name) for name in dict.fromkeys(["base", *cfg.variants])]
+    check_variants(cfg, variants)
+    for i, variant in enumerate(variants):
+        if variant.continues and variant.continues not in [other.name for other in variants[:i]]:
             raise ValueError(
-                f"arm {arm.name} trains in worlds that stage 2 imagines: it needs sft and selfplay.rows=transitions"
+                f"variant {variant.name} continues {variant.continues}: it needs that variants=[...] names it before"
             )
-        if arm.practice and source.selfplay.rows != "transitions":
-            raise ValueError(f"arm {arm.name} practises, which asks about single moves: set selfplay.rows=transitions")
-        if arm.shares:
-            _check_shares(arm, source, *shared.setdefault(arm.shares, (arm, source)))
-        key = selfplay_name(arm)
-        other, known = sources.setdefault(key, (arm.name, source))
+    return variants
+
+
+def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
+    """Raises ValueError as ``variants_of``."""
+    earlier: dict[str, VariantConfig] = {}
+    sources: dict[str, tuple[str, Config]] = {}
+    shared: dict[str, tuple[VariantConfig, Config]] = {}
+    for variant in variants:
+        if variant.name in earlier:
+            raise ValueError(f"two variants are named {variant.name!r}")
+        stage_3, source = variant_config(cfg, variant), source_config(cfg, variant)
+        if variant.continues in earlier:
+            _check_continues(cfg, variant, stage_3, earlier[variant.continues])
+        earlier[variant.name] = variant
+        if not variant.sft:
+            continue
+        if stage_3.curriculum.imagined and not (variant.sft and source.selfplay.rows == "transitions"):
+            raise ValueError(
+                f"variant {variant.name} trains in worlds that stage 2 imagines: it needs sft and selfplay.rows=transitions"
+            )
+        if variant.practice and source.selfplay.rows != "transitions":
+            raise ValueError(
+                f"variant {variant.name} practises, which asks about single moves: set selfplay.rows=transitions"
+            )
+        if variant.shares:
+            _check_shares(variant, source, *shared.setdefault(variant.shares, (variant, source)))
+        key = selfplay_name(variant)
+        other, known = sources.setdefault(key, (variant.name, source))
         changed = [name for name in _differences(known, source) if name.partition(".")[0] in _STAGE_1]
         if changed:
             raise ValueError(
-                f"arms {other} and {arm.name} share the self-play data {key or 'of the run'!r} but not its settings "
+                f"variants {other} and {variant.name} share the self-play data {key or 'of the run'!r} but not its settings "
                 f"({', '.join(changed)}); give one of them another `selfplay` name"
             )
 
@@ -75,112 +79,116 @@ def _differences(known: Config, source: Config) -> list[str]:
     return [name for name in differences(known, source) if plays or name not in _EVALUATED]
 
 
-def _check_shares(arm: ArmConfig, source: Config, other: ArmConfig, known: Config) -> None:
-    """Raises ValueError where two arms of one ``shares`` would not make the same stages 1 and 2 and the same practice."""
+def _check_shares(variant: VariantConfig, source: Config, other: VariantConfig, known: Config) -> None:
+    """Raises ValueError where two variants of one ``shares`` would not make the same stages 1 and 2 and the same practice."""
     own = set(_LATER) - {"planner", "practice"}
     changed = [name for name in _differences(known, source) if name.partition(".")[0] not in own]
     if changed:
         raise ValueError(
-            f"arms {other.name} and {arm.name} share stages 1 and 2 ({arm.shares!r}) but not their settings "
+            f"variants {other.name} and {variant.name} share stages 1 and 2 ({variant.shares!r}) but not their settings "
             f"({', '.join(changed)}); give one of them another `shares` name"
         )
 
 
-def _check_continues(cfg: Config, arm: ArmConfig, own: Config, other: ArmConfig) -> None:
-    before = arm_config(cfg, other)
+def _check_continues(cfg: Config, variant: VariantConfig, own: Config, other: VariantConfig) -> None:
+    before = variant_config(cfg, other)
     changed = [name for name in differences(before, own) if name != "ppo.steps"]
     changed += [
         name
         for name in ("state_format", "sft", "practice", "rl", "source", "selfplay", "shares")
-        if getattr(arm, name) != getattr(other, name)
+        if getattr(variant, name) != getattr(other, name)
     ]
     if changed:
         raise ValueError(
-            f"arm {arm.name} continues {other.name} and can differ from it in ppo.steps alone, not in {', '.join(changed)}"
+            f"variant {variant.name} continues {other.name} and can differ from it in ppo.steps alone, not in {', '.join(changed)}"
         )
     if own.ppo.steps <= before.ppo.steps:
-        raise ValueError(f"arm {arm.name} continues {other.name} and needs more than its {before.ppo.steps} ppo.steps")
+        raise ValueError(
+            f"variant {variant.name} continues {other.name} and needs more than its {before.ppo.steps} ppo.steps"
+        )
 
 
-def arm_config(cfg: Config, arm: ArmConfig) -> Config:
-    """The run's config with the arm's settings: what its stage 3 and its evaluation go by.
+def variant_config(cfg: Config, variant: VariantConfig) -> Config:
+    """The run's config with the variant's settings: what its stage 3 and its evaluation go by.
 
     Raises:
-        ValueError: a setting that does not exist or cannot have this value (the message names the arm).
+        ValueError: a setting that does not exist or cannot have this value (the message names the variant).
     """
-    own = _apply(cfg, arm, arm.settings)
-    if arm.sft and own.agent.prompt_after_sft != "same":
+    own = _apply(cfg, variant, variant.settings)
+    if variant.sft and own.agent.prompt_after_sft != "same":
         own.agent.prompt = own.agent.prompt_after_sft
     return own
 
 
-def source_config(cfg: Config, arm: ArmConfig | None) -> Config:
-    """What the arm's stages 1 and 2 go by: its settings and those of its source; without an arm the run's own config.
+def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
+    """What the variant's stages 1 and 2 go by: its settings and those of its source; without a variant the run's own config.
 
     Raises:
-        ValueError: as ``arm_config``.
+        ValueError: as ``variant_config``.
     """
-    return copy.deepcopy(cfg) if arm is None else _apply(cfg, arm, {**arm.settings, **arm.source})
+    return copy.deepcopy(cfg) if variant is None else _apply(cfg, variant, {**variant.settings, **variant.source})
 
 
-def _apply(cfg: Config, arm: ArmConfig, settings: Mapping[str, Any]) -> Config:
+def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> Config:
     result = copy.deepcopy(cfg)
     rest = dict(settings)
     try:
         if isinstance(rest.get("env"), str):
             result.env = env_block(rest.pop("env"))
         result = from_mapping(Config, rest, result)
-        validate(result, [*arm_names(), *result.arms])
+        validate(result, [*variant_names(), *result.variants])
     except ValueError as error:
-        raise ValueError(f"arm {arm.name}: {error}") from error
+        raise ValueError(f"variant {variant.name}: {error}") from error
     return result
 
 
-def selfplay_name(arm: ArmConfig | None) -> str:
-    """Name of the arm's own self-play data; empty where it uses the run's."""
-    if arm is None:
+def selfplay_name(variant: VariantConfig | None) -> str:
+    """Name of the variant's own self-play data; empty where it uses the run's."""
+    if variant is None:
         return ""
-    touched = any(key.partition(".")[0] in _STAGE_1 for key in [*arm.settings, *arm.source])
-    return arm.selfplay or arm.shares or (arm.name if touched else "")
+    touched = any(key.partition(".")[0] in _STAGE_1 for key in [*variant.settings, *variant.source])
+    return variant.selfplay or variant.shares or (variant.name if touched else "")
 
 
-def selfplay_folder(out: Path, arm: ArmConfig | None) -> Path:
-    """Where the arm's stage 1 writes: ``selfplay`` or ``selfplay-NAME``."""
-    name = selfplay_name(arm)
+def selfplay_folder(out: Path, variant: VariantConfig | None) -> Path:
+    """Where the variant's stage 1 writes: ``selfplay`` or ``selfplay-NAME``."""
+    name = selfplay_name(variant)
     return out / (f"selfplay-{name}" if name else "selfplay")
 
 
-def given_data(cfg: Config, arm: ArmConfig | None) -> bool:
-    """Whether the arm's stage 2 reads ``sft.data`` and so needs no stage 1."""
-    return bool(cfg.sft.data) and not selfplay_name(arm)
+def given_data(cfg: Config, variant: VariantConfig | None) -> bool:
+    """Whether the variant's stage 2 reads ``sft.data`` and so needs no stage 1."""
+    return bool(cfg.sft.data) and not selfplay_name(variant)
 
 
-def needs_sft(cfg: Config, arm: ArmConfig) -> bool:
-    """Whether the arm starts from its stage 2: not where ``ppo.start`` names another model."""
-    return arm.sft and not (arm.rl and arm_config(cfg, arm).ppo.start)
+def needs_sft(cfg: Config, variant: VariantConfig) -> bool:
+    """Whether the variant starts from its stage 2: not where ``ppo.start`` names another model."""
+    return variant.sft and not (variant.rl and variant_config(cfg, variant).ppo.start)
 
 
-def data_folder(cfg: Config, arm: ArmConfig | None, out: Path) -> Path:
-    """What the arm's stage 2 reads."""
-    return Path(str(cfg.sft.data)) if given_data(cfg, arm) else selfplay_folder(out, arm)
+def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
+    """What the variant's stage 2 reads."""
+    return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)
 
 
-def sft_folder(out: Path, arm: ArmConfig | None) -> Path:
-    """Where the arm's stage 2 writes: ``sft``, or ``sft-ARM`` where it differs from the run's in any setting of stages 1 and 2."""
-    own = arm is not None and any(key.partition(".")[0] not in _LATER for key in [*arm.settings, *arm.source])
-    return out / (f"sft-{arm.shares or arm.name}" if arm is not None and own else "sft")
+def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
+    """Where the variant's stage 2 writes: ``sft``, or ``sft-VARIANT`` where a setting of stages 1 and 2 is not the run's."""
+    own = variant is not None and any(
+        key.partition(".")[0] not in _LATER for key in [*variant.settings, *variant.source]
+    )
+    return out / (f"sft-{variant.shares or variant.name}" if variant is not None and own else "sft")
 
 
-def practice_folder(out: Path, arm: ArmConfig) -> Path:
-    """Where an arm's practice in imagination writes."""
-    return out / f"practice-{arm.shares or arm.name}"
+def practice_folder(out: Path, variant: VariantConfig) -> Path:
+    """Where a variant's practice in imagination writes."""
+    return out / f"practice-{variant.shares or variant.name}"
 
 
-def dream_folder(out: Path, arm: ArmConfig) -> Path:
-    """Where the worlds that an arm's stage 2 imagines are."""
-    return out / f"imagined-{arm.shares or arm.name}"
+def dream_folder(out: Path, variant: VariantConfig) -> Path:
+    """Where the worlds that a variant's stage 2 imagines are."""
+    return out / f"imagined-{variant.shares or variant.name}"
 
 
-def changes_nothing(cfg: Config, arm: ArmConfig) -> bool:
-    """Whether the arm's settings are already the run's, so that it repeats another arm."""
-    return bool(arm.settings or arm.source) and not differences(cfg, source_config(cfg, arm))
+def changes_nothing(cfg: Config, variant: VariantConfig) -> bool:
+    """Whether the variant's settings are already the run's, so that it repeats another variant."""
+    return bool(variant.settings or variant.source) and not differences(cfg, source_config(cfg, variant))

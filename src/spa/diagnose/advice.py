@@ -84,13 +84,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class ArmTime:
-    """What was measured for an arm, and what it makes its stages last. In seconds; None: not measured; 0: there is no such stage.
+class VariantTime:
+    """What was measured for a variant, and how long its stages would last. In seconds; None: not measured; 0: no such stage.
 
     ``kept`` is the share of stage 1's turns that gave a row (transitions: more than one can come of a turn).
     """
 
-    arm: str
+    variant: str
     episode: float | None
     kept: float | None
     sft_step: float | None
@@ -112,8 +112,8 @@ class Diagnosis:
     hidden: Hidden
     learned: Learned | str
     planned: Planned | str
-    times: list[ArmTime]
-    total: float | None  # seconds of all stages of all arms; what arms share is done once
+    times: list[VariantTime]
+    total: float | None  # seconds of all stages of all variants; what variants share is done once
     seconds: float = 0.0  # that the diagnosis took
 
 
@@ -167,9 +167,7 @@ def suggest_states(states: States) -> str:
     known = [value for value in (states.raw, states.coordinates) if value is not None]
     both = states.raw is not None and states.coordinates is not None
     if both and coordinates_help(states):
-        return (
-            "coordinates lower it clearly: arms that show them (se, spa); longer texts repeat themselves, so try both"
-        )
+        return "coordinates lower it clearly: variants that show them (se, spa); longer texts repeat themselves, so try both"
     if known and min(known) <= states.guess * FAR:
         return "not far from a guess: the states are no foreign text to this model" + (
             ", and coordinates change little" if both else ""
@@ -272,11 +270,13 @@ def times_lines(found: Diagnosis) -> tuple[str, str]:
         each = ", ".join(f"{name} {_seconds(value)}" for name, value in steps.items() if value != 0)
         stages = {"stage 1": time.stage_1, "stage 2": time.stage_2, "stage 3": time.stage_3}
         whole = ", ".join(f"{name} {_duration(value)}" for name, value in stages.items() if value != 0)
-        rows.append(f"{time.arm}: {whole or 'nothing to train'}" + (f" ({each})" if each else ""))
+        rows.append(f"{time.variant}: {whole or 'nothing to train'}" + (f" ({each})" if each else ""))
     rest = (
         "at this moment's load, without validation, evaluation and practice; training makes answers longer or shorter"
     )
-    return "\n".join(rows) or "no arms", f"{_duration(found.total)} in all, what arms share counted once; {rest}"
+    return "\n".join(
+        rows
+    ) or "no variants", f"{_duration(found.total)} in all, what variants share counted once; {rest}"
 
 
 def _seconds(value: float | None) -> str:
@@ -304,7 +304,7 @@ def few_rows(found: Diagnosis) -> str | None:
     if not poor:
         return None
     return (
-        f"stage 1 of {', '.join(time.arm for time in poor)} will keep few rows ({_share(poor[0].kept)} of the turns): a larger "
+        f"stage 1 of {', '.join(time.variant for time in poor)} will keep few rows ({_share(poor[0].kept)} of the turns): a larger "
         "model, selfplay.policy=random, or selfplay.rows=transitions with selfplay.filter=false, which needs valid actions alone"
     )
 
@@ -341,7 +341,7 @@ def chance(found: Diagnosis) -> str | None:
 def coordinates(found: Diagnosis) -> str | None:
     if not coordinates_help(found.states):
         return None
-    return "coordinates lower the states' perplexity clearly: arms=[vanilla,se,spa] tells whether they alone help"
+    return "coordinates lower the states' perplexity clearly: variants=[vanilla,se,spa] tells whether they alone help"
 
 
 def not_learned(found: Diagnosis) -> str | None:
@@ -375,7 +375,7 @@ def planning_pays(found: Diagnosis) -> str | None:
         return None
     return (
         f"the planner after a small stage 2 beats the base by {100 * planned.gain.mean:.0f} points: use "
-        "arms=[search,plan,spa_plan]"
+        "variants=[search,plan,spa_plan]"
     )
 
 
@@ -391,7 +391,7 @@ RULES: tuple[Callable[[Diagnosis], str | None], ...] = (
     shallow,
     planning_pays,
 )
-NOTHING = "nothing stands out: arms=[vanilla,spa] on two seeds or more tells whether the recipe helps"
+NOTHING = "nothing stands out: variants=[vanilla,spa] on two seeds or more tells whether the recipe helps"
 
 
 def verdict(found: Diagnosis) -> list[str]:

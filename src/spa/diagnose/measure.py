@@ -18,21 +18,21 @@ from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.common.progress import note, progress
-from spa.config.load import load_arm
-from spa.config.schema import ArmConfig, Config, EngineConfig
+from spa.config.load import load_variant
+from spa.config.schema import Config, EngineConfig, VariantConfig
 from spa.config.seeds import EVAL, PROBE, ROLLOUT, first_seed, stream_seed
 from spa.config.variants import (
-    arm_config,
-    arms_of,
     given_data,
     needs_sft,
     selfplay_folder,
     sft_folder,
     source_config,
+    variant_config,
+    variants_of,
 )
 from spa.data.dataset import read_rows, write_rows
 from spa.data.encode import encode_rows, merge_turns
-from spa.diagnose.advice import FEW, ArmTime, Base, Diagnosis, Hidden, Learned, Planned, States
+from spa.diagnose.advice import FEW, Base, Diagnosis, Hidden, Learned, Planned, States, VariantTime
 from spa.envs.check_markov import outcomes
 from spa.evaluate.bootstrap import bootstrap_difference
 from spa.evaluate.perplexity import FORMATS, formats, random_guess, sample_states, state_perplexity
@@ -58,27 +58,27 @@ RANDOM_EPISODES = 200  # that look for hidden information
 MOST_ACTIONS = 12  # listed actions with which lookahead is affordable
 MOST_QUESTIONS = 400  # of the planner, per decision
 IMAGINED_WORLDS = 16
-PROBED = 32  # episodes from which the time of an arm's stage 1 is taken
-PPO_GROUPS = 8  # worlds from which the time of an arm's PPO step is taken
+PROBED = 32  # episodes from which the time of a variant's stage 1 is taken
+PPO_GROUPS = 8  # worlds from which the time of a variant's PPO step is taken
 _NEVER = 10**9
 
 
-def check(cfg: Config) -> list[ArmConfig]:
-    """The arms of a config that can be diagnosed.
+def check(cfg: Config) -> list[VariantConfig]:
+    """The variants of a config that can be diagnosed.
 
     Raises:
-        ValueError: it cannot: a chat server, or a world, model or arm that is not there.
+        ValueError: it cannot: a chat server, or a world, model or variant that is not there.
     """
     if cfg.engine.kind == "openai":
         raise ValueError(
             "spa diagnose scores and trains the model, which a chat server does not allow: use engine=transformers"
         )
     cfg = dataclasses.replace(cfg, report=dataclasses.replace(cfg.report, trackers=[]))
-    arms = arms_of(cfg)
+    variants = variants_of(cfg)
     check_model(cfg.model)
-    check_settings(cfg, "run", arms)
+    check_settings(cfg, "run", variants)
     row_window(cfg)
-    return arms[1:]  # without the base
+    return variants[1:]  # without the base
 
 
 def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) -> Diagnosis:
@@ -92,7 +92,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
     Raises:
         ValueError: as ``check``, and for a world that has not as many validation worlds.
     """
-    arms = check(cfg)
+    variants = check(cfg)
     begun = time.perf_counter()
     cfg = dataclasses.replace(cfg, engine=EngineConfig())  # whoever plays later, here it is the model that is trained
     task = make_task(cfg)
@@ -113,7 +113,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         own.close()
     except (ValueError, torch.OutOfMemoryError) as error:  # a finding: rows that do not come, a model that does not fit
         learned = planned = _line(error)
-    times = [_time(cfg, arm, policy, speed) for arm in progress(arms, "times of the arms")]
+    times = [_time(cfg, variant, policy, speed) for variant in progress(variants, "times of the variants")]
     policy.close()
     return Diagnosis(
         name=cfg.name,
@@ -125,7 +125,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         learned=learned,
         planned=planned,
         times=times,
-        total=_total(arms, times),
+        total=_total(variants, times),
         seconds=time.perf_counter() - begun,
     )
 
@@ -175,8 +175,8 @@ def _states(cfg: Config, policy: Policy, task: Task, worlds: Sequence[World]) ->
 
 
 def _small(cfg: Config, base: Base, hidden: Hidden, groups: int) -> Config:
-    """Stages 1 and 2 as the arms that plan have them, small; played at random where the base does not play."""
-    own = source_config(cfg, load_arm("search"))
+    """Stages 1 and 2 as the variants that plan have them, small; played at random where the base does not play."""
+    own = source_config(cfg, load_variant("search"))
     play, tune = own.selfplay, own.sft
     kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
     own.agent = dataclasses.replace(own.agent, planner=kind, window=1)
@@ -286,29 +286,29 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
     )
 
 
-def _time(cfg: Config, arm: ArmConfig, policy: Policy, speed: float | None) -> ArmTime:
-    """How long an arm's stages will take, from small measurements; ``speed`` is that of stage 2, in tokens a second."""
+def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | None) -> VariantTime:
+    """How long a variant's stages will take, from small measurements; ``speed`` is that of stage 2, in tokens a second."""
     episode: float | None = 0.0
     kept: float | None = None
     step: float | None = 0.0
     stage_1: float | None = 0.0
     stage_2: float | None = 0.0
-    if needs_sft(cfg, arm):
-        own = source_config(cfg, arm)
+    if needs_sft(cfg, variant):
+        own = source_config(cfg, variant)
         episode, kept, tokens = _probe(own, policy)
         count = own.selfplay.groups * own.selfplay.group_size
         stage_1 = None if episode is None else count * episode
         step = stage_2 = None
-        if given_data(cfg, arm):
+        if given_data(cfg, variant):
             episode = stage_1 = 0.0
         elif tokens is not None and speed is not None:
             share, rows = 1 - own.selfplay.val_fraction, tokens[1]
             stage_2 = own.sft.epochs * count * share * tokens[0] / speed
             step = stage_2 / max(1.0, own.sft.epochs * count * share * rows / own.sft.batch_size)
-    ppo = _ppo_step(arm_config(cfg, arm), arm) if arm.rl else 0.0
-    before = arm_config(cfg, load_arm(arm.continues)).ppo.steps if arm.continues else 0
-    stage_3 = None if ppo is None else ppo * (arm_config(cfg, arm).ppo.steps - before)
-    return ArmTime(arm.name, episode, kept, step, ppo, stage_1, stage_2, stage_3)
+    ppo = _ppo_step(variant_config(cfg, variant), variant) if variant.rl else 0.0
+    before = variant_config(cfg, load_variant(variant.continues)).ppo.steps if variant.continues else 0
+    stage_3 = None if ppo is None else ppo * (variant_config(cfg, variant).ppo.steps - before)
+    return VariantTime(variant.name, episode, kept, step, ppo, stage_1, stage_2, stage_3)
 
 
 def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tuple[float, float] | None]:
@@ -342,11 +342,11 @@ def _played(episodes: list[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.status != "error"]
 
 
-def _ppo_step(cfg: Config, arm: ArmConfig) -> float | None:
-    """Seconds of a step of an arm's stage 3, from a step of fewer worlds; None where it cannot be done here."""
+def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
+    """Seconds of a step of a variant's stage 3, from a step of fewer worlds; None where it cannot be done here."""
     small = dataclasses.replace(cfg, ppo=dataclasses.replace(cfg.ppo, val_every=0))
     groups = min(cfg.ppo.groups, PPO_GROUPS)
-    task = make_task(cfg, state_format=arm.state_format)
+    task = make_task(cfg, state_format=variant.state_format)
     worlds = WorldSource(task, "train", first_seed(cfg.seeds, "train")).take(groups)
     learned = groups if cfg.ppo.filter == "off" else max(1, int(cfg.ppo.filter_ratio * groups))
     try:
@@ -358,17 +358,17 @@ def _ppo_step(cfg: Config, arm: ArmConfig) -> float | None:
         kept = [episode for episode in _played(episodes) if episode.group < learned]
         update(trainer.learner, kept, policy.chat, rng=np.random.default_rng(seed))
     except (ValueError, torch.OutOfMemoryError) as error:
-        note(f"arm {arm.name}: no PPO step could be timed: {_line(error)}")
+        note(f"variant {variant.name}: no PPO step could be timed: {_line(error)}")
         return None
     return (time.perf_counter() - started) * cfg.ppo.groups / groups
 
 
-def _total(arms: Sequence[ArmConfig], times: Sequence[ArmTime]) -> float | None:
+def _total(variants: Sequence[VariantConfig], times: Sequence[VariantTime]) -> float | None:
     """Seconds of all stages, each folder once; None where a stage was not measured."""
     found: dict[Path, float | None] = {}
-    for arm, own in zip(arms, times, strict=True):
-        found[selfplay_folder(Path(), arm) if own.stage_1 else Path(f"no/{arm.name}")] = own.stage_1
-        found[sft_folder(Path(), arm) if own.stage_2 != 0 else Path(f"none/{arm.name}")] = own.stage_2
-        found[Path("arms") / arm.name] = own.stage_3
+    for variant, own in zip(variants, times, strict=True):
+        found[selfplay_folder(Path(), variant) if own.stage_1 else Path(f"no/{variant.name}")] = own.stage_1
+        found[sft_folder(Path(), variant) if own.stage_2 != 0 else Path(f"none/{variant.name}")] = own.stage_2
+        found[Path("variants") / variant.name] = own.stage_3
     known = [value for value in found.values() if value is not None]
     return sum(known) if len(known) == len(found) else None

@@ -1,4 +1,4 @@
-"""Pass@k with intervals, world-model accuracy, and the comparison of arms. Imports no torch."""
+"""Pass@k with intervals, world-model accuracy, and the comparison of variants. Imports no torch."""
 
 from spa.data.states import cell_accuracy, grid_part
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent

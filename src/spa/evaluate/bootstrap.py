@@ -114,17 +114,17 @@ def bootstrap_difference(
     weights: ArrayLike | None = None,
     baseline_weights: ArrayLike | None = None,
 ) -> Interval:
-    """``mean(values) - mean(baseline)`` of two arms on the *same* worlds, in the same order.
+    """``mean(values) - mean(baseline)`` of two variants on the *same* worlds, in the same order.
 
-    Each resample draws worlds once and takes both arms there, so that what makes a world hard cancels out. The interval is
-    usually much narrower than the two arms' own intervals suggest.
+    Each resample draws worlds once and takes both variants there, so that what makes a world hard cancels out. The interval is
+    usually much narrower than the two variants' own intervals suggest.
 
     Args:
-        values: float (worlds,) of the one arm; ``weights`` as in ``bootstrap_mean``.
+        values: float (worlds,) of the one variant; ``weights`` as in ``bootstrap_mean``.
         baseline: float (worlds,) of the other; ``baseline_weights`` likewise.
 
     Raises:
-        ValueError: as ``bootstrap_mean``, or the arms have not the same number of worlds.
+        ValueError: as ``bootstrap_mean``, or the variants have not the same number of worlds.
     """
     a, b = _vector("values", values), _vector("baseline", baseline)
     if a.shape != b.shape:

@@ -14,7 +14,7 @@ from spa.agent.policy import Policy, ServedPolicy, make_task, sampling_for
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.progress import progress
-from spa.config.schema import ArmConfig, Config
+from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import EvalResult
@@ -22,7 +22,7 @@ from spa.evaluate.summary import EvalResult
 CHUNK = 32  # worlds played at once; also how often the progress bar moves
 
 
-def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) -> dict[str, Any]:
+def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: Path) -> dict[str, Any]:
     """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each and measures the world model on some of them.
 
     ``model`` None is the model behind the chat server of ``engine``, which plays nothing else here.
@@ -40,19 +40,19 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
         raise ValueError("eval.worlds and eval.samples must be at least 1")
     engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
     policy = Policy.load(cfg, model, engine=engine)
-    task = make_task(cfg, state_format=arm.state_format)
+    task = make_task(cfg, state_format=variant.state_format)
     worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds)
-    episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, f"evaluating {arm.name}")
+    episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, f"evaluating {variant.name}")
     if all(episode.status == "error" for episode in episodes):
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     probe: list[Episode] = []
     measured: dict[str, float] = {}
     if cfg.eval.world_model_worlds:
-        told = make_task(cfg, state_format=arm.state_format, prompt="world_model")
+        told = make_task(cfg, state_format=variant.state_format, prompt="world_model")
         chosen = worlds[: cfg.eval.world_model_worlds]
-        probe = play_chunks(policy, told, chosen, 1, cfg.seeds.run, PROBE, f"world model of {arm.name}")
+        probe = play_chunks(policy, told, chosen, 1, cfg.seeds.run, PROBE, f"world model of {variant.name}")
         measured = measure_episodes(cfg, policy, told, probe, chosen, cfg.seeds.run)
-    result = EvalResult.from_episodes(arm.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run)
+    result = EvalResult.from_episodes(variant.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run)
     result = dataclasses.replace(result, world_model=measured)
     result.write(out / "result.json")
     # One sample of each world, and as many of the probe, which shows predictions: enough to look at.
@@ -62,7 +62,7 @@ def evaluate_model(cfg: Config, arm: ArmConfig, model: str | None, out: Path) ->
     if cfg.agent.planner != "none":
         from spa.evaluate.planned import evaluate_planner
 
-        scores["planner"] = evaluate_planner(cfg, arm.name, policy, task, worlds, out).metrics["pass@1"]
+        scores["planner"] = evaluate_planner(cfg, variant.name, policy, task, worlds, out).metrics["pass@1"]
     policy.close()
     name = policy.server.name if isinstance(policy, ServedPolicy) else model
     return {"model": name, **scores, "worlds": {"test": world_keys(worlds)}}

@@ -1,4 +1,4 @@
-"""From episodes to numbers: one arm's summary, its result file, and the comparison of arms."""
+"""From episodes to numbers: one variant's summary, its result file, and the comparison of variants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spa.agent.episode import Episode
 from spa.common.files import atomic_write
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
-from spa.evaluate.verdict import BASE, ArmScore, verdict
+from spa.evaluate.verdict import BASE, VariantScore, verdict
 from spa.evaluate.world_model import world_model_metrics
 
 LEVEL = 0.95
@@ -158,7 +158,7 @@ def summarize(
 
 @dataclass
 class EvalResult:
-    """The result of one arm's evaluation, with every world's successes: enough to compare arms later.
+    """The result of one variant's evaluation, with every world's successes: enough to compare variants later.
 
     ``metrics`` is what ``summarize`` gives, ``world_model`` what ``world_model_metrics`` gives, or the whole of
     ``spa.evaluate.probe`` (empty if nothing was written). ``skipped_ks`` are the asked-for k for which some world had too few
@@ -278,15 +278,15 @@ def _validated(data: Any) -> EvalResult:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One arm of the comparison. Shares in [0, 1]; differences are ``arm - baseline`` on the same worlds.
+    """One variant of the comparison. Shares in [0, 1]; differences are ``variant - baseline`` on the same worlds.
 
-    ``k`` is the same in every row: the largest that all arms with more than one sample a world allow (1: there is no Pass@k beside
-    Pass@1). ``pass_k`` is None where an arm (a planner) was played once. Differences are None for the baseline itself,
+    ``k`` is the same in every row: the largest that all variants with more than one sample a world allow (1: no Pass@k beside
+    Pass@1). ``pass_k`` is None where a variant (a planner) was played once. Differences are None for the baseline itself,
     without a baseline, and where the worlds are not the same; ``diff_base``
     is the difference in Pass@1 to the untrained base.
     """
 
-    arm: str
+    variant: str
     worlds: int
     samples: int
     errors: int
@@ -323,24 +323,24 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
 
 
 def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
-    """One row an arm, in the order of ``results``; differences to ``baseline`` where that arm is present."""
+    """One row a variant, in the order of ``results``; differences to ``baseline`` where that variant is present."""
     played = [result for result in results.values() if result.worlds]
     sampled = [result for result in played if result.ks != [1]]
     shared = [k for k in (sampled[0].ks if sampled else []) if all(k in result.ks for result in sampled)]
     k = max(shared, default=1)
     reference = results.get(baseline)
     rows = []
-    for arm, result in results.items():
+    for variant, result in results.items():
         settings = (result.bootstrap, result.seed)
         diff_1 = diff_k = diff_base = None
-        if BASE in results and arm != BASE:
+        if BASE in results and variant != BASE:
             diff_base = paired_difference(result, results[BASE], 1)
-        if reference is not None and arm != baseline:
+        if reference is not None and variant != baseline:
             diff_1 = paired_difference(result, reference, 1)
             diff_k = paired_difference(result, reference, k) if k > 1 else None
         rows.append(
             ComparisonRow(
-                arm=arm,
+                variant=variant,
                 worlds=len(result.worlds),
                 samples=sum(world.samples for world in result.worlds),
                 errors=int(result.metrics.get("errors", 0)),
@@ -358,13 +358,15 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
     return rows
 
 
-def scores(rows: Sequence[ComparisonRow]) -> dict[str, ArmScore]:
+def scores(rows: Sequence[ComparisonRow]) -> dict[str, VariantScore]:
     """The rows as one run's scores, for ``verdict``."""
     out = {}
     for row in rows:
         if row.pass_1 is not None:
             differences = {BASE: row.diff_base, row.baseline: row.diff_1}
-            out[row.arm] = ArmScore({0: row.pass_1.mean}, {name: d for name, d in differences.items() if d is not None})
+            out[row.variant] = VariantScore(
+                {0: row.pass_1.mean}, {name: d for name, d in differences.items() if d is not None}
+            )
     return out
 
 
@@ -373,7 +375,7 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
     if not rows:
         return "nothing was evaluated"
     header, cells = comparison_cells(rows)
-    lines = [["arm", *header], *([row.arm, *line] for row, line in zip(rows, cells, strict=True))]
+    lines = [["variant", *header], *([row.variant, *line] for row, line in zip(rows, cells, strict=True))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [
         "  ".join(
@@ -389,7 +391,7 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
 
 
 def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
-    """The header and the cells of the comparison, without the arms' names; columns in which no row has anything are left out."""
+    """The header and the cells of the comparison, without the variants' names; empty columns are left out."""
     k, baseline = rows[0].k, next((row.baseline for row in rows if row.baseline), "")
     columns: dict[str, list[str]] = {"Pass@1": [percent(row.pass_1) for row in rows]}
     if k > 1:

@@ -25,7 +25,7 @@ def two_way(values_SW: NDArray[np.float64], *, level: float = 0.95) -> Interval:
     With one seed the spread over seeds is unknown: the interval is that over worlds, a statement about this one run.
 
     Args:
-        values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two arms.
+        values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
         level: coverage.
 
     Raises:

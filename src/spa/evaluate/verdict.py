@@ -11,12 +11,12 @@ from spa.evaluate.two_way import two_groups
 BASE, PLAIN_RL = "base", "vanilla"
 # The whole recipe; the second where states have no coordinates; then what goes beyond the paper.
 MAIN_ARMS = ("spa", "no_coordinates", "spa_plan", "plan")
-PLANNED = "+"  # in the name of what an arm reaches with a planner: ARM+PLANNER
+PLANNED = "+"  # in the name of what a variant reaches with a planner: ARM+PLANNER
 
 
 @dataclass(frozen=True)
-class ArmScore:
-    """Pass@1 of an arm in [0, 1], by seed, and its differences to other arms (``arm - other``) by their names."""
+class VariantScore:
+    """Pass@1 of a variant in [0, 1], by seed, and its differences to other variants (``variant - other``) by their names."""
 
     by_seed: Mapping[int, float]
     differences: Mapping[str, Interval] = field(default_factory=dict)
@@ -25,81 +25,81 @@ class ArmScore:
     def mean(self) -> float:
         return sum(self.by_seed.values()) / len(self.by_seed)
 
-    def seeds_with(self, other: ArmScore) -> int:
+    def seeds_with(self, other: VariantScore) -> int:
         """How many seeds both have: those that their difference is of."""
         return len(self.by_seed.keys() & other.by_seed.keys())
 
 
-def main_arm(arms: Mapping[str, ArmScore]) -> str | None:
-    """The arm that the verdict is about: the recipe's, else the last trained one."""
-    trained = [name for name in arms if name not in (BASE, PLAIN_RL) and PLANNED not in name]
-    return next((name for name in MAIN_ARMS if name in arms), trained[-1] if trained else None)
+def main_variant(variants: Mapping[str, VariantScore]) -> str | None:
+    """The variant that the verdict is about: the recipe's, else the last trained one."""
+    trained = [name for name in variants if name not in (BASE, PLAIN_RL) and PLANNED not in name]
+    return next((name for name in MAIN_ARMS if name in variants), trained[-1] if trained else None)
 
 
-def verdict(arms: Mapping[str, ArmScore]) -> list[str]:
+def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
     """Sentences, the conclusion first; empty where there is nothing to compare.
 
     ``better`` is said only with two seeds or more whose interval lies above 0 against the untrained base *and* against plain RL.
     One seed compares two trained models and says nothing about the recipe.
     """
-    name = main_arm(arms)
-    if name is None or not arms[name].differences:
+    name = main_variant(variants)
+    if name is None or not variants[name].differences:
         return []
-    score = arms[name]
-    compared = [other for other in score.differences if other in arms]
-    facts = [_fact(name, other, arms) for other in compared]
-    lines = [_conclusion(name, arms), *facts]
-    plain = arms.get(PLAIN_RL)
-    if plain is not None and BASE in arms and plain.mean < arms[BASE].mean:
+    score = variants[name]
+    compared = [other for other in score.differences if other in variants]
+    facts = [_fact(name, other, variants) for other in compared]
+    lines = [_conclusion(name, variants), *facts]
+    plain = variants.get(PLAIN_RL)
+    if plain is not None and BASE in variants and plain.mean < variants[BASE].mean:
         above = score.differences.get(BASE)
         lines.append(
-            f"Plain RL ended below the base ({_percent(plain.mean)} against {_percent(arms[BASE].mean)})"
+            f"Plain RL ended below the base ({_percent(plain.mean)} against {_percent(variants[BASE].mean)})"
             + ("." if above is not None and above.low > 0 else ": being above plain RL is no achievement here.")
         )
     lines += [
-        _groups(arm, groups)
-        for arm in (PLAIN_RL, name)
-        if arm in arms and (groups := two_groups(list(arms[arm].by_seed.values())))
+        _groups(variant, groups)
+        for variant in (PLAIN_RL, name)
+        if variant in variants and (groups := two_groups(list(variants[variant].by_seed.values())))
     ]
     return lines
 
 
-def _conclusion(name: str, arms: Mapping[str, ArmScore]) -> str:
-    score = arms[name]
+def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
+    score = variants[name]
     seeds = len(score.by_seed)
     if seeds < 2:
-        return "One training run of each arm: no claim about the recipe, only about these models."
+        return "One training run of each variant: no claim about the recipe, only about these models."
     for other, what in ((BASE, "its untrained base"), (PLAIN_RL, "plain RL")):
         difference = score.differences.get(other)
-        if difference is None or other not in arms:
+        if difference is None or other not in variants:
             return f"No claim: {name} was not compared with {what}."
-        if score.seeds_with(arms[other]) < 2:
+        if score.seeds_with(variants[other]) < 2:
             return f"No claim: {name} and {what} have fewer than two seeds in common."
         if difference.low <= 0:
             return f"No claim: over {seeds} seeds {name} is not shown to be above {what}."
     return f"{name} is better than its untrained base and than plain RL, over {seeds} seeds."
 
 
-def _fact(name: str, other: str, arms: Mapping[str, ArmScore]) -> str:
-    difference = arms[name].differences[other]
+def _fact(name: str, other: str, variants: Mapping[str, VariantScore]) -> str:
+    difference = variants[name].differences[other]
     if difference.low > 0:
         relation = "is above"
     elif difference.high < 0:
         relation = "is below"
     else:
         relation = "is not above" if difference.mean <= 0 else "is not clearly above"
-    common, seeds = arms[name].seeds_with(arms[other]), len(arms[name].by_seed)
+    common, seeds = variants[name].seeds_with(variants[other]), len(variants[name].by_seed)
     fewer = f" on what both have, {common} of {seeds} seeds" if common < seeds else ""
     change = f"{percent(difference, sign=True)}{fewer}"
-    return f"{name} {_percent(arms[name].mean)} {relation} {other} {_percent(arms[other].mean)}: {change}."
+    return f"{name} {_percent(variants[name].mean)} {relation} {other} {_percent(variants[other].mean)}: {change}."
 
 
-def _groups(arm: str, groups: tuple[list[float], list[float]]) -> str:
+def _groups(variant: str, groups: tuple[list[float], list[float]]) -> str:
     low, high = (
         f"{len(group)} at {_percent(group[0])}" + (f" to {_percent(group[-1])}" if len(group) > 1 else "")
         for group in groups
     )
-    return f"The seeds of {arm} look bimodal ({low}, {high}): its intervals cover less than 95%, and more seeds are needed."
+    return f"The seeds of {variant} look bimodal ({low}, {high}): its intervals cover less than 95%, and more seeds are needed."
 
 
 def _percent(share: float) -> str:

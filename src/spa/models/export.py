@@ -12,6 +12,7 @@ from typing import Any
 from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
 from spa.common.names import choose
+from spa.run.folder import variants_folder
 from spa.run.stage import model_of, read_done
 
 _NOT_A_MODEL = ("trainer_state.pt", "adapter")
@@ -19,10 +20,10 @@ _NOT_A_MODEL = ("trainer_state.pt", "adapter")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which model of a run: of stage 3 of ``arm`` (None: of the only one), or with ``sft`` of stage 2; of ``step``, or ``which``:
-    ``used`` (what the run went on with), ``last`` or ``best`` (by validation)."""
+    """Which model of a run: of stage 3 of ``variant`` (None: of the only one), or with ``sft`` of stage 2; of ``step``, or
+    ``which``: ``used`` (what the run went on with), ``last`` or ``best`` (by validation)."""
 
-    arm: str | None = None
+    variant: str | None = None
     sft: bool = False
     which: str = "used"
     step: int | None = None
@@ -38,7 +39,7 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
         raise ValueError(f"no folder {source}")
     if (source / "config.json").is_file():
         if choice != Choice():
-            raise ValueError(f"{source} is a single model: it has no arms, stages or steps to choose from")
+            raise ValueError(f"{source} is a single model: it has no variants, stages or steps to choose from")
         return source
     stage = _stage(source, choice) if (source / "config.yaml").is_file() else source
     checkpoints = dict(list_checkpoints(stage))
@@ -62,20 +63,24 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
 
 def _stage(run: Path, choice: Choice) -> Path:
     if choice.sft:
-        own = run / f"sft-{choice.arm}"
-        folder = own if choice.arm and own.is_dir() else run / "sft"
+        own = run / f"sft-{choice.variant}"
+        folder = own if choice.variant and own.is_dir() else run / "sft"
         if not folder.is_dir():
             raise ValueError(f"{run} has no SFT model")
         return folder
-    arms = sorted(path.parent.name for path in run.glob("arms/*/ppo"))
-    if choice.arm is None:
-        if len(arms) != 1:
-            has = f"has {', '.join(arms)}: choose one with --arm" if arms else "has none (--sft takes stage 2's)"
+    variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
+    if choice.variant is None:
+        if len(variants) != 1:
+            has = (
+                f"has {', '.join(variants)}: choose one with --variant"
+                if variants
+                else "has none (--sft takes stage 2's)"
+            )
             raise ValueError(f"which model of {run}? Of those trained by PPO it {has}")
-        return run / "arms" / arms[0] / "ppo"
-    if not arms:
+        return variants_folder(run) / variants[0] / "ppo"
+    if not variants:
         raise ValueError(f"{run} has no PPO model")
-    return run / "arms" / choose(f"arm of {run} trained by PPO", choice.arm, arms) / "ppo"
+    return variants_folder(run) / choose(f"variant of {run} trained by PPO", choice.variant, variants) / "ppo"
 
 
 def export(
@@ -156,17 +161,17 @@ def _facts(checkpoint: Path) -> dict[str, Any]:
 
     cfg = load_config(run / "config.yaml", [])
     stage = checkpoint.resolve().parent.parent
-    arm = stage.parent.name if stage.name == "ppo" else None
+    variant = stage.parent.name if stage.name == "ppo" else None
     facts: dict[str, Any] = {
-        "name": f"{cfg.name}, {f'arm {arm}' if arm else 'world-model SFT'}",
+        "name": f"{cfg.name}, {f'variant {variant}' if variant else 'world-model SFT'}",
         "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
         "base model": cfg.model.path,
         "step": checkpoint.name.removeprefix("global_step_"),
         "seed": cfg.seeds.run,
     }
-    evaluated = read_done(stage.parent / "eval") if arm else None
+    evaluated = read_done(stage.parent / "eval") if variant else None
     if evaluated is not None and Path(str(evaluated["model"])).name == checkpoint.name:
-        base = read_done(run / "arms" / "base" / "eval")
+        base = read_done(variants_folder(run) / "base" / "eval")
         compared = f"; the untrained base: {_scores(base)}" if base is not None else ""
         facts["on held-out worlds"] = f"{_scores(evaluated)} (one training run{compared})"
     return facts

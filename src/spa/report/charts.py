@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from spa.evaluate.summary import ComparisonRow
-from spa.report.data import ArmReport, MetricsRow
+from spa.report.data import MetricsRow, VariantReport
 
 Figure = dict[str, Any]
 Series = list[tuple[float, float]]
@@ -37,15 +37,19 @@ class Chart:
     figure: Figure
 
 
-def arm_colors(arms: Mapping[str, ArmReport]) -> dict[str, str]:
-    """A colour for every arm: its own if it is ``#rrggbb``, else the usual one of that name, else the next free one."""
-    own = {name: arm.color for name, arm in arms.items() if arm.color and re.fullmatch(r"#[0-9a-fA-F]{6}", arm.color)}
-    others = colors_of([name for name in arms if name not in own])
-    return {name: own.get(name) or others[name] for name in arms}
+def variant_colors(variants: Mapping[str, VariantReport]) -> dict[str, str]:
+    """A colour for every variant: its own if it is ``#rrggbb``, else the usual one of that name, else the next free one."""
+    own = {
+        name: variant.color
+        for name, variant in variants.items()
+        if variant.color and re.fullmatch(r"#[0-9a-fA-F]{6}", variant.color)
+    }
+    others = colors_of([name for name in variants if name not in own])
+    return {name: own.get(name) or others[name] for name in variants}
 
 
 def colors_of(names: Sequence[str]) -> dict[str, str]:
-    """The usual colour of each arm, else the next free one."""
+    """The usual colour of each variant, else the next free one."""
     spare = iter(_MORE_COLORS * (len(names) // len(_MORE_COLORS) + 1))
     return {name: _COLORS.get(name) or next(spare) for name in names}
 
@@ -72,7 +76,7 @@ def series(rows: Iterable[MetricsRow], *names: str) -> Series:
 
 
 def _label(name: str) -> str:
-    """Plotly reads labels as a small HTML: arm names must not."""
+    """Plotly reads labels as a small HTML: variant names must not."""
     return html.escape(name)
 
 
@@ -107,7 +111,7 @@ def axes(x: str, y: str, share: bool) -> dict[str, Any]:
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> Figure | None:
-    """Grouped bars with 95% intervals: Pass@1 and Pass@k by arm."""
+    """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant."""
     data = []
     for row in rows:
         passes = [(f"Pass@{k}", p) for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None]
@@ -116,10 +120,10 @@ def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -
         data.append(
             {
                 "type": "bar",
-                "name": _label(row.arm),
+                "name": _label(row.variant),
                 "x": [name for name, _ in passes],
                 "y": [p.mean for _, p in passes],
-                "marker": {"color": colors[row.arm]},
+                "marker": {"color": colors[row.variant]},
                 "error_y": {
                     "type": "data",
                     "symmetric": False,
@@ -137,20 +141,25 @@ def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -
     return {"data": data, "layout": {"barmode": "group", "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}}
 
 
-def _by_arm(
-    arms: Mapping[str, ArmReport], colors: Mapping[str, str], names: Sequence[str], y: str, share: bool
+def _by_variant(
+    variants: Mapping[str, VariantReport], colors: Mapping[str, str], names: Sequence[str], y: str, share: bool
 ) -> Figure | None:
     data: list[dict[str, Any]] = []
-    for arm, report in arms.items():
+    for variant, report in variants.items():
         points = series(report.metrics, *names)
         if points:
-            data += _band(report.metrics, names[0], colors[arm])
-            data.append(line(arm, points, colors[arm], legendgroup=_label(arm)))
+            data += _band(report.metrics, names[0], colors[variant])
+            data.append(line(variant, points, colors[variant], legendgroup=_label(variant)))
     return {"data": data, "layout": axes("PPO step", y, share)} if data else None
 
 
-def _largest_k(arms: Mapping[str, ArmReport]) -> int:
-    found = (re.fullmatch(r"val/pass@(\d+)", str(key)) for arm in arms.values() for row in arm.metrics for key in row)
+def _largest_k(variants: Mapping[str, VariantReport]) -> int:
+    found = (
+        re.fullmatch(r"val/pass@(\d+)", str(key))
+        for variant in variants.values()
+        for row in variant.metrics
+        for key in row
+    )
     return max((int(match[1]) for match in found if match), default=1)
 
 
@@ -161,53 +170,55 @@ _WORLD_MODEL = (
 )
 
 
-def _world_model(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Figure | None:
+def _world_model(variants: Mapping[str, VariantReport], colors: Mapping[str, str]) -> Figure | None:
     data = []
-    for arm, report in arms.items():
+    for variant, report in variants.items():
         for metric, label, dash in _WORLD_MODEL:
             names = [f"{prefix}world_model/{metric}" for prefix in ("", "val/", "train/")]
             if points := series(report.metrics, *names):
-                data.append(line(f"{arm}: {label}", points, colors[arm], dash=dash))
+                data.append(line(f"{variant}: {label}", points, colors[variant], dash=dash))
     return {"data": data, "layout": axes("PPO step", "accuracy", True)} if data else None
 
 
-def _calibration(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> Figure | None:
+def _calibration(variants: Mapping[str, VariantReport], colors: Mapping[str, str]) -> Figure | None:
     data = []
-    for arm, report in arms.items():
+    for variant, report in variants.items():
         if points := series(report.metrics, "calibration/top1"):
-            data.append(line(arm, points, colors[arm], legendgroup=_label(arm)))
-            chance = line(arm, series(report.metrics, "calibration/chance"), colors[arm], dash="dot", mode="lines")
-            data.append(chance | {"showlegend": False, "legendgroup": _label(arm)})
+            data.append(line(variant, points, colors[variant], legendgroup=_label(variant)))
+            chance = line(
+                variant, series(report.metrics, "calibration/chance"), colors[variant], dash="dot", mode="lines"
+            )
+            data.append(chance | {"showlegend": False, "legendgroup": _label(variant)})
     return {"data": data, "layout": axes("PPO step", "share", True)} if data else None
 
 
 Stages2 = Mapping[str, Sequence[MetricsRow]]
-"""Logged rows of stage 2: the run's under an empty name, then those of arms with their own."""
+"""Logged rows of stage 2: the run's under an empty name, then those of variants with their own."""
 
 _TRAIN, _VAL = "#8a8f98", "#d1495b"
 
 
 def _sft(stages: Stages2) -> Figure | None:
     data = []
-    for index, (arm, rows) in enumerate(stages.items()):
+    for index, (variant, rows) in enumerate(stages.items()):
         dash = _DASHES[index % len(_DASHES)]
         for name, color, names in (
             ("train", _TRAIN, ("train/loss", "losses/loss")),
             ("validation", _VAL, ("val/loss",)),
         ):
             if points := series(rows, *names):
-                data.append(line(f"{arm}: {name}" if arm else name, points, color, dash=dash))
+                data.append(line(f"{variant}: {name}" if variant else name, points, color, dash=dash))
     return {"data": data, "layout": axes("optimizer step", "loss (nats per token)", False)} if data else None
 
 
 def _sft_world_model(stages: Stages2) -> Figure | None:
     """What was measured every ``sft.eval_every`` steps; nothing to draw where there is only the last measurement."""
     data = []
-    for index, (arm, rows) in enumerate(stages.items()):
+    for index, (variant, rows) in enumerate(stages.items()):
         for (metric, label, _), color in zip(_WORLD_MODEL, ("#2a6f97", "#d1495b", "#8a8f98"), strict=True):
             points = series(rows, f"world_model/{metric}")
             if len(points) > 1:
-                title = f"{arm}: {label}" if arm else label
+                title = f"{variant}: {label}" if variant else label
                 data.append(line(title, points, color, dash=_DASHES[index % len(_DASHES)]))
     return {"data": data, "layout": axes("optimizer step", "accuracy", True)} if data else None
 
@@ -219,22 +230,22 @@ def _chart(key: str, title: str, note: str, figure: Figure | None) -> list[Chart
     return [Chart(key, title, note, figure)] if figure else []
 
 
-def learning_charts(arms: Mapping[str, ArmReport], sft: Stages2, colors: Mapping[str, str]) -> list[Chart]:
+def learning_charts(variants: Mapping[str, VariantReport], sft: Stages2, colors: Mapping[str, str]) -> list[Chart]:
     """The curves that are always in view; those without data are left out."""
-    k = _largest_k(arms)
-    pass_1 = _by_arm(arms, colors, ("val/pass@1", "val/success"), "Pass@1", True)
+    k = _largest_k(variants)
+    pass_1 = _by_variant(variants, colors, ("val/pass@1", "val/success"), "Pass@1", True)
     charts = _chart("val-pass-1", "Validation Pass@1", "Held-out worlds; band: 95% interval where logged.", pass_1)
     if k > 1:
-        figure = _by_arm(arms, colors, (f"val/pass@{k}",), f"Pass@{k}", True)
+        figure = _by_variant(variants, colors, (f"val/pass@{k}",), f"Pass@{k}", True)
         charts += _chart("val-pass-k", f"Validation Pass@{k}", "Held-out worlds.", figure)
-    train = _by_arm(arms, colors, ("train/success",), "success", True)
+    train = _by_variant(variants, colors, ("train/success",), "success", True)
     charts += _chart(
         "train-success", "Training success", "Sampled training worlds of each step, before filtering.", train
     )
     note = "Share of written observations and predictions that agree with the world."
-    charts += _chart("world-model", "World model during PPO", note, _world_model(arms, colors))
+    charts += _chart("world-model", "World model during PPO", note, _world_model(variants, colors))
     note = "Share of recorded turns whose true next state is likelier than every alternative; dotted: by guessing."
-    charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(arms, colors))
+    charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(variants, colors))
     charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))
     return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", _sft_world_model(sft))
 
@@ -260,11 +271,11 @@ _DIAGNOSTICS = (
 _SHARES = ("losses/clipfrac", "train/format_rate", "rollout/kept", "rollout/zero_std", "train/repetition")
 
 
-def diagnostic_charts(arms: Mapping[str, ArmReport], colors: Mapping[str, str]) -> list[Chart]:
+def diagnostic_charts(variants: Mapping[str, VariantReport], colors: Mapping[str, str]) -> list[Chart]:
     """The curves of the fold-out: how healthy the PPO updates were."""
     charts: list[Chart] = []
     for name, title, note in _DIAGNOSTICS:
         share = name in _SHARES
         key = re.sub(r"\W+", "-", name)
-        charts += _chart(key, title, note, _by_arm(arms, colors, (name,), "", share))
+        charts += _chart(key, title, note, _by_variant(variants, colors, (name,), "", share))
     return charts

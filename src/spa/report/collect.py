@@ -9,8 +9,8 @@ from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
 from spa.common.secrets import redact, shown
 from spa.evaluate.summary import EvalResult
-from spa.report.data import ArmReport, ReportData
-from spa.run.folder import PACKAGES, RunFolder
+from spa.report.data import ReportData, VariantReport
+from spa.run.folder import PACKAGES, RunFolder, variants_folder
 from spa.run.metrics import read_metrics
 from spa.run.stage import read_done
 
@@ -27,7 +27,7 @@ def collect(out: Path) -> ReportData:
     if not folder.holds_run:
         raise ValueError(f"{out} holds no run (no config.yaml)")
     cfg = folder.config()
-    arms: dict[str, ArmReport] = {}
+    variants: dict[str, VariantReport] = {}
     timings: dict[str, float] = {}
     contents: dict[str, set[str]] = {}
     symmetries: dict[str, set[str]] = {}
@@ -52,22 +52,22 @@ def collect(out: Path) -> ReportData:
     tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
     for name, stage in tuned.items():
         finished(stage, f"SFT, {name}")
-    names = [path.name for path in sorted((out / "arms").glob("*")) if path.is_dir()]
-    for name in sorted(names, key=lambda n: (["base", *cfg.arms, n].index(n), n)):
-        folder_of_arm = out / "arms" / name
-        finished(folder_of_arm / "ppo", f"PPO, {name}")
-        finished(folder_of_arm / "eval", f"evaluation, {name}")
-        result = folder_of_arm / "eval" / "result.json"
-        arms[name] = ArmReport(
-            metrics=_metrics(folder_of_arm / "ppo"),
+    names = [path.name for path in sorted(variants_folder(out).glob("*")) if path.is_dir()]
+    for name in sorted(names, key=lambda n: (["base", *cfg.variants, n].index(n), n)):
+        folder_of_variant = variants_folder(out) / name
+        finished(folder_of_variant / "ppo", f"PPO, {name}")
+        finished(folder_of_variant / "eval", f"evaluation, {name}")
+        result = folder_of_variant / "eval" / "result.json"
+        variants[name] = VariantReport(
+            metrics=_metrics(folder_of_variant / "ppo"),
             result=EvalResult.read(result) if result.is_file() else None,
-            episodes=_episodes(folder_of_arm / "eval" / "episodes.jsonl"),
+            episodes=_episodes(folder_of_variant / "eval" / "episodes.jsonl"),
         )
-        planned = folder_of_arm / "eval" / "planner.json"
+        planned = folder_of_variant / "eval" / "planner.json"
         if planned.is_file():
             found = EvalResult.read(planned)
-            episodes = _episodes(folder_of_arm / "eval" / "planner_episodes.jsonl")
-            arms[found.name] = ArmReport(result=found, episodes=episodes)
+            episodes = _episodes(folder_of_variant / "eval" / "planner_episodes.jsonl")
+            variants[found.name] = VariantReport(result=found, episodes=episodes)
     commands = folder.info().get("commands", [])
     last: dict[str, Any] = commands[-1] if commands else {}
     return ReportData(
@@ -75,14 +75,14 @@ def collect(out: Path) -> ReportData:
         config=shown(cfg),
         versions={name: last[name] for name in ("spa", "python", *PACKAGES) if name in last},
         machine={title: last[key] for title, key in _MACHINE.items() if key in last},
-        arms=arms,
+        variants=variants,
         sft=_metrics(out / "sft"),
-        sft_of_arms={name: _metrics(stage) for name, stage in tuned.items()},
+        sft_of_variants={name: _metrics(stage) for name, stage in tuned.items()},
         overlaps=overlaps(contents),
         symmetric_overlaps=overlaps(symmetries) if symmetries and all(symmetries.values()) else {},
         timings=timings,
         created=str(last.get("started", "")),
-        episodes_per_arm=cfg.report.episodes,
+        episodes_per_variant=cfg.report.episodes,
     )
 
 

@@ -14,8 +14,8 @@ MetricsRow = Mapping[str, Any]
 
 
 @dataclass
-class ArmReport:
-    """One arm: its rows of ``metrics.jsonl``, its final evaluation and episodes to show.
+class VariantReport:
+    """One variant: its rows of ``metrics.jsonl``, its final evaluation and episodes to show.
 
     ``color`` (``#rrggbb``) is optional; anything else is ignored and a colour is chosen.
     """
@@ -35,27 +35,27 @@ class ReportData:
         config: the resolved config, nested.
         versions: package -> version.
         machine: a fact -> its value, e.g. ``{"CPU": "2 cores", "memory": "8 GiB"}``.
-        arms: in the order of the table.
+        variants: in the order of the table.
         sft: logged rows of stage 2 (``train/loss``, ``val/loss``, ``world_model/*``).
-        sft_of_arms: the same of the arms that have a stage 2 of their own.
+        sft_of_variants: the same of the variants that have a stage 2 of their own.
         overlaps: pair of splits -> number of worlds that are in both; must be 0.
         symmetric_overlaps: the same, a world counting as its rotations and mirror images; empty where that is not known.
         timings: stage -> seconds.
-        baseline: the arm to which differences are taken.
+        baseline: the variant to which differences are taken.
         created: when the run was made, as it shall be printed.
-        episodes_per_arm: at most so many episodes are shown for an arm.
+        episodes_per_variant: at most so many episodes are shown for a variant.
     """
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
-    arms: Mapping[str, ArmReport] = field(default_factory=dict)
+    variants: Mapping[str, VariantReport] = field(default_factory=dict)
     sft: Sequence[MetricsRow] = ()
-    sft_of_arms: Mapping[str, Sequence[MetricsRow]] = field(default_factory=dict)
+    sft_of_variants: Mapping[str, Sequence[MetricsRow]] = field(default_factory=dict)
     overlaps: Mapping[str, int] = field(default_factory=dict)
     symmetric_overlaps: Mapping[str, int] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
     baseline: str = "vanilla"
     created: str = ""
-    episodes_per_arm: int = 6
+    episodes_per_variant: int = 6

@@ -16,8 +16,16 @@ from spa.common.files import atomic_write
 from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
-from spa.report.charts import Chart, Figure, arm_colors, comparison_chart, diagnostic_charts, learning_charts, number
-from spa.report.data import ArmReport, MetricsRow, ReportData
+from spa.report.charts import (
+    Chart,
+    Figure,
+    comparison_chart,
+    diagnostic_charts,
+    learning_charts,
+    number,
+    variant_colors,
+)
+from spa.report.data import MetricsRow, ReportData, VariantReport
 from spa.report.turns import choose_episodes, view
 
 _FACTS = (
@@ -62,7 +70,7 @@ _WORLD_MODEL = (
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of ready text under a header; the first column is the arm."""
+    """Rows of ready text under a header; the first column is the variant."""
 
     header: list[str]
     rows: list[tuple[str, list[str]]]
@@ -111,15 +119,15 @@ def _format(value: float | None, kind: str) -> str:
 
 
 def _table(metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]]) -> Table | None:
-    """Arms × the columns of which some arm has a value."""
+    """Variants × the columns of which some variant has a value."""
     used = [c for c in columns if any(number(values.get(c[0])) is not None for values in metrics.values())]
     used = [c for c in used if c[0] != "errors" or any(values.get("errors") for values in metrics.values())]
     if not used:
         return None
     header = [label + (" %" if kind == "share" else "") for _, label, kind in used]
     rows = [
-        (arm, [_format(number(values.get(name)), kind) for name, _, kind in used])
-        for arm, values in metrics.items()
+        (variant, [_format(number(values.get(name)), kind) for name, _, kind in used])
+        for variant, values in metrics.items()
         if any(number(values.get(name)) is not None for name, _, _ in used)
     ]
     return Table(header, rows)
@@ -130,7 +138,9 @@ def _comparison(rows: Sequence[ComparisonRow]) -> Table | None:
         return None
     header, cells = comparison_cells(rows)
     shown = [[_minus(cell) if cell != "-" else "–" for cell in line] for line in cells]
-    return Table([_minus(name) for name in header], [(row.arm, line) for row, line in zip(rows, shown, strict=True)])
+    return Table(
+        [_minus(name) for name in header], [(row.variant, line) for row, line in zip(rows, shown, strict=True)]
+    )
 
 
 def _minus(text: str) -> str:
@@ -139,19 +149,24 @@ def _minus(text: str) -> str:
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, float]]:
     rows: dict[str, Mapping[str, float]] = {}
-    for arm, stage in _stages_2(data).items():
+    for variant, stage in _stages_2(data).items():
         for row in stage:
             if any(str(key).startswith("world_model/") for key in row):
-                rows[f"after SFT, {arm}" if arm else "after SFT"] = row
-    return rows | {arm: report.result.world_model for arm, report in data.arms.items() if report.result is not None}
+                rows[f"after SFT, {variant}" if variant else "after SFT"] = row
+    return rows | {
+        variant: report.result.world_model for variant, report in data.variants.items() if report.result is not None
+    }
 
 
 def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
-    return {"": data.sft, **data.sft_of_arms}
+    return {"": data.sft, **data.sft_of_variants}
 
 
-def _episodes(arms: Mapping[str, ArmReport], limit: int) -> list[tuple[str, list[Any], int]]:
-    shown = ((arm, [view(e) for e in choose_episodes(r.episodes, limit)], len(r.episodes)) for arm, r in arms.items())
+def _episodes(variants: Mapping[str, VariantReport], limit: int) -> list[tuple[str, list[Any], int]]:
+    shown = (
+        (variant, [view(e) for e in choose_episodes(r.episodes, limit)], len(r.episodes))
+        for variant, r in variants.items()
+    )
     return [entry for entry in shown if entry[1]]
 
 
@@ -183,12 +198,12 @@ def write_page(text: str, path: str | os.PathLike[str]) -> Path:
 
 def render_report(data: ReportData) -> str:
     """The report as an HTML document."""
-    colors = arm_colors(data.arms)
-    results = {arm: report.result for arm, report in data.arms.items() if report.result is not None}
+    colors = variant_colors(data.variants)
+    results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
     rows = comparison_table(results, data.baseline)
     compare = comparison_chart(rows, colors)
-    learning = learning_charts(data.arms, _stages_2(data), colors)
-    diagnostics = diagnostic_charts(data.arms, colors)
+    learning = learning_charts(data.variants, _stages_2(data), colors)
+    diagnostics = diagnostic_charts(data.variants, colors)
     charts = [*([Chart("comparison", "", "", compare)] if compare else []), *learning, *diagnostics]
     figures: dict[str, Figure] = {chart.key: chart.figure for chart in charts}
     config = flatten(data.config)
@@ -203,13 +218,13 @@ def render_report(data: ReportData) -> str:
         facts=_facts(config),
         config=config,
         comparison=_comparison(rows),
-        play=_table({arm: result.metrics for arm, result in results.items()}, _PLAY),
+        play=_table({variant: result.metrics for variant, result in results.items()}, _PLAY),
         world_model=_table(_world_model_rows(data), _WORLD_MODEL),
-        skipped={arm: result.skipped_ks for arm, result in results.items() if result.skipped_ks},
+        skipped={variant: result.skipped_ks for variant, result in results.items() if result.skipped_ks},
         charts=figures,
         learning=learning,
         diagnostics=diagnostics,
-        episodes=_episodes(data.arms, data.episodes_per_arm),
+        episodes=_episodes(data.variants, data.episodes_per_variant),
         timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
         total=duration(sum(timings.values())),
     )

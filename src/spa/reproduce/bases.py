@@ -11,33 +11,33 @@ import yaml
 
 from spa.common.files import atomic_write
 from spa.common.progress import note
-from spa.config.load import load_arm
-from spa.reproduce.scale import Scale, arm_file
+from spa.config.load import load_variant
+from spa.reproduce.scale import Scale, variant_file
 
 
-def write_arms(scale: Scale, out: Path) -> None:
-    """Writes the arms that only this scale has to ``out/arms/WORLD``.
+def write_variants(scale: Scale, out: Path) -> None:
+    """Writes the variants that only this scale has to ``out/variants/WORLD``.
 
     Raises:
-        ValueError: an arm with an unknown key, or one that cannot be.
+        ValueError: a variant with an unknown key, or one that cannot be.
     """
     for world in scale.worlds:
-        for name, arm in scale.own_arms_of(world).items():
-            path = arm_file(scale, world, name, out)
+        for name, variant in scale.own_variants_of(world).items():
+            path = variant_file(scale, world, name, out)
             assert path
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, yaml.safe_dump({"name": name, **arm}))
-            load_arm(str(path))
+            atomic_write(path, yaml.safe_dump({"name": name, **variant}))
+            load_variant(str(path))
 
 
 def make_bases(scale: Scale, out: Path) -> None:
-    """Pretrains what is not there yet in ``out/bases``, and writes the files of the arms that start from it.
+    """Pretrains what is not there yet in ``out/bases``, and writes the files of the variants that start from it.
 
     Raises:
         ValueError: a pretraining failed; the message is its last line.
     """
     for name, settings in scale.bases.items():
-        if not any(name in scale.arms_of(world) for world in scale.worlds):
+        if not any(name in scale.variants_of(world) for world in scale.worlds):
             continue
         folder = (out / "bases" / name).resolve()
         if not (folder / "config.json").is_file():
@@ -59,11 +59,11 @@ def make_bases(scale: Scale, out: Path) -> None:
             if done.returncode:
                 raise ValueError(f"base {name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
             half.rename(folder)
-        arm = {
+        variant = {
             "name": name,
             "state_format": "coordinates",
             "sft": False,
             "rl": True,
             "settings": {"ppo.start": str(folder)},
         }
-        atomic_write(folder.with_suffix(".yaml"), yaml.safe_dump(arm))
+        atomic_write(folder.with_suffix(".yaml"), yaml.safe_dump(variant))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spa.report.charts import Chart, axes, colors_of, line
 from spa.report.html import render, write_page
-from spa.reproduce.results import ArmNumbers, Curve, Numbers
+from spa.reproduce.results import Curve, Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
 from spa.reproduce.table import note, tables, title
 
@@ -17,10 +17,10 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
     """For each world learning curves by step and by time, Pass@k, and the world model along RL."""
     out: dict[str, list[Chart]] = {}
     colors = _colors(numbers)
-    for index, (world, arms) in enumerate(numbers.items()):
+    for index, (world, variants) in enumerate(numbers.items()):
         of_world = out.setdefault(world, [])
-        for key, (heading, x, y, curves) in _curves(arms).items():
-            data = [line(arm, list(points), colors[arm]) for arm, points in curves.items() if points]
+        for key, (heading, x, y, curves) in _curves(variants).items():
+            data = [line(variant, list(points), colors[variant]) for variant, points in curves.items() if points]
             layout = axes(x, y, True)
             if x == "k":
                 layout["xaxis"]["type"] = "log"
@@ -30,17 +30,19 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
 
 
 def _colors(numbers: Numbers) -> dict[str, str]:
-    """An arm has one color in all worlds."""
-    return colors_of(list(dict.fromkeys(arm for arms in numbers.values() for arm in arms)))
+    """A variant has one color in all worlds."""
+    return colors_of(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
-def _curves(arms: Mapping[str, ArmNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
-    """key -> title, what x and y are, and a curve for each arm (empty where it has none)."""
-    val = {arm: found.curves.get("val/pass@1", []) for arm, found in arms.items()}
-    by_time = {arm: _by_time(arms[arm], curve) for arm, curve in val.items()}
-    passes = {arm: [(float(k), p.mean) for k, p in sorted(found.passes.items())] for arm, found in arms.items()}
+def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
+    """key -> title, what x and y are, and a curve for each variant (empty where it has none)."""
+    val = {variant: found.curves.get("val/pass@1", []) for variant, found in variants.items()}
+    by_time = {variant: _by_time(variants[variant], curve) for variant, curve in val.items()}
+    passes = {
+        variant: [(float(k), p.mean) for k, p in sorted(found.passes.items())] for variant, found in variants.items()
+    }
     top_1, exact = (
-        {arm: found.curves.get(name, []) for arm, found in arms.items()}
+        {variant: found.curves.get(name, []) for variant, found in variants.items()}
         for name in ("calibration/top1", "world_model/prediction_em")
     )
     return {
@@ -52,7 +54,7 @@ def _curves(arms: Mapping[str, ArmNumbers]) -> dict[str, tuple[str, str, str, di
     }
 
 
-def _by_time(found: ArmNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _by_time(found: VariantNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Steps as seconds since the start of stage 1: PPO's time spread evenly over its steps."""
     last = curve[-1][0] if curve else 0
     if not last or "PPO" not in found.seconds:

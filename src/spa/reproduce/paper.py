@@ -1,4 +1,4 @@
-"""The paper's Table 2 (arXiv 2510.15047), Pass@1 / Pass@8 in percent after 1,000 PPO steps, by our names of arms and worlds."""
+"""The paper's Table 2 (arXiv 2510.15047), Pass@1 / Pass@8 in percent after 1,000 PPO steps, by our names of variants and worlds."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _ABLATIONS: dict[str, tuple[float, float]] = {
 MODELS = tuple(_TABLE)
 
 
-def paper_numbers(world: str, arm: str, model: str) -> tuple[float, float] | None:
+def paper_numbers(world: str, variant: str, model: str) -> tuple[float, float] | None:
     """Pass@1 and Pass@8 in percent; None where the paper has no such cell."""
-    if world == "sokoban" and model == _ABLATED and arm in _ABLATIONS:
-        return _ABLATIONS[arm]
-    row = _TABLE.get(model, {}).get(arm)
+    if world == "sokoban" and model == _ABLATED and variant in _ABLATIONS:
+        return _ABLATIONS[variant]
+    row = _TABLE.get(model, {}).get(variant)
     return row[WORLDS.index(world)] if row and world in WORLDS else None

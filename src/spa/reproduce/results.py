@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from spa.agent.worlds import content_key
 from spa.common.clock import Spent
-from spa.config.load import load_arm, load_config
-from spa.config.schema import ArmConfig
-from spa.config.variants import arm_config, dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder
+from spa.config.load import load_config, load_variant
+from spa.config.schema import VariantConfig
+from spa.config.variants import dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder, variant_config
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import PLANNED
 from spa.reproduce.scale import BASELINE, Cell, Scale
+from spa.run.folder import variants_folder
 from spa.run.metrics import read_metrics
 from spa.run.stage import read_done
 
@@ -33,21 +34,21 @@ Curve = list[tuple[float, float]]
 
 
 @dataclass
-class ArmNumbers:
-    """One arm in one world, in shares of [0, 1]. What is not by seed is a mean over the seeds that are finished.
+class VariantNumbers:
+    """One variant in one world, in shares of [0, 1]. What is not by seed is a mean over the seeds that are finished.
 
     Attributes:
-        worlds: digest of the test worlds; the same in all seeds and arms that are compared.
+        worlds: digest of the test worlds; the same in all seeds and variants that are compared.
         samples: of each test world.
         successes: by seed, how many samples of each test world were won, in the order of the worlds' seeds.
         passes: Pass@k by k.
-        differences: to other arms, by their names, the same on the seeds that both have.
+        differences: to other variants, by their names, the same on the seeds that both have.
         by_seed: Pass@1 of each seed.
         actions_by_seed: actions a turn on the test worlds: whether a policy acts step by step or writes whole plans can differ
             between seeds, and counts for much.
         tokens_by_seed: tokens written in an episode, those of what a planner imagined included.
         actions_played: by seed, actions that the world had to answer before the evaluation: self-play, practice and RL.
-        seconds: what the arm's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
+        seconds: what the variant's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
         world_model: what was measured of the world model at the end.
     """
@@ -75,15 +76,15 @@ class ArmNumbers:
         return np.stack([pass_at_k(self.successes[s], np.full(len(self.successes[s]), self.samples), k) for s in seeds])
 
 
-ByArm = dict[str, ArmNumbers]  # arm ->
-Numbers = dict[str, ByArm]  # world ->
+ByVariant = dict[str, VariantNumbers]  # variant ->
+Numbers = dict[str, ByVariant]  # world ->
 
 
 def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) -> Numbers:
-    """The numbers of all finished arms; the worlds and arms in the order of the scale, the base first.
+    """The numbers of all finished variants; the worlds and variants in the order of the scale, the base first.
 
     Args:
-        versus: names of the arms that differences are taken to.
+        versus: names of the variants that differences are taken to.
 
     Raises:
         ValueError: runs to compare that were not evaluated on the same worlds.
@@ -91,60 +92,60 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
     numbers: Numbers = {}
     for world in dict.fromkeys(cell.world for cell in cells):
         folders = {cell.seed: cell.folder for cell in cells if cell.world == world}
-        arms = next(cell.arms for cell in cells if cell.world == world)
+        variants = next(cell.variants for cell in cells if cell.world == world)
         numbers[world] = {}
-        for arm in dict.fromkeys(["base", *arms]):
-            numbers[world] |= _measured(folders, load_arm(arm))
+        for variant in dict.fromkeys(["base", *variants]):
+            numbers[world] |= _measured(folders, load_variant(variant))
     compute(numbers, versus)
     return numbers
 
 
 def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
-    """Sets what follows from the successes: Pass@k, its differences to the arms ``versus``, and each seed's Pass@1.
+    """Sets what follows from the successes: Pass@k, its differences to the variants ``versus``, and each seed's Pass@1.
 
     Raises:
         ValueError: as ``collect_cells``.
     """
-    for world, arms in numbers.items():
+    for world, variants in numbers.items():
         if (
-            len({found.worlds for found in arms.values()}) > 1
-            or len({found.samples for found in arms.values()} - {1}) > 1
+            len({found.worlds for found in variants.values()}) > 1
+            or len({found.samples for found in variants.values()} - {1}) > 1
         ):
-            raise ValueError(f"{world}: the arms were not all evaluated on the same worlds with as many samples")
-        for found in arms.values():
+            raise ValueError(f"{world}: the variants were not all evaluated on the same worlds with as many samples")
+        for found in variants.values():
             ks = [k for k in (2**i for i in range(11)) if k <= found.samples]
             found.passes = {k: two_way(found.table(k, found.seeds)) for k in ks}
             found.by_seed = {seed: float(found.table(1, [seed]).mean()) for seed in found.seeds}
             found.differences = {}
             for name in versus:
-                other = arms.get(name)
+                other = variants.get(name)
                 both = [seed for seed in found.seeds if other is not None and seed in other.successes]
                 if other is not None and other is not found and both:
                     common = [k for k in ks if k <= other.samples]
                     found.differences[name] = {k: two_way(found.table(k, both) - other.table(k, both)) for k in common}
 
 
-def _measured(folders: Mapping[int, Path], arm: ArmConfig) -> ByArm:
-    """What an arm's runs left, under its name, and what its planner did, under that of both; empty where none is finished."""
-    found: ByArm = {}
+def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
+    """What a variant's runs left, under its name, and what its planner did, under that of both; empty where none is finished."""
+    found: ByVariant = {}
     for file in ("result.json", "planner.json"):
-        paths = {seed: folder / "arms" / arm.name / "eval" / file for seed, folder in folders.items()}
+        paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
         results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
         if results:
-            found[next(iter(results.values())).name] = _of_results(results, paths, folders, arm)
+            found[next(iter(results.values())).name] = _of_results(results, paths, folders, variant)
     return found
 
 
 def _of_results(
-    results: Mapping[int, EvalResult], paths: Mapping[int, Path], folders: Mapping[int, Path], arm: ArmConfig
-) -> ArmNumbers:
-    out = ArmNumbers()
+    results: Mapping[int, EvalResult], paths: Mapping[int, Path], folders: Mapping[int, Path], variant: VariantConfig
+) -> VariantNumbers:
+    out = VariantNumbers()
     for seed, result in results.items():
         worlds = sorted(result.worlds, key=lambda world: world.seed)
         digest = content_key(" ".join(f"{world.seed}:{world.content}" for world in worlds))
         samples = {world.samples for world in worlds}
         if len(samples) > 1 or (out.worlds and (digest, samples) != (out.worlds, {out.samples})):
-            raise ValueError(f"{paths[seed]} is of other worlds or samples than the arm's other seeds")
+            raise ValueError(f"{paths[seed]} is of other worlds or samples than the variant's other seeds")
         out.worlds, out.samples = digest, samples.pop()
         out.successes[seed] = [world.successes for world in worlds]
         if turns := result.metrics.get("num_turns"):
@@ -153,7 +154,7 @@ def _of_results(
             if tokens := result.metrics.get("planner/tokens_written", written):
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
-    recorded = [_recorded(folder, arm) for folder in done]
+    recorded = [_recorded(folder, variant) for folder in done]
     if all("actions" in found for stages in recorded for name, found in stages.items() if name != "SFT"):
         played = [sum(int(found.get("actions", 0)) for found in stages.values()) for stages in recorded]
         out.actions_played = dict(zip(out.seeds, played, strict=True))
@@ -161,7 +162,7 @@ def _of_results(
     for stage in dict.fromkeys(name for found in times for name in found):
         spent = sum((found.get(stage, Spent()) for found in times), Spent())
         out.seconds[stage], out.cpu_seconds[stage] = spent.wall / len(times), spent.cpu / len(times)
-    records = [read_metrics(folder / "arms" / arm.name / "ppo" / "metrics.jsonl") for folder in done]
+    records = [read_metrics(variants_folder(folder) / variant.name / "ppo" / "metrics.jsonl") for folder in done]
     for name in ("val/pass@1", "world_model/prediction_em", "world_model/observation_em", "calibration/top1"):
         curve = _mean_curve([_curve(rows, name) for rows in records])
         if curve:
@@ -172,18 +173,18 @@ def _of_results(
     return out
 
 
-def _recorded(folder: Path, arm: ArmConfig) -> dict[str, dict[str, Any]]:
-    """What each stage of an arm recorded; stages that it shares with others count in full."""
+def _recorded(folder: Path, variant: VariantConfig) -> dict[str, dict[str, Any]]:
+    """What each stage of a variant recorded; stages that it shares with others count in full."""
     cfg = load_config(folder / "config.yaml")
     stages = {}
-    if needs_sft(cfg, arm):
-        stages = {"self-play": selfplay_folder(folder, arm), "SFT": sft_folder(folder, arm)}
-    if arm.practice:
-        stages["practice"] = practice_folder(folder, arm)
-    if arm_config(cfg, arm).curriculum.imagined:
-        stages["imagining"] = dream_folder(folder, arm)
-    if arm.rl:
-        stages["PPO"] = folder / "arms" / arm.name / "ppo"
+    if needs_sft(cfg, variant):
+        stages = {"self-play": selfplay_folder(folder, variant), "SFT": sft_folder(folder, variant)}
+    if variant.practice:
+        stages["practice"] = practice_folder(folder, variant)
+    if variant_config(cfg, variant).curriculum.imagined:
+        stages["imagining"] = dream_folder(folder, variant)
+    if variant.rl:
+        stages["PPO"] = variants_folder(folder) / variant.name / "ppo"
     found = {name: read_done(stage) for name, stage in stages.items()}
     return {name: done for name, done in found.items() if done}
 
@@ -201,9 +202,11 @@ def _mean_curve(curves: Sequence[Mapping[float, float]]) -> Curve:
 
 def to_json(numbers: Numbers) -> str:
     """All numbers as JSON; the successes of a seed's worlds are one line of text."""
-    data = {world: {arm: asdict(found) for arm, found in arms.items()} for world, arms in numbers.items()}
-    for arms in data.values():
-        for found in arms.values():
+    data = {
+        world: {variant: asdict(found) for variant, found in variants.items()} for world, variants in numbers.items()
+    }
+    for variants in data.values():
+        for found in variants.values():
             found["successes"] = {seed: " ".join(map(str, row)) for seed, row in found["successes"].items()}
     return json.dumps(data, indent=1, allow_nan=False)
 
@@ -215,17 +218,20 @@ def from_json(text: str) -> Numbers:
         ValueError: not such a file; the message says what is wrong.
     """
     derived = {"passes", "differences", "by_seed"}
-    measured = [item.name for item in fields(ArmNumbers) if item.name not in derived]
+    measured = [item.name for item in fields(VariantNumbers) if item.name not in derived]
     try:
         data = json.loads(text)
-        return {world: {arm: _read(measured, of) for arm, of in arms.items()} for world, arms in data.items()}
+        return {
+            world: {variant: _read(measured, of) for variant, of in variants.items()}
+            for world, variants in data.items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
 
 
-def _read(names: Sequence[str], data: Mapping[str, Any]) -> ArmNumbers:
+def _read(names: Sequence[str], data: Mapping[str, Any]) -> VariantNumbers:
     data = {"tokens_by_seed": {}, "actions_played": {}, **data}  # older files have none
-    found = ArmNumbers(**{name: data[name] for name in names})
+    found = VariantNumbers(**{name: data[name] for name in names})
     found.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in found.successes.items()}  # type: ignore[attr-defined]
     found.curves = {name: [(step, value) for step, value in curve] for name, curve in found.curves.items()}
     found.actions_by_seed = {int(seed): value for seed, value in found.actions_by_seed.items()}
@@ -237,7 +243,7 @@ def _read(names: Sequence[str], data: Mapping[str, Any]) -> ArmNumbers:
 
 
 def read_numbers(path: Path, scale: Scale) -> Numbers:
-    """The numbers of a file, for the worlds, arms and comparisons of a scale.
+    """The numbers of a file, for the worlds, variants and comparisons of a scale.
 
     Raises:
         ValueError: no such file, not the numbers of a reproduction, or of none of the scale's worlds.
@@ -249,9 +255,11 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     chosen = {
-        # With their planners' numbers, which are under "arm+planner".
+        # With their planners' numbers, which are under "variant+planner".
         world: {
-            arm: of for arm, of in found[world].items() if arm.partition(PLANNED)[0] in ("base", *scale.arms_of(world))
+            variant: of
+            for variant, of in found[world].items()
+            if variant.partition(PLANNED)[0] in ("base", *scale.variants_of(world))
         }
         for world in scale.worlds
         if world in found

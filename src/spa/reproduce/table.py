@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from spa.common.progress import duration
 from spa.evaluate.bootstrap import Interval, percent
-from spa.evaluate.verdict import ArmScore, verdict
+from spa.evaluate.verdict import VariantScore, verdict
 from spa.reproduce.paper import paper_numbers
-from spa.reproduce.results import ArmNumbers, Numbers
+from spa.reproduce.results import Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
 
 _TOKENS = (
@@ -19,7 +19,7 @@ _TOKENS = (
 
 @dataclass(frozen=True)
 class WorldTable:
-    """A world's arms: verdict sentences, and rows of ready text; ``header`` leaves out the column of the arm's name."""
+    """A world's variants: verdict sentences, and rows of ready text; ``header`` leaves out the column of the variant's name."""
 
     name: str
     sentences: list[str]
@@ -28,14 +28,14 @@ class WorldTable:
 
 
 def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
-    """One table a world: Pass@1, Pass@8 and the largest k, differences to other arms that it has, time, and the paper's numbers."""
+    """One table a world: Pass@1, Pass@8 and the largest k, differences to other variants, time, and the paper's numbers."""
     found = []
-    for world, arms in numbers.items():
-        ks = sorted({k for arm in arms.values() for k in arm.passes})
+    for world, variants in numbers.items():
+        ks = sorted({k for variant in variants.values() for k in variant.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
-        compared = [other for other in scale.compared if other in arms]
+        compared = [other for other in scale.compared if other in variants]
         paper = scale.paper(world)
-        counted = any(arm.tokens_by_seed for arm in arms.values())
+        counted = any(variant.tokens_by_seed for variant in variants.values())
         header = [
             *(f"Pass@{k}" for k in shown),
             *(f"Pass@{k} - {other}" for other in compared for k in shown if k in (1, 8)),
@@ -46,20 +46,22 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
             "CPU time",
             *([f"paper, {paper[1]}"] if paper else []),
         ]
-        rows = [(name, _row(name, arm, shown, paper, compared, counted)) for name, arm in arms.items()]
-        sentences = verdict({name: ArmScore(arm.by_seed, _first(arm)) for name, arm in arms.items()})
-        found.append(WorldTable(world, sentences if arms else ["Nothing is finished yet."], header, rows))
+        rows = [(name, _row(name, variant, shown, paper, compared, counted)) for name, variant in variants.items()]
+        sentences = verdict(
+            {name: VariantScore(variant.by_seed, _first(variant)) for name, variant in variants.items()}
+        )
+        found.append(WorldTable(world, sentences if variants else ["Nothing is finished yet."], header, rows))
     return found
 
 
 def note(numbers: Numbers) -> str:
     """What the tables' figures are."""
-    any_tokens = any(found.tokens_by_seed for arms in numbers.values() for found in arms.values())
+    any_tokens = any(found.tokens_by_seed for variants in numbers.values() for found in variants.values())
     return (
         "Percent; 95% t intervals for other seeds and other worlds (for other worlds alone where there is one seed); differences "
         "are on the same seeds and worlds. "
         f"Actions a turn are those of each seed on the test worlds{_TOKENS if any_tokens else ''}. "
-        "Time is that of the arm's own stages, self-play and SFT included, validation left out. "
+        "Time is that of the variant's own stages, self-play and SFT included, validation left out. "
         "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
     )
 
@@ -70,7 +72,7 @@ def markdown(scale: Scale, numbers: Numbers) -> str:
     for world in tables(scale, numbers):
         lines += [f"## {world.name}", "", *world.sentences, *([""] if world.sentences else [])]
         if world.rows:
-            lines += [*_markdown(["arm", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
+            lines += [*_markdown(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
     return "\n".join([*lines, note(numbers)]) + "\n"
 
 
@@ -79,7 +81,12 @@ def title(scale: Scale) -> str:
 
 
 def _row(
-    arm: str, found: ArmNumbers, shown: list[int], paper: tuple[str, str] | None, compared: list[str], counted: bool
+    variant: str,
+    found: VariantNumbers,
+    shown: list[int],
+    paper: tuple[str, str] | None,
+    compared: list[str],
+    counted: bool,
 ) -> list[str]:
     cells = [percent(found.passes.get(k)) for k in shown]
     for other in compared:
@@ -93,12 +100,12 @@ def _row(
         cells.append(f"{sum(played) / len(played):,.0f}" if played else "-")
     cells += [_time(found.seconds), _time(found.cpu_seconds)]
     if paper:
-        theirs = paper_numbers(paper[0], arm, paper[1])
+        theirs = paper_numbers(paper[0], variant, paper[1])
         cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
     return cells
 
 
-def _first(found: ArmNumbers) -> dict[str, Interval]:
+def _first(found: VariantNumbers) -> dict[str, Interval]:
     return {other: passes[1] for other, passes in found.differences.items()}
 
 

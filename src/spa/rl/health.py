@@ -15,7 +15,7 @@ _TIMES = 4  # times that it must at least run
 
 
 class TrainingFailed(ValueError):
-    """An arm's training that cannot go on; the run's other arms can."""
+    """A variant's training that cannot go on; the run's other variants can."""
 
 
 class TrainingCollapsed(TrainingFailed):

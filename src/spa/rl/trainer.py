@@ -19,7 +19,7 @@ from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.clock import measuring
 from spa.common.progress import note, progress
-from spa.config.schema import ArmConfig, Config
+from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
 from spa.config.validate import check_ppo_sampling
 from spa.engines.base import BrokenModel
@@ -421,8 +421,8 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     return metrics
 
 
-def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: bool, log: Log) -> dict[str, Any]:
-    """Stage 3 for one arm, from the model at ``start`` or, with ``resume``, from the last checkpoint in ``out``.
+def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, resume: bool, log: Log) -> dict[str, Any]:
+    """Stage 3 for one variant, from the model at ``start`` or, with ``resume``, from the last checkpoint in ``out``.
 
     Returns:
         what the stage records: the model that counts, the last and the best one kept (relative to ``out``), the actions played in
@@ -434,10 +434,10 @@ def train_ppo(cfg: Config, arm: ArmConfig, start: str, out: Path, *, resume: boo
     found = latest_checkpoint(out) if resume else None
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # they are put on the model as it was at the start
     policy = Policy.load(cfg, str(found[1]) if found and not adapters else start)
-    task = make_task(cfg, state_format=arm.state_format)
-    knows = arm.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
-    probe = make_task(cfg, state_format=arm.state_format, prompt="world_model") if knows else None
-    with progress(cfg.ppo.steps, f"PPO, arm {arm.name}") as bar:
+    task = make_task(cfg, state_format=variant.state_format)
+    knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
+    probe = make_task(cfg, state_format=variant.state_format, prompt="world_model") if knows else None
+    with progress(cfg.ppo.steps, f"PPO, variant {variant.name}") as bar:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             bar.advance(

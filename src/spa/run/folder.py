@@ -20,7 +20,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft",
 # A run may be resumed with other values of these: they do not change what is computed, but for the last digits (model.device and
 # model.threads: sums are then made in another order).
 _FREE = (
-    "arms",  # more of them may be compared; each is what it is by itself
+    "variants",  # more of them may be compared; each is what it is by itself
     "report.",
     "model.device",
     "model.threads",
@@ -37,6 +37,12 @@ _FREE = (
     "ppo.keep_checkpoints",
 )
 _STAGES = ("generate", "sft", "practice", "ppo")  # what `run` does as well
+
+
+def variants_folder(out: Path) -> Path:
+    """Where a run keeps stage 3 and the evaluation of its variants: ``variants``, or ``arms`` in a run of an earlier version."""
+    earlier = out / "arms"
+    return earlier if earlier.is_dir() else out / "variants"
 
 
 class RunFolder:
@@ -87,7 +93,7 @@ class RunFolder:
     def open(self, cfg: Config, command: str, resume: bool) -> RunFolder:
         """Makes the folder and writes down config and command; returns itself.
 
-        ``command`` names what is about to be done, with the arm where there is one (``"ppo spa"``). A command that was
+        ``command`` names what is about to be done, with the variant where there is one (``"ppo spa"``). A command that was
         not run here before may join a run of the same config; ``run`` and its stages exclude each other.
 
         Raises:

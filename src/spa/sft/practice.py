@@ -125,7 +125,7 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
     """All rounds of ``practice``, each step a stage of its own in ``out``: what is finished there is not done again.
 
     Args:
-        cfg: as the arm's stage 2 saw it.
+        cfg: as the variant's stage 2 saw it.
         model: the world model that stage 2 made.
         data: its transitions (a folder with train.parquet, or one parquet).
 

@@ -1,4 +1,4 @@
-"""Arms and settings of planning: what is refused, what is shared, where it is."""
+"""Variants and settings of planning: what is refused, what is shared, where it is."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from spa.cli import main
-from spa.config.load import load_arm, load_config
-from spa.config.schema import ArmConfig, Config
+from spa.config.load import load_config, load_variant
+from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
-    arm_config,
-    arms_of,
-    check_arms,
+    check_variants,
     practice_folder,
     selfplay_folder,
     sft_folder,
     source_config,
+    variant_config,
+    variants_of,
 )
 
 OUT = Path("run")
@@ -35,25 +35,27 @@ def run_config(*settings: str) -> Config:
 def test_practice_needs_the_world_model_of_stage_2(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("practice: true\nsettings: {selfplay.rows: transitions}\n")
-    with pytest.raises(ValueError, match=r"arm mine practises in the world model of stage 2: practice needs sft: true"):
-        load_arm(str(path))
+    with pytest.raises(
+        ValueError, match=r"variant mine practises in the world model of stage 2: practice needs sft: true"
+    ):
+        load_variant(str(path))
     path.write_text("practice: true\nsft: true\nsettings: {selfplay.rows: transitions}\n")
-    assert load_arm(str(path)).practice
+    assert load_variant(str(path)).practice
 
 
 @pytest.mark.parametrize("settings", [{}, {"selfplay.rows": "written"}])
 def test_practice_needs_rows_of_transitions(settings: dict[str, Any]) -> None:
-    mine = ArmConfig("mine", sft=True, practice=True, settings=settings)
-    with pytest.raises(ValueError, match=r"arm mine practises, .* set selfplay\.rows=transitions"):
-        check_arms(run_config(), [mine])
-    check_arms(run_config(), [dataclasses.replace(mine, practice=False)])
-    check_arms(run_config(), [dataclasses.replace(mine, settings={"selfplay.rows": "transitions"})])
-    check_arms(run_config("selfplay.rows=transitions"), [dataclasses.replace(mine, settings={})])
+    mine = VariantConfig("mine", sft=True, practice=True, settings=settings)
+    with pytest.raises(ValueError, match=r"variant mine practises, .* set selfplay\.rows=transitions"):
+        check_variants(run_config(), [mine])
+    check_variants(run_config(), [dataclasses.replace(mine, practice=False)])
+    check_variants(run_config(), [dataclasses.replace(mine, settings={"selfplay.rows": "transitions"})])
+    check_variants(run_config("selfplay.rows=transitions"), [dataclasses.replace(mine, settings={})])
 
 
-def pair(second: dict[str, Any], **arm: Any) -> list[ArmConfig]:
-    first = ArmConfig("a", sft=True, practice=True, shares="both", settings=dict(PLANS))
-    return [first, dataclasses.replace(first, name="b", settings={**PLANS, **second}, **arm)]
+def pair(second: dict[str, Any], **variant: Any) -> list[VariantConfig]:
+    first = VariantConfig("a", sft=True, practice=True, shares="both", settings=dict(PLANS))
+    return [first, dataclasses.replace(first, name="b", settings={**PLANS, **second}, **variant)]
 
 
 @pytest.mark.parametrize(
@@ -67,62 +69,62 @@ def pair(second: dict[str, Any], **arm: Any) -> list[ArmConfig]:
         {"planner.depth": 3},
     ],
 )
-def test_arms_that_share_their_stages_make_the_same_stages(setting: dict[str, Any]) -> None:
+def test_variants_that_share_their_stages_make_the_same_stages(setting: dict[str, Any]) -> None:
     cfg = run_config()
     (name,) = setting
-    with pytest.raises(ValueError, match=rf"arms a and b share stages 1 and 2 \('both'\) but not .* \({name}\)"):
-        check_arms(cfg, pair(setting))
-    check_arms(cfg, pair(setting, shares="own"))
+    with pytest.raises(ValueError, match=rf"variants a and b share stages 1 and 2 \('both'\) but not .* \({name}\)"):
+        check_variants(cfg, pair(setting))
+    check_variants(cfg, pair(setting, shares="own"))
 
 
-def test_arms_that_share_their_stages_may_differ_after_them() -> None:
+def test_variants_that_share_their_stages_may_differ_after_them() -> None:
     cfg = run_config()
-    check_arms(cfg, pair({"ppo.actor_lr": 1e-3, "ppo.steps": 5, "eval.worlds": 9}, rl=False))
-    check_arms(cfg, pair({}, state_format="coordinates"))
+    check_variants(cfg, pair({"ppo.actor_lr": 1e-3, "ppo.steps": 5, "eval.worlds": 9}, rl=False))
+    check_variants(cfg, pair({}, state_format="coordinates"))
 
 
-def test_the_source_of_an_arm_counts_too() -> None:
+def test_the_source_of_an_variant_counts_too() -> None:
     with pytest.raises(ValueError, match=r"share stages 1 and 2 .*sft\.epochs"):
-        check_arms(run_config(), pair({}, source={"sft.epochs": 9}))
+        check_variants(run_config(), pair({}, source={"sft.epochs": 9}))
 
 
-def test_the_packaged_arms_share_stages_and_practice() -> None:
-    cfg = load_config("frozen_lake", ["arms=[plan,spa_plan,search,simulator]"])
-    _, plan, spa_plan, search, bound = arms_of(cfg)
+def test_the_packaged_variants_share_stages_and_practice() -> None:
+    cfg = load_config("frozen_lake", ["variants=[plan,spa_plan,search,simulator]"])
+    _, plan, spa_plan, search, bound = variants_of(cfg)
     assert (plan.rl, spa_plan.rl, search.rl) == (False, True, False)
     assert (plan.practice, spa_plan.practice, search.practice) == (True, True, False)
-    assert arm_config(cfg, bound).planner.model == "simulator"
-    for arm in (plan, spa_plan, search, bound):
-        assert sft_folder(OUT, arm) == OUT / "sft-plan"
-        assert selfplay_folder(OUT, arm) == OUT / "selfplay-plan"
-        assert source_config(cfg, arm).selfplay.rows == "transitions"
-        assert arm_config(cfg, arm).agent.planner == "lookahead"
+    assert variant_config(cfg, bound).planner.model == "simulator"
+    for variant in (plan, spa_plan, search, bound):
+        assert sft_folder(OUT, variant) == OUT / "sft-plan"
+        assert selfplay_folder(OUT, variant) == OUT / "selfplay-plan"
+        assert source_config(cfg, variant).selfplay.rows == "transitions"
+        assert variant_config(cfg, variant).agent.planner == "lookahead"
     assert practice_folder(OUT, plan) == practice_folder(OUT, spa_plan) == OUT / "practice-plan"
     assert source_config(cfg, plan) == source_config(cfg, spa_plan)
 
 
 def test_the_control_shares_nothing_with_what_it_controls() -> None:
-    _, plan, control = arms_of(load_config("frozen_lake", ["arms=[plan,plan_shuffled]"]))
+    _, plan, control = variants_of(load_config("frozen_lake", ["variants=[plan,plan_shuffled]"]))
     for folder in (sft_folder, selfplay_folder, practice_folder):
         assert folder(OUT, plan) != folder(OUT, control)
 
 
-def test_an_arm_without_a_name_to_share_has_its_own_stages() -> None:
-    arm = ArmConfig("mine", sft=True, practice=True, settings=PLANS)
-    assert [f(OUT, arm).name for f in (selfplay_folder, sft_folder)] == ["selfplay-mine", "sft-mine"]
-    assert practice_folder(OUT, arm) == OUT / "practice-mine"
-    plain = ArmConfig("other", sft=True, practice=True, settings={"planner.depth": 3, "practice.rounds": 2})
+def test_an_variant_without_a_name_to_share_has_its_own_stages() -> None:
+    variant = VariantConfig("mine", sft=True, practice=True, settings=PLANS)
+    assert [f(OUT, variant).name for f in (selfplay_folder, sft_folder)] == ["selfplay-mine", "sft-mine"]
+    assert practice_folder(OUT, variant) == OUT / "practice-mine"
+    plain = VariantConfig("other", sft=True, practice=True, settings={"planner.depth": 3, "practice.rounds": 2})
     assert (selfplay_folder(OUT, plain), sft_folder(OUT, plain)) == (OUT / "selfplay", OUT / "sft")
 
 
 @pytest.mark.parametrize("changed", [{"practice": True}, {"shares": "other"}])
-def test_an_arm_that_continues_another_practised_as_that_did(changed: dict[str, Any]) -> None:
+def test_an_variant_that_continues_another_practised_as_that_did(changed: dict[str, Any]) -> None:
     cfg = run_config("ppo.steps=5")
-    first = ArmConfig("a", sft=True, settings=PLANS)
+    first = VariantConfig("a", sft=True, settings=PLANS)
     longer = dataclasses.replace(first, name="b", continues="a", settings={**PLANS, "ppo.steps": 9})
-    check_arms(cfg, [first, longer])
+    check_variants(cfg, [first, longer])
     with pytest.raises(ValueError, match=rf"can differ from it in ppo\.steps alone, not in {next(iter(changed))}"):
-        check_arms(cfg, [first, dataclasses.replace(longer, **changed)])
+        check_variants(cfg, [first, dataclasses.replace(longer, **changed)])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> N
     ],
 )
 def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[str], message: str, capsys) -> None:
-    assert main(["eval", *given, "--arm", "base", "--dry-run"]) == 2
+    assert main(["eval", *given, "--variant", "base", "--dry-run"]) == 2
     assert message in capsys.readouterr().err
     assert (
         main(
@@ -160,7 +162,7 @@ def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[st
                 "planner.width=4",
                 "planner.proposals=4",
                 "practice.values=1",
-                "--arm",
+                "--variant",
                 "base",
                 "--dry-run",
             ]
