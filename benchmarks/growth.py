@@ -108,7 +108,7 @@ def measure(engine: TransformersEngine, size: str, setting: dict[str, int], repe
         ) -> None:
             asked = {session: contexts[session] for session in range(number, len(first), count)}
             with engine.alone(count):
-                engine.serve(asked, sampling, stop_ids=frozenset(), seed=seed, answer=answer)
+                engine.serve(asked, sampling, stop_ids=frozenset(), seed=seed, on_completion=answer)
 
         started = time.perf_counter()
         in_processes(share, count)

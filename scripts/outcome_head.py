@@ -26,7 +26,7 @@ from spa.data.ground_truth import Row
 from spa.data.transitions import END
 from spa.evaluate.planned import area_under_curve
 from spa.models.forward import hidden_states
-from spa.models.scoring import score_rows
+from spa.models.score import Chosen, sum_logprobs
 
 OPEN, CLOSE = "<outcome>", "</outcome>"
 
@@ -49,8 +49,8 @@ def by_text(policy: Policy, rows: list[Row], kinds: list[str]) -> np.ndarray:
         for kind in kinds:
             encoded = policy.chat.encode_response(known + kind + CLOSE)
             places = [len(start) + i for i, (_, high) in enumerate(encoded.offsets) if high > len(known)]
-            asked.append(([*start, *encoded.ids], places))
-    return np.array([score.logprob for score in score_rows(policy.model, asked)]).reshape(len(rows), len(kinds))
+            asked.append(Chosen([*start, *encoded.ids], places))
+    return np.array(sum_logprobs(policy.model, asked)).reshape(len(rows), len(kinds))
 
 
 @torch.no_grad()

@@ -19,11 +19,11 @@ from spa.agent.episode import Episode
 from spa.agent.policy import Policy
 from spa.config.schema import PPOConfig
 from spa.engines.decoder import Decoder
+from spa.models import score
 from spa.models.load import resolve_path
-from spa.models.rows import TokenRows
-from spa.rl import ppo
+from spa.models.score import TokenBatch
 from spa.rl.critic import Critic, make_critic
-from spa.rl.ppo import Learner, update
+from spa.rl.update import Learner, update
 
 
 class Watch:
@@ -75,9 +75,9 @@ def main() -> None:
     engine, learn = original(policy) if PEER == "original" else ours(policy)
     watch = Watch()
     watch.over(Decoder, "forward")  # of the first process, which is as long at it as the others
-    watch.over(TokenRows, "hidden")
+    watch.over(TokenBatch, "hidden")
     watch.over(Critic, "values")
-    watch.over(ppo, "token_logprobs")
+    watch.over(score, "token_logprobs")
     watch.over(torch.Tensor, "backward")
     learn(play(engine, chat, cfg, max(1, WORLDS // 8), 0)[0])
     watch.take()

@@ -54,7 +54,7 @@ def talk(model, *, window: bool = False, contexts: list[list[int]] | None = None
     listener = Talk(given, window)
     settings = SamplingConfig(**{"max_tokens": 12, "batch_size": 64, **sampling})
     engine = TransformersEngine(model, 0)
-    serve(engine, dict(enumerate(given)), settings, stop_ids=STOPS, seed=5, answer=listener)
+    serve(engine, dict(enumerate(given)), settings, stop_ids=STOPS, seed=5, on_completion=listener)
     return listener.heard
 
 
@@ -184,7 +184,7 @@ def test_models_that_are_not_supported_play_in_rounds() -> None:
     contexts = first_contexts()
     listener = Talk(contexts)
     greedy = SamplingConfig(max_tokens=12, temperature=0)
-    serve(engine, dict(enumerate(contexts)), greedy, stop_ids=STOPS, seed=5, answer=listener)
+    serve(engine, dict(enumerate(contexts)), greedy, stop_ids=STOPS, seed=5, on_completion=listener)
     plain = network("mistral")
     assert ids(listener.heard) == ids(talk(plain, temperature=0))
 
@@ -200,7 +200,7 @@ def test_rounds_give_every_session_its_turns() -> None:
 
     engine, contexts = Echo(), [[6], [7], [8]]
     listener = Talk(contexts)
-    serve(engine, dict(enumerate(contexts)), SamplingConfig(), stop_ids=STOPS, seed=0, answer=listener)
+    serve(engine, dict(enumerate(contexts)), SamplingConfig(), stop_ids=STOPS, seed=0, on_completion=listener)
     assert [len(turns) for turns in listener.heard] == [3, 2, 3]
     assert [len(asked) for asked in engine.asked] == [3, 3, 2]
 

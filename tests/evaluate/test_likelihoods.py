@@ -28,7 +28,7 @@ from spa.evaluate.calibration import calibration_metrics, cases, changes
 from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
 from spa.evaluate.probe import probe_world_model
 from spa.evaluate.world_model import world_model_metrics
-from spa.models.scoring import Scored, score_rows
+from spa.models.score import Chosen, sum_logprobs
 from tests.models.networks import network
 
 WORLDS = ["sokoban", "frozen_lake", "sudoku"]
@@ -49,20 +49,19 @@ def policies() -> dict[str, tuple]:
 
 def test_scores_equal_a_naive_loop() -> None:
     model = network()
-    rows = [([3, 1, 4, 1, 5, 9, 2, 6], [1, 4, 7]), ([2, 7, 1], [2]), ([8, 2, 8, 1, 8], [])]
+    rows = [Chosen([3, 1, 4, 1, 5, 9, 2, 6], [1, 4, 7]), Chosen([2, 7, 1], [2]), Chosen([8, 2, 8, 1, 8], [])]
     model.train()
     for budget in (4, 8192):
-        scored = score_rows(model, rows, budget)
+        scored = sum_logprobs(model, rows, budget)
         for (ids, positions), score in zip(rows, scored, strict=True):
             with torch.no_grad():
                 logprobs = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], -1)
             expected = sum(float(logprobs[p - 1, ids[p]]) for p in positions)
-            assert score.logprob == pytest.approx(expected, abs=1e-5)
-            assert score.count == len(positions)
+            assert score == pytest.approx(expected, abs=1e-5)
     assert model.training
     for positions in ([0], [3]):
         with pytest.raises(ValueError, match="after the first"):
-            score_rows(model, [([1, 2, 3], positions)])
+            sum_logprobs(model, [Chosen([1, 2, 3], positions)])
 
 
 def corrupted(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int = 0) -> list[tuple[str, str]]:
@@ -198,7 +197,7 @@ def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(policies) -> 
         for sequence in sampled:
             if sequence.ids[: len(ids)] == ids:
                 expected = sum(sequence.logprobs[position] for position in positions)
-                assert score_rows(policy.model, [(ids, positions)])[0].logprob == pytest.approx(expected, abs=1e-3)
+                assert sum_logprobs(policy.model, [Chosen(ids, positions)])[0] == pytest.approx(expected, abs=1e-3)
                 compared += 1
     assert compared >= 3
 
@@ -211,9 +210,9 @@ def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: s
     good = [list(judged(policy.chat, case, dict(case.candidates)[favour])) for case in found]
 
     def score(model, rows):
-        return [Scored(-1.0 if list(row) in good else -9.0, 4) for row in rows]
+        return [(-1.0 if list(row) in good else -9.0) * len(row.positions) for row in rows]
 
-    monkeypatch.setattr("spa.models.scoring.score_rows", score)
+    monkeypatch.setattr("spa.models.score.sum_logprobs", score)
     metrics = calibration_metrics(None, policy.chat, task.make_env, episodes, seed=0)
     assert metrics["calibration/beats_stay"] == (1.0 if favour == "truth" else 0.0)
     assert metrics["calibration/top1"] == top1
@@ -269,9 +268,9 @@ def test_in_the_prompt_exactly_the_state_is_scored(policies, monkeypatch, style:
 
     def score(model, rows):
         seen.extend(policy.tokenizer.decode([ids[p] for p in positions]) for ids, positions in rows)
-        return [Scored(-1.0, len(positions)) for _, positions in rows]
+        return [-1.0 * len(positions) for _, positions in rows]
 
-    monkeypatch.setattr("spa.models.scoring.score_rows", score)
+    monkeypatch.setattr("spa.models.score.sum_logprobs", score)
     state_perplexity(None, policy.chat, task, states, context="prompt")
     assert seen == states
 

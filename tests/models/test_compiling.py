@@ -10,15 +10,15 @@ import torch
 
 from spa.models.compiling import compile_blocks
 from spa.models.packing import enable_packing
-from spa.models.rows import TokenRows
+from spa.models.score import Chosen, TokenBatch
 from tests.models.networks import network
 
 
 def losses(model) -> tuple[torch.Tensor, list[torch.Tensor]]:
     hidden = []
     for lengths in ((3, 9, 5), (20, 2)):  # another number of tokens is no other graph
-        rows = [(list(range(1, n + 1)), list(range(1, n))) for n in lengths]
-        hidden.append(TokenRows.of(rows, "cpu", packing=True).hidden(model).square().mean())
+        rows = [Chosen(list(range(1, n + 1)), list(range(1, n))) for n in lengths]
+        hidden.append(TokenBatch.of(rows, list(range(len(rows))), "cpu", packing=True).hidden(model).square().mean())
     loss = torch.stack(hidden).sum()
     return loss, list(torch.autograd.grad(loss, list(model.model.layers.parameters())))
 

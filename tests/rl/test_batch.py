@@ -12,9 +12,9 @@ from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.config.schema import PPOConfig
 from spa.rl.advantages import gae, whiten
-from spa.rl.batch import Row, build_rows, to_micro_batches
+from spa.rl.batch import TrainSequence, micro_batches, train_sequences, trained_tokens
 from spa.rl.losses import policy_loss, value_loss
-from spa.rl.ppo import set_advantages
+from spa.rl.update import set_advantages
 from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, TOKENIZER
 
@@ -36,15 +36,15 @@ def scripted(*responses: str, chat: Chat = CHAT, one_sequence: bool = False, end
     return one
 
 
-def trained_text(row: Row, turn: int, chat: Chat = CHAT) -> str:
-    return chat.decode([row.ids[i] for i, t in zip(row.positions, row.turns, strict=True) if t == turn])
+def trained_text(row: TrainSequence, turn: int, chat: Chat = CHAT) -> str:
+    return chat.decode([row.ids[i] for i in row.positions if row.turns[i] == turn])
 
 
 @pytest.mark.parametrize("one_sequence", [True, False])
 def test_answer_mask_is_the_answer_of_every_turn(one_sequence: bool) -> None:
     answers = ["<answer>Up || Down</answer>", "<answer></answer>", "<answer>no such action</answer>"]
     one = scripted(*(f"go</think>{answer}Up and more" for answer in answers), one_sequence=one_sequence)
-    (rows,) = build_rows([one], CHAT, "answer")
+    (rows,) = train_sequences([one], CHAT, "answer")
     chat_end = CHAT.closing_ids[0]
     assert len(rows) == (1 if one_sequence else 3)
     for turn, answer in enumerate(answers):
@@ -55,7 +55,7 @@ def test_answer_mask_is_the_answer_of_every_turn(one_sequence: bool) -> None:
 
 def test_answer_mask_without_an_answer_trains_the_whole_response() -> None:
     one = scripted("I do not know</think>", "so</think><answer>Up</answer>")
-    (rows,) = build_rows([one], CHAT, "answer")
+    (rows,) = train_sequences([one], CHAT, "answer")
     sampled = [i for i, m in enumerate(one.sequences[0].mask) if m]
     assert rows[0].positions == sampled
     assert CHAT.decode([rows[1].ids[i] for i in rows[1].positions]) == "<answer>Up</answer>"
@@ -65,7 +65,7 @@ def test_answer_mask_without_an_answer_trains_the_whole_response() -> None:
 def test_answer_mask_when_the_tag_itself_is_forced() -> None:
     chat = Chat(TOKENIZER, forced="<answer>")
     one = scripted("Up || Left</answer>", chat=chat)
-    ((row,),) = build_rows([one], chat, "answer")
+    ((row,),) = train_sequences([one], chat, "answer")
     assert trained_text(row, 0, chat) == "Up || Left</answer>"
 
 
@@ -73,9 +73,9 @@ def test_the_first_token_is_never_trained_since_nothing_predicts_it() -> None:
     one = Episode(
         "T", 0, 0, turns=[Turn(0, "", "", "")], sequences=[TokenSequence([5, 6], [1, 1], [-1.0, -2.0], [0, 0])]
     )
-    ((row,),) = build_rows([one], CHAT, "sampled")
-    assert (row.positions, row.old_logprobs.tolist()) == ([1], [-2.0])
-    ((row,),) = build_rows([one], CHAT, "all")
+    ((row,),) = train_sequences([one], CHAT, "sampled")
+    assert (row.positions, row.logprobs[row.mask].tolist()) == ([1], [-2.0])
+    ((row,),) = train_sequences([one], CHAT, "all")
     assert row.positions == [1]
 
 
@@ -83,24 +83,24 @@ def test_sequences_and_episodes_without_trained_tokens_leave_the_others_aligned(
     full, empty = scripted("a</think><answer>Up</answer>", "b</think>"), scripted("c</think>")
     full.sequences[0].mask = [0] * len(full.sequences[0])
     empty.sequences[0].mask = [0] * len(empty.sequences[0])
-    by_episode = build_rows([empty, full], CHAT, "sampled")
+    by_episode = train_sequences([empty, full], CHAT, "sampled")
     assert [len(rows) for rows in by_episode] == [0, 1]
     (row,) = by_episode[1]
-    row.values = np.zeros(len(row.positions))
     set_advantages(by_episode, [empty, full], PPOConfig(whiten_advantages=False))
-    np.testing.assert_array_equal(row.advantages, full.score)
+    np.testing.assert_array_equal(row.advantages[row.mask], full.score)
 
 
 def test_reward_scale_and_whitening_touch_what_they_should() -> None:
     episodes = [scripted("a</think>", "b</think>"), scripted("c</think>")]
 
     def run(**ppo: object) -> tuple[np.ndarray, np.ndarray]:
-        by_episode = build_rows(episodes, CHAT, "sampled")
+        by_episode = train_sequences(episodes, CHAT, "sampled")
         rows = [row for group in by_episode for row in group]
         for number, row in enumerate(rows):
-            row.values = np.linspace(0, number, len(row.positions))
+            row.values[row.mask] = np.linspace(0, number, len(row.positions))
         set_advantages(by_episode, episodes, PPOConfig(**ppo))
-        return np.concatenate([r.advantages for r in rows]), np.concatenate([r.returns for r in rows])
+        tokens = trained_tokens(rows)
+        return tokens.advantages, tokens.returns
 
     plain, returns = run(whiten_advantages=False)
     whitened, same_returns = run()
@@ -120,32 +120,23 @@ def test_micro_batches_hold_every_trained_token_once_with_its_own_numbers(packin
     rows = []
     for number, length in enumerate(lengths):
         positions = sorted(random.sample(range(1, length + 1), random.randint(1, length)))
-        names = np.array([number * 100.0 + p for p in positions])
-        ids = [number * 100 + p for p in range(length + 1)]
-        rows.append(
-            Row(
-                ids,
-                positions,
-                [0] * len(positions),
-                names,
-                names + 0.25,
-                names + 0.5,
-                names + 0.75,
-                weight=float(number),
-            )
-        )
+        ids = np.array([number * 100 + p for p in range(length + 1)])
+        row = TrainSequence.of(ids.tolist(), np.isin(np.arange(length + 1), positions), np.zeros(length + 1), ids)
+        row.values[:], row.advantages[:], row.returns[:] = ids + 0.25, ids + 0.5, ids + 0.75
+        rows.append(row)
     seen: list[int] = []
-    for group, batch in to_micro_batches(rows, budget, "cpu", packing=packing):
-        seen += group
+    for batch in micro_batches(rows, [float(number) for number in range(len(rows))], budget, "cpu", packing=packing):
         tokens = batch.tokens
+        group = tokens.indices
+        seen += group
         assert packing or tokens.ids.numel() <= budget or len(group) == 1
         assert packing == (tokens.layout is not None)
         assert tokens.targets_N.tolist() == [rows[i].ids[p] for i in group for p in rows[i].positions]
         # The hidden state that predicts a token is the one before it; here a state is its own id.
         assert tokens.ids.flatten()[tokens.before_N].tolist() == (tokens.targets_N - 1).tolist()
-        for add, values in enumerate((batch.old_logprobs_N, batch.values_N, batch.advantages_N, batch.returns_N)):
+        for add, values in enumerate((batch.logprobs_N, batch.values_N, batch.advantages_N, batch.returns_N)):
             assert values.tolist() == [float(t) + 0.25 * add for t in tokens.targets_N]
-        weights = [rows[i].weight for i in group for _ in rows[i].positions]
+        weights = [float(i) for i in group for _ in rows[i].positions]
         assert batch.weights_N.tolist() == weights
     assert sorted(seen) == list(range(len(rows)))
 
@@ -199,8 +190,8 @@ def test_value_clip_stops_values_that_ran_towards_the_return() -> None:
 def test_no_reward_is_lost_or_counted_twice(turns, placement: str) -> None:
     one = Episode("T", 0, 0)
     one.turns = [Turn(i, "", "", "", reward=r, penalty=p) for i, (r, p, _) in enumerate(turns)]
-    tokens = [i for i, (_, _, count) in enumerate(turns) for _ in range(count)] or [-1]
-    assert placed(one, tokens, placement).sum() == pytest.approx(one.score, abs=1e-9)
+    turns_of_tokens = [i for i, (_, _, count) in enumerate(turns) for _ in range(count)] or [-1]
+    assert placed(one, turns_of_tokens, placement).sum() == pytest.approx(one.score, abs=1e-9)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=8), st.floats(0.01, 1))

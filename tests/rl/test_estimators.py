@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from spa.config.schema import PPOConfig
 from spa.config.validate import CHOICES, WITH_GROUPS, WITH_VALUES
-from spa.rl.advantages import ESTIMATORS, Signal, bi_level_gae, estimate, gae, turn_gae, whiten
+from spa.rl.advantages import ESTIMATORS, _turn_ends, bi_level_gae, estimate, gae, turn_gae, whiten
+from spa.rl.batch import TrainSequence
 from spa.rl.losses import policy_loss
+from tests.rl.tools import tokens
 
 FLOATS = st.floats(-3, 3)
 
 
 @st.composite
-def signals(draw, *, context: bool = False) -> Signal:
+def episodes(draw, *, context: bool = False) -> TrainSequence:
     """An episode of one to four turns of one to four tokens, context tokens between them if asked for."""
     turns: list[int] = []
     for turn in range(draw(st.integers(1, 4))):
@@ -27,10 +29,10 @@ def signals(draw, *, context: bool = False) -> Signal:
     if context:
         turns += [-1] * draw(st.integers(0, 2))
     numbers = st.lists(FLOATS, min_size=len(turns), max_size=len(turns))
-    return Signal(np.array(draw(numbers)), np.array(draw(numbers)), turns, draw(st.integers(0, 2)))
+    return tokens(np.array(draw(numbers)), np.array(draw(numbers)), turns, draw(st.integers(0, 2)))
 
 
-BATCHES = st.lists(signals(), min_size=1, max_size=6)
+BATCHES = st.lists(episodes(), min_size=1, max_size=6)
 
 
 def loop_gae(rewards, values, gamma: float, lam: float) -> list[float]:
@@ -48,13 +50,13 @@ def test_the_config_knows_the_estimators() -> None:
 # Turn level
 
 
-@given(signals(), st.floats(0, 1), st.floats(0, 1))
-def test_turn_gae_equals_a_loop_over_turns(signal: Signal, gamma: float, lam: float) -> None:
-    advantages, returns = turn_gae(signal, gamma, lam)
-    turns = sorted(set(signal.turns))
-    members = [[i for i, t in enumerate(signal.turns) if t == turn] for turn in turns]
-    rewards = [sum(signal.rewards[i] for i in m) for m in members]
-    values = [signal.values[m[0]] for m in members]
+@given(episodes(), st.floats(0, 1), st.floats(0, 1))
+def test_turn_gae_equals_a_loop_over_turns(episode: TrainSequence, gamma: float, lam: float) -> None:
+    advantages, returns = turn_gae(episode, gamma, lam)
+    turns = sorted(set(episode.turns))
+    members = [[i for i, t in enumerate(episode.turns) if t == turn] for turn in turns]
+    rewards = [sum(episode.rewards[i] for i in m) for m in members]
+    values = [episode.values[m[0]] for m in members]
     expected = loop_gae(rewards, values, gamma, lam)
     for m, advantage, value in zip(members, expected, values, strict=True):
         np.testing.assert_allclose(advantages[m], advantage, atol=1e-9)
@@ -64,47 +66,47 @@ def test_turn_gae_equals_a_loop_over_turns(signal: Signal, gamma: float, lam: fl
 @given(st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 1))
 def test_with_turns_of_one_token_turn_gae_is_gae(pairs, gamma: float, lam: float) -> None:
     rewards, values = (np.array(x) for x in zip(*pairs, strict=True))
-    signal = Signal(rewards, values, list(range(len(pairs))))
-    for a, b in zip(turn_gae(signal, gamma, lam), gae(rewards, values, gamma, lam), strict=True):
+    episode = tokens(rewards, values, list(range(len(pairs))))
+    for a, b in zip(turn_gae(episode, gamma, lam), gae(rewards, values, gamma, lam), strict=True):
         np.testing.assert_allclose(a, b)
 
 
 # Bi-level
 
 
-@given(signals(context=True), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
-def test_bi_level_gae_equals_two_nested_loops(signal: Signal, gamma: float, lam: float, high: float) -> None:
-    if max(signal.turns) < 0:
+@given(episodes(context=True), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_bi_level_gae_equals_two_nested_loops(episode: TrainSequence, gamma: float, lam: float, high: float) -> None:
+    if max(episode.turns) < 0:
         return
-    size = len(signal.turns)
-    ends = [i for i in range(size) if signal.turns[i] >= 0 and signal.turns[i] not in signal.turns[i + 1 :]]
+    size = len(episode.turns)
+    ends = [i for i in range(size) if episode.turns[i] >= 0 and episode.turns[i] not in episode.turns[i + 1 :]]
     ends[-1] = size - 1
     starts = [0, *(end + 1 for end in ends[:-1])]
-    rewards = [sum(signal.rewards[a : b + 1]) for a, b in zip(starts, ends, strict=True)]
-    outer = loop_gae(rewards, [signal.values[end] for end in ends], high, lam)
+    rewards = [sum(episode.rewards[a : b + 1]) for a, b in zip(starts, ends, strict=True)]
+    outer = loop_gae(rewards, [episode.values[end] for end in ends], high, lam)
     expected: list[float] = []
     for a, b, advantage in zip(starts, ends, outer, strict=True):
-        inner = [0.0] * (b - a) + [advantage + signal.values[b]]
-        expected += loop_gae(inner, list(signal.values[a : b + 1]), gamma, lam)
-    advantages, returns = bi_level_gae(signal, gamma, lam, high)
+        inner = [0.0] * (b - a) + [advantage + episode.values[b]]
+        expected += loop_gae(inner, list(episode.values[a : b + 1]), gamma, lam)
+    advantages, returns = bi_level_gae(episode, gamma, lam, high)
     np.testing.assert_allclose(advantages, expected, atol=1e-9)
-    np.testing.assert_allclose(returns, advantages + signal.values)
+    np.testing.assert_allclose(returns, advantages + episode.values)
 
 
-@given(signals(), st.floats(0, 1))
-def test_with_one_discount_and_lambda_one_both_levels_are_plain_gae(signal: Signal, gamma: float) -> None:
+@given(episodes(), st.floats(0, 1))
+def test_with_one_discount_and_lambda_one_both_levels_are_plain_gae(episode: TrainSequence, gamma: float) -> None:
     """The two passes telescope, if rewards stand where turns end and time within a turn costs nothing."""
-    at_ends = np.zeros(len(signal.rewards))
-    at_ends[signal.turn_ends] = 1.0
-    signal = Signal(at_ends, signal.values, signal.turns)
+    at_ends = np.zeros(len(episode.rewards))
+    at_ends[_turn_ends(episode)] = 1.0
+    episode = tokens(at_ends, episode.values, episode.turns)
     np.testing.assert_allclose(
-        bi_level_gae(signal, 1.0, 1.0, 1.0)[0], gae(signal.rewards, signal.values, 1.0, 1.0)[0], atol=1e-9
+        bi_level_gae(episode, 1.0, 1.0, 1.0)[0], gae(episode.rewards, episode.values, 1.0, 1.0)[0], atol=1e-9
     )
 
 
 def test_a_turns_last_token_gets_the_turns_advantage() -> None:
-    signal = Signal(np.array([0.0, 1.0, 0.0, 2.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])
-    advantages, _ = bi_level_gae(signal, 1.0, 1.0, 0.5)
+    episode = tokens(np.array([0.0, 1.0, 0.0, 2.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])
+    advantages, _ = bi_level_gae(episode, 1.0, 1.0, 0.5)
     last = 2.0 - 0.4
     first = (1.0 + 0.5 * 0.4 - 0.2) + 0.5 * last
     np.testing.assert_allclose(advantages[[1, 3]], [first, last])
@@ -112,27 +114,27 @@ def test_a_turns_last_token_gets_the_turns_advantage() -> None:
 
 def test_a_turn_without_reward_is_a_turn_all_the_same() -> None:
     """RAGEN's code sees no end there: the first turn's end gets a value target of its own."""
-    signal = Signal(np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])
+    episode = tokens(np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])
     settings = PPOConfig(estimator="bi_level_gae", high_level_gamma=0.5, whiten_advantages=False)
-    ((advantages, _),) = estimate([signal], settings)
+    ((advantages, _),) = estimate([episode], settings)
     np.testing.assert_allclose(advantages[1], 0.5 * 1.0 - 0.2)
 
 
 # Groups
 
 
-def group_scores(batch: list[Signal], signal: Signal) -> list[float]:
-    return [float(sum(other.rewards)) for other in batch if other.group == signal.group]
+def group_scores(batch: list[TrainSequence], episode: TrainSequence) -> list[float]:
+    return [float(sum(other.rewards)) for other in batch if other.group == episode.group]
 
 
 @given(BATCHES)
-def test_group_estimators_equal_loops(batch: list[Signal]) -> None:
+def test_group_estimators_equal_loops(batch: list[TrainSequence]) -> None:
     results = {
         name: estimate(batch, PPOConfig(estimator=name, whiten_advantages=False))
         for name in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
     }
-    for number, signal in enumerate(batch):
-        scores, own = group_scores(batch, signal), float(sum(signal.rewards))
+    for number, episode in enumerate(batch):
+        scores, own = group_scores(batch, episode), float(sum(episode.rewards))
         mean = sum(scores) / len(scores)
         if len(scores) == 1:
             expected = {"grpo": own / (1 + 1e-6), "dr_grpo": own, "rloo": own, "reinforce_plus_plus_baseline": own}
@@ -147,17 +149,17 @@ def test_group_estimators_equal_loops(batch: list[Signal]) -> None:
             }
         for name, value in expected.items():
             advantages, returns = results[name][number]
-            assert len(advantages) == len(signal.rewards)
+            assert len(advantages) == len(episode.rewards)
             np.testing.assert_allclose(advantages, value, rtol=1e-6, atol=1e-6)
             np.testing.assert_array_equal(advantages, returns)
 
 
 @given(BATCHES, st.floats(0, 1))
-def test_reinforce_plus_plus_equals_a_double_loop(batch: list[Signal], gamma: float) -> None:
+def test_reinforce_plus_plus_equals_a_double_loop(batch: list[TrainSequence], gamma: float) -> None:
     results = estimate(batch, PPOConfig(estimator="reinforce_plus_plus", gamma=gamma, whiten_advantages=False))
-    for signal, (advantages, _) in zip(batch, results, strict=True):
-        size = len(signal.rewards)
-        expected = [sum(gamma ** (k - t) * signal.rewards[k] for k in range(t, size)) for t in range(size)]
+    for episode, (advantages, _) in zip(batch, results, strict=True):
+        size = len(episode.rewards)
+        expected = [sum(gamma ** (k - t) * episode.rewards[k] for k in range(t, size)) for t in range(size)]
         np.testing.assert_allclose(advantages, expected, atol=1e-9)
 
 
@@ -167,7 +169,7 @@ def test_reinforce_plus_plus_equals_a_double_loop(batch: list[Signal], gamma: fl
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 @given(batch=BATCHES, order=st.randoms(use_true_random=False))
 @settings(max_examples=30)
-def test_the_order_of_episodes_does_not_matter(name: str, batch: list[Signal], order) -> None:
+def test_the_order_of_episodes_does_not_matter(name: str, batch: list[TrainSequence], order) -> None:
     shuffled = list(range(len(batch)))
     order.shuffle(shuffled)
     config = PPOConfig(estimator=name, lam=0.9)
@@ -180,7 +182,7 @@ def test_the_order_of_episodes_does_not_matter(name: str, batch: list[Signal], o
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_whitening_is_the_estimators_own_unless_said_otherwise(name: str) -> None:
     rng = np.random.default_rng(0)
-    batch = [Signal(rng.normal(size=4), rng.normal(size=4), [0, 0, 1, 1], i // 2) for i in range(6)]
+    batch = [tokens(rng.normal(size=4), rng.normal(size=4), [0, 0, 1, 1], i // 2) for i in range(6)]
     own, plain, forced = (
         estimate(batch, PPOConfig(estimator=name, whiten_advantages=choice)) for choice in (None, False, True)
     )
@@ -217,7 +219,7 @@ class Table:
     def learn(self, episodes: list[tuple[list[int], list[int], list[float], int]]) -> None:
         """From (states, actions, rewards, group), one turn of one token a step."""
         batch = [
-            Signal(np.array(rewards), self.values[states], list(range(len(states))), group)
+            tokens(np.array(rewards), self.values[states], list(range(len(states))), group)
             for states, _, rewards, group in episodes
         ]
         pairs = estimate(batch, self.config)

@@ -14,10 +14,10 @@ from spa.agent.worlds import World
 from spa.common.checkpoints import list_checkpoints
 from spa.config.schema import AgentConfig, EnvConfig, VariantConfig
 from spa.models.load import load_state
-from spa.rl.batch import build_rows
+from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
-from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, update
 from spa.rl.trainer import PPOTrainer, train_ppo
+from spa.rl.update import Learner, TrainingDiverged, score_tokens, update
 from tests.scripted import lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(4)]
@@ -51,10 +51,10 @@ def improve(episodes, policy=None, *, critic_only=False, times=1, **ppo):
 
 def test_recomputed_log_probs_are_those_of_the_sampler(episodes) -> None:
     policy = tiny_policy()
-    rows = [row for group in build_rows(episodes, policy.chat) for row in group]
-    sampled = [row.old_logprobs for row in rows]
+    rows = [row for group in train_sequences(episodes, policy.chat) for row in group]
+    sampled = [row.logprobs.copy() for row in rows]
     score_tokens(learner(policy), rows, recompute=True)
-    assert max(np.abs(a - row.old_logprobs).max() for a, row in zip(sampled, rows, strict=True)) < 1e-4
+    assert max(np.abs(a - row.logprobs).max() for a, row in zip(sampled, rows, strict=True)) < 1e-4
 
 
 def test_the_first_step_is_on_policy(episodes) -> None:

@@ -14,9 +14,9 @@ from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.worlds import World
 from spa.config.schema import PPOConfig
 from spa.rl.advantages import gae, whiten
-from spa.rl.batch import build_rows
+from spa.rl.batch import train_sequences
 from spa.rl.losses import policy_loss, value_loss
-from spa.rl.ppo import set_advantages
+from spa.rl.update import set_advantages
 from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, lake_task, tiny_policy
 
@@ -124,8 +124,6 @@ def test_reward_placement() -> None:
     np.testing.assert_allclose(placed(played, turns, "end"), [0, 0, 0, 0, 0, 5.5])
     np.testing.assert_allclose(placed(played, turns, "turn"), [0, 0.5, 0, 0, 1.5, 3.5])
     np.testing.assert_allclose(placed(played, [0, 0, -1, 2], "turn"), [0, 2.0, 0, 3.5])
-    with pytest.raises(ValueError, match="choose one of end, turn"):
-        placed(played, turns, "last")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +136,7 @@ def played() -> list[Episode]:
 def test_masks_token_by_token(played) -> None:
     for one in played:
         for loss_mask in ("sampled", "all", "answer"):
-            (rows,) = build_rows([one], CHAT, loss_mask)
+            (rows,) = train_sequences([one], CHAT, loss_mask)
             for sequence, row in zip(one.sequences, rows, strict=True):
                 assert row.ids == sequence.ids
                 sampled = [i for i, m in enumerate(sequence.mask) if m]
@@ -146,12 +144,12 @@ def test_masks_token_by_token(played) -> None:
                     assert row.positions == sampled
                 elif loss_mask == "all":
                     assert row.positions == list(range(1, len(sequence)))
-                    assert [t >= 0 for t in row.turns] == [bool(sequence.mask[i]) for i in row.positions]
+                    assert [t >= 0 for t in row.turns] == [bool(m) for m in sequence.mask]
                 else:
                     assert set(row.positions) < set(sampled)
         turn = one.turns[0]
         if turn.format_ok:
-            ids = [rows[0].ids[i] for i, t in zip(rows[0].positions, rows[0].turns, strict=True) if t == 0]
+            ids = [rows[0].ids[i] for i in rows[0].positions if rows[0].turns[i] == 0]
             assert CHAT.decode(ids) == turn.response[turn.response.index("<answer>") :]
 
 
@@ -160,9 +158,7 @@ def test_nothing_to_train_is_an_error(played) -> None:
     for sequence in empty.sequences:
         sequence.mask = [0] * len(sequence)
     with pytest.raises(ValueError, match="no token to train"):
-        build_rows([empty], CHAT, "sampled")
-    with pytest.raises(ValueError, match=r"unknown ppo\.loss_mask"):
-        build_rows(played, CHAT, "answers")
+        train_sequences([empty], CHAT, "sampled")
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.9])
@@ -170,13 +166,14 @@ def test_poisoned_context_values_change_nothing(played, lam: float) -> None:
     """Observation tokens take no part: whatever stands at them, advantages are the same."""
 
     def advantages(episodes: list[Episode]) -> list[np.ndarray]:
-        by_episode = build_rows(episodes, CHAT, "sampled")
+        by_episode = train_sequences(episodes, CHAT, "sampled")
         rng = np.random.default_rng(0)
         for rows in by_episode:
             for row in rows:
-                row.values = rng.normal(size=len(row.positions))
+                row.values[row.mask] = rng.normal(size=len(row.positions))
+                row.values[~row.mask] = np.nan
         set_advantages(by_episode, episodes, PPOConfig(lam=lam, gamma=0.9))
-        return [row.advantages for rows in by_episode for row in rows]
+        return [row.advantages[row.mask] for rows in by_episode for row in rows]
 
     poisoned = copy.deepcopy(played)
     for one in poisoned:
@@ -193,8 +190,6 @@ def test_time_runs_through_trainable_tokens_across_sequences() -> None:
     """A window's sequences are one episode: the reward of its last turn reaches the first, discounted per trained token."""
     sequences = [TokenSequence([1, 2, 3, 4], [0, 0, 1, 1], [0, 0, -1.0, -1.0], [-1, -1, i, i]) for i in range(2)]
     one = Episode("T", 0, 0, turns=[Turn(0, "", "", ""), Turn(1, "", "", "", reward=8.0)], sequences=sequences)
-    by_episode = build_rows([one], CHAT, "sampled")
-    for row in by_episode[0]:
-        row.values = np.zeros(2)
+    by_episode = train_sequences([one], CHAT, "sampled")
     set_advantages(by_episode, [one], PPOConfig(gamma=0.5, lam=1.0, whiten_advantages=False))
-    assert [row.advantages.tolist() for row in by_episode[0]] == [[1.0, 2.0], [4.0, 8.0]]
+    assert [row.advantages[2:].tolist() for row in by_episode[0]] == [[1.0, 2.0], [4.0, 8.0]]

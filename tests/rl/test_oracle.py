@@ -11,19 +11,21 @@ from torch import Tensor
 
 from spa.config.schema import PPOConfig
 from spa.models.forward import token_logprobs
-from spa.rl.advantages import Signal, estimate, whiten
+from spa.rl.advantages import estimate, whiten
+from spa.rl.batch import TrainSequence
 from spa.rl.losses import AGGREGATIONS, kl_penalty, policy_loss, token_weights, value_loss
 from tests.rl.oracle import cases
+from tests.rl.tools import tokens
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
 
-def signals(given: dict[str, Any]) -> list[Signal]:
+def episodes(given: dict[str, Any]) -> list[TrainSequence]:
     """Of the counted tokens alone: holes and padding are no steps of time."""
     out = []
     for rewards, values, mask, group in zip(*(given[n] for n in ("rewards", "values", "mask", "group")), strict=True):
         kept = np.flatnonzero(mask)
-        out.append(Signal(np.array(rewards)[kept], np.array(values)[kept], [0] * len(kept), group))
+        out.append(tokens(np.array(rewards)[kept], np.array(values)[kept], [0] * len(kept), group))
     return out
 
 
@@ -33,7 +35,7 @@ def signals(given: dict[str, Any]) -> list[Signal]:
 def test_estimators(name: str) -> None:
     for given, result in cases(name):
         config = PPOConfig(estimator=name, gamma=given.get("gamma", 1.0), lam=given.get("lam", 1.0))
-        pairs = estimate(signals(given), config)
+        pairs = estimate(episodes(given), config)
         for row, (advantages, returns) in enumerate(pairs):
             kept = np.flatnonzero(given["mask"][row])
             # verl adds 1e-8 under a square root and 1e-8 to a count; GRPO's statistics are float32 there.

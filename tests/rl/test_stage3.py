@@ -15,8 +15,8 @@ from spa.common.checkpoints import checkpoint_folder, list_checkpoints
 from spa.config.schema import Config, CurriculumConfig, VariantConfig
 from spa.models.load import load_state
 from spa.rl.health import TrainingCollapsed
-from spa.rl.ppo import TrainingDiverged
 from spa.rl.trainer import PPOTrainer, train_ppo
+from spa.rl.update import TrainingDiverged
 from tests.scripted import Scripted, tiny_config
 
 Rows = list[tuple[int, dict[str, float]]]
@@ -181,7 +181,7 @@ def test_a_model_that_never_plays_is_reported(tmp_path, capsys, text: str, times
 
 
 def test_a_loss_that_is_not_finite_is_left_out_when_asked_to(tmp_path, monkeypatch, capsys) -> None:
-    import spa.rl.ppo as ppo
+    import spa.rl.update as ppo
 
     real, calls = ppo._step, []
 

@@ -17,9 +17,8 @@ from spa.config.schema import AgentConfig, Config, EnvConfig, PPOConfig, Variant
 from spa.models.load import load_state
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
-from spa.rl.ppo import TrainingDiverged
-from spa.rl.rewards import Reward
 from spa.rl.trainer import PPOTrainer, rollout_metrics, train_ppo
+from spa.rl.update import TrainingDiverged
 from tests.scripted import tiny_config
 
 
@@ -161,10 +160,10 @@ def test_where_every_score_is_equal_the_policy_stays_as_it_is(tmp_path, changes,
 
 
 def test_scores_that_differ_are_not_called_equal() -> None:
-    one, two = Reward([0.5, 0.5], 1.0), Reward([0.0, 1.0], 1.0)
+    one, two = [0.5, 0.5], [0.0, 1.0]
     assert nothing_to_learn([one, two], PPOConfig())
     assert not nothing_to_learn([one, two], PPOConfig(reward_placement="turn"))
-    assert not nothing_to_learn([one, Reward([1.0], 1.1)], PPOConfig())
+    assert not nothing_to_learn([one, [1.1]], PPOConfig())
 
 
 def test_the_filter_decides_what_is_learned_from(tmp_path) -> None:

@@ -10,9 +10,9 @@ import torch
 
 from spa.agent.policy import Policy
 from spa.agent.worlds import World
-from spa.rl.batch import build_rows
+from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
-from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, update
+from spa.rl.update import Learner, TrainingDiverged, score_tokens, update
 from tests.scripted import lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
@@ -96,29 +96,28 @@ def test_the_gradient_is_that_of_a_naive_implementation(episodes, critic: str, l
 def test_log_probs_are_of_the_tempered_distribution(temperature: float) -> None:
     policy, one = make(temperature=temperature)
     played = policy.play(lake_task(1), WORLDS, samples=2, seed=1, temperature=temperature)
-    rows = [row for group in build_rows(played, policy.chat) for row in group]
-    sampled = np.concatenate([row.old_logprobs for row in rows])
+    rows = [row for group in train_sequences(played, policy.chat) for row in group]
+    sampled = np.concatenate([row.logprobs for row in rows])
     score_tokens(one, rows, recompute=True)
-    np.testing.assert_allclose(np.concatenate([row.old_logprobs for row in rows]), sampled, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([row.logprobs for row in rows]), sampled, atol=1e-4)
     one.config.mini_batches = 1
     assert step(policy, one, played)["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_samplers_log_probs_stand_unless_recomputed(episodes) -> None:
     policy, one = make()
-    rows = [row for group in build_rows(episodes, policy.chat) for row in group]
+    rows = [row for group in train_sequences(episodes, policy.chat) for row in group]
     for row in rows:
-        row.old_logprobs = row.old_logprobs - 7
-    before = [row.old_logprobs for row in rows]
+        row.logprobs = row.logprobs - 7
+    before = [row.logprobs.copy() for row in rows]
     score_tokens(one, rows, recompute=False)
-    assert all(row.old_logprobs is old for row, old in zip(rows, before, strict=True))
-    assert all(len(row.values) == len(row.positions) for row in rows)
+    assert all(np.array_equal(row.logprobs, old) for row, old in zip(rows, before, strict=True))
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])
 def test_values_start_at_zero_and_every_trained_parameter_is_in_the_optimizer_once(critic: str) -> None:
     policy, one = make(critic)
-    rows = build_rows(policy.play(lake_task(1), WORLDS, samples=1, seed=0), policy.chat)[0]
+    rows = train_sequences(policy.play(lake_task(1), WORLDS, samples=1, seed=0), policy.chat)[0]
     score_tokens(one, rows, recompute=False)
     assert not np.concatenate([row.values for row in rows]).any()
     held = [id(p) for group in one.optimizer.param_groups for p in group["params"]]

@@ -15,11 +15,11 @@ from spa.agent.worlds import World
 from spa.data.encode import Example
 from spa.models.lora import add_lora, without_adapters
 from spa.rl.auxiliary import world_model_examples
-from spa.rl.batch import Row, build_rows
+from spa.rl.batch import TrainSequence, train_sequences
 from spa.rl.critic import Critic, make_critic
 from spa.rl.losses import AGGREGATIONS, kl_penalty, token_weights
-from spa.rl.ppo import Learner, TrainingDiverged, score_tokens, set_advantages, update
 from spa.rl.reference import Reference, needs_reference
+from spa.rl.update import Learner, TrainingDiverged, score_tokens, set_advantages, update
 from tests.models.networks import network
 from tests.scripted import lake_task, tiny_config, tiny_policy
 
@@ -146,7 +146,7 @@ def test_the_gradient_follows_the_aggregation(episodes) -> None:
     """Sums over sequences are a constant times each other; means of means are not."""
     got = {name: gradient(episodes, loss_aggregation=name, critic="none", estimator="grpo") for name in AGGREGATIONS}
     torch.testing.assert_close(got["seq-mean-token-sum"], 7 * got["seq-mean-token-sum-norm"], rtol=1e-3, atol=1e-4)
-    rows = [row for group in build_rows(episodes, tiny_policy().chat) for row in group]
+    rows = [row for group in train_sequences(episodes, tiny_policy().chat) for row in group]
     ratio = sum(len(row.positions) for row in rows) / len(rows)
     torch.testing.assert_close(got["seq-mean-token-sum"], ratio * got["token-mean"], rtol=1e-3, atol=1e-4)
     other, plain = got["seq-mean-token-mean"], got["token-mean"]
@@ -192,33 +192,34 @@ def test_kl_in_the_loss_pulls_the_policy_back(episodes) -> None:
 
 def test_kl_in_the_reward_is_subtracted_token_by_token(episodes) -> None:
     policy, one = make(reference=True, kl_reward_coef=0.5, whiten_advantages=False, estimator="reinforce_plus_plus")
-    by_episode = build_rows(episodes, policy.chat)
+    by_episode = train_sequences(episodes, policy.chat)
     rows = [row for group in by_episode for row in group]
     score_tokens(one, rows, recompute=False)
     rng = np.random.default_rng(0)
     for row in rows:
-        row.reference = row.old_logprobs + rng.normal(size=len(row.old_logprobs))
+        row.reference = row.logprobs + rng.normal(size=len(row.ids))
     plain = copy.deepcopy(one.config)
     plain.kl_reward_coef = 0.0
     set_advantages(by_episode, episodes, plain)
-    without = [row.advantages for row in rows]
+    without = [row.advantages.copy() for row in rows]
     set_advantages(by_episode, episodes, one.config)
     for group in by_episode:
-        kl = np.concatenate([row.old_logprobs - row.reference for row in group])
+        kl = np.concatenate([(row.logprobs - row.reference)[row.mask] for row in group])
         to_go = 0.5 * kl[::-1].cumsum()[::-1]
-        got = np.concatenate([row.advantages for row in group])
-        old = np.concatenate([without[next(i for i, r in enumerate(rows) if r is row)] for row in group])
+        got = np.concatenate([row.advantages[row.mask] for row in group])
+        old = np.concatenate([without[next(i for i, r in enumerate(rows) if r is row)][row.mask] for row in group])
         np.testing.assert_allclose(got, old - to_go, atol=1e-9)
 
 
 def test_context_tokens_carry_no_kl() -> None:
-    row = Row([1, 2, 3], [1, 2], [-1, 0], np.array([-1.0, -1.0]), np.zeros(2), reference=np.array([-9.0, -1.0]))
+    row = TrainSequence.of([1, 2, 3], [False, True, True], [-1, -1, 0], [0.0, -1.0, -1.0])
+    row.reference[:] = [0.0, -9.0, -1.0]
     from spa.agent.episode import Episode, Turn
 
     one = Episode("T", 0, 0, turns=[Turn(0, "", "", "", reward=1.0)])
     config = tiny_config(kl_reward_coef=1.0, whiten_advantages=False, estimator="reinforce_plus_plus").ppo
     set_advantages([[row]], [one], config)
-    assert row.advantages.tolist() == [1.0, 1.0]
+    assert row.advantages.tolist() == [0.0, 1.0, 1.0]
 
 
 # Early stop
@@ -362,14 +363,14 @@ def test_with_adapters_nothing_else_is_trained(episodes) -> None:
 def test_the_reference_of_an_actor_with_adapters_is_itself_without_them(episodes) -> None:
     policy, one = lora_learner(actor_lr=1e-2)
     assert one.reference is not None
-    rows = [row for group in build_rows(episodes, policy.chat) for row in group]
+    rows = [row for group in train_sequences(episodes, policy.chat) for row in group]
     score_tokens(one, rows, recompute=True)
-    start = [row.old_logprobs for row in rows]
+    start = [row.logprobs.copy() for row in rows]
     for number in range(3):
         step(policy, one, episodes, seed=number)
     score_tokens(one, rows, recompute=True)
-    assert max(np.abs(row.reference - old).max() for row, old in zip(rows, start, strict=True)) < 1e-5
-    assert max(np.abs(row.reference - row.old_logprobs).max() for row in rows) > 1e-2
+    assert max(np.abs(row.reference - old)[row.mask].max() for row, old in zip(rows, start, strict=True)) < 1e-5
+    assert max(np.abs(row.reference - row.logprobs)[row.mask].max() for row in rows) > 1e-2
     ids = torch.tensor([rows[0].ids])
     with without_adapters(policy.model):
         bare = policy.model(ids).logits
@@ -418,7 +419,7 @@ def test_in_bfloat16_old_log_probs_are_recomputed_and_the_difference_is_told(epi
 
 def test_a_world_model_loss_that_is_not_finite_stops_the_step(episodes, monkeypatch) -> None:
     policy, one = make(world_model_coef=1.0)
-    monkeypatch.setattr("spa.rl.ppo.loss_sums", lambda *a, **k: iter([torch.tensor(float("inf"))]))
+    monkeypatch.setattr("spa.rl.update.loss_sums", lambda *a, **k: iter([torch.tensor(float("inf"))]))
     before = flat(policy.model.parameters())
     with pytest.raises(TrainingDiverged, match="world-model loss"):
         step(policy, one, episodes, world_model=[example(policy)])

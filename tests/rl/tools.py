@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
-from spa.rl.advantages import Array
+from spa.rl.batch import Array, TrainSequence
 from spa.rl.filters import choose_groups, filter_metrics, group_indices
-from spa.rl.rewards import token_rewards, training_reward
+from spa.rl.rewards import token_rewards, turn_rewards
 
 
 def filtered(episodes: Sequence[Episode], ratio: float, kind: str = "std") -> tuple[list[Episode], dict[str, float]]:
@@ -20,4 +22,12 @@ def filtered(episodes: Sequence[Episode], ratio: float, kind: str = "std") -> tu
 
 def placed(episode: Episode, turns: Sequence[int], placement: str, **ppo: object) -> Array:
     """An episode's training reward on its tokens."""
-    return token_rewards(training_reward(episode, PPOConfig(**ppo)), turns, placement)
+    rewards = turn_rewards(episode, PPOConfig(**ppo))
+    return token_rewards(rewards, sum(rewards), np.array(turns), placement)
+
+
+def tokens(rewards: Sequence[float], values: Sequence[float], turns: Sequence[int], group: int = 0) -> TrainSequence:
+    """The trained tokens of an episode, as an estimator sees them."""
+    one = TrainSequence.of(range(len(turns)), [True] * len(turns), turns, np.zeros(len(turns)), group)
+    one.rewards[:], one.values[:] = rewards, values
+    return one

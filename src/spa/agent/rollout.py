@@ -72,14 +72,14 @@ def _play(
         for member in range(group_size)
     }
 
-    def answer(session: int, completion: Completion) -> list[int] | None:
+    def on_completion(session: int, completion: Completion) -> list[int] | None:
         play = plays[session]
         index = len(play.responses)
         _answer(play, chat, index, completion)
         return _ask(play, chat, index + 1) if play.live else None
 
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
-    serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, answer=answer)
+    serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
     episodes = []
     for play in plays.values():
         play.env.close()

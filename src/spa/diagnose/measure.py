@@ -43,8 +43,8 @@ from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
 from spa.models.load import check_model
 from spa.planning.play import play_with_planner
 from spa.preflight import check_settings
-from spa.rl.ppo import update
 from spa.rl.trainer import PPOTrainer
+from spa.rl.update import update
 from spa.sft.selfplay import row_window, selfplay, training_rows
 from spa.sft.stage2 import run_sft
 

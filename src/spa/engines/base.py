@@ -35,7 +35,7 @@ class BrokenModel(ValueError):
     """The model's logits are not finite: its weights are damaged or have diverged."""
 
 
-Answer = Callable[[int, Completion], Sequence[int] | None]
+OnCompletion = Callable[[int, Completion], Sequence[int] | None]
 """Called with a session's number and its completion; returns the session's next context, or None at its end."""
 
 
@@ -73,9 +73,9 @@ def serve(
     *,
     stop_ids: frozenset[int],
     seed: int,
-    answer: Answer,
+    on_completion: OnCompletion,
 ) -> None:
-    """Continues sessions turn by turn: each from its first context until ``answer`` has no next one for it.
+    """Continues sessions turn by turn: each from its first context until ``on_completion`` has no next one for it.
 
     Args:
         contexts: the first ones, by the numbers of their sessions.
@@ -84,7 +84,7 @@ def serve(
     weights give the same completions.
     """
     if hasattr(engine, "serve"):
-        engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
+        engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
         return
     # It knows only ``generate``: all live sessions one turn at a time.
     live = list(contexts.items())
@@ -95,7 +95,7 @@ def serve(
         completions = engine.generate(asked, sampling, stop_ids=stop_ids, seed=int(state >> np.uint64(1)))
         following: list[tuple[int, Sequence[int]]] = []
         for (session, _), completion in zip(live, completions, strict=True):
-            context = answer(session, completion)
+            context = on_completion(session, completion)
             if context is not None:
                 following.append((session, context))
         live = following

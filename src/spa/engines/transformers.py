@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Answer, BrokenModel, Completion, check_sampling, serve
+from spa.engines.base import BrokenModel, Completion, OnCompletion, check_sampling, serve
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream, uniforms
 from spa.engines.processes import can_fork
@@ -87,7 +87,7 @@ class TransformersEngine:
             BrokenModel: logits that are not finite.
         """
         out: dict[int, Completion] = {}
-        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, answer=out.__setitem__)
+        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, on_completion=out.__setitem__)
         return [out[i] for i in range(len(contexts))]
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class TransformersEngine:
         *,
         stop_ids: frozenset[int],
         seed: int,
-        answer: Answer,
+        on_completion: OnCompletion,
     ) -> None:
         """Continues sessions until none has a next context; see ``Engine``.
 
@@ -111,10 +111,10 @@ class TransformersEngine:
         try:
             if self.decoder is None:
                 play = _Rounds(self.model, self.pad_id, stops)
-                serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, answer=answer)
+                serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
             else:
                 self.decoder.refresh()
-                _Serving(self.decoder, sampling, stops, seed, answer, _SHARE / self.processes).run(contexts)
+                _Serving(self.decoder, sampling, stops, seed, on_completion, _SHARE / self.processes).run(contexts)
         finally:
             if self.decoder is not None:
                 self.decoder.release()
@@ -154,10 +154,16 @@ class _Serving:
     """One call of ``serve``: which session is in which slot, and what is read next."""
 
     def __init__(
-        self, decoder: Decoder, sampling: SamplingConfig, stops: Stops, seed: int, answer: Answer, share: float
+        self,
+        decoder: Decoder,
+        sampling: SamplingConfig,
+        stops: Stops,
+        seed: int,
+        on_completion: OnCompletion,
+        share: float,
     ) -> None:
         self.decoder, self.sampling, self.stops = decoder, sampling, stops
-        self.seed, self.answer, self.share = seed, answer, share
+        self.seed, self.on_completion, self.share = seed, on_completion, share
         self.device = decoder.model.device
         self.rows: list[_Row] = []
         self.waiting: deque[_Row] = deque()
@@ -280,7 +286,7 @@ class _Serving:
         free: list[int] = []
         for row, stopped in ended:
             completion = Completion(row.tokens[row.start :], row.logprobs, "stop" if stopped else "length")
-            context = self.answer(row.session, completion)
+            context = self.on_completion(row.session, completion)
             if context is not None:
                 following = self._asked(_Row(row.session, turn=row.turn + 1), context)
             elif self.waiting:  # the slot may hold what the newcomer begins with

@@ -59,18 +59,18 @@ def calibration_metrics(
 
     All names start with ``calibration/``; without a turn to judge only ``cases`` is there.
     """
-    from spa.models.scoring import score_rows
+    from spa.models.score import Chosen, sum_logprobs
 
     found = cases(chat, make_env, episodes, seed)
     rows, owners = [], []
     for number, case in enumerate(found):
         for kind, state in case.candidates:
-            rows.append(chat.continuation(case.context, case.prefix, state + _CLOSING))
+            rows.append(Chosen(*chat.continuation(case.context, case.prefix, state + _CLOSING)))
             owners.append((number, kind))
-    scores = score_rows(model, rows) if rows else []
+    scores = sum_logprobs(model, rows)
     by_case: dict[int, list[tuple[str, float, int]]] = defaultdict(list)
-    for (number, kind), score in zip(owners, scores, strict=True):
-        by_case[number].append((kind, score.logprob, score.count))
+    for (number, kind), row, logprob in zip(owners, rows, scores, strict=True):
+        by_case[number].append((kind, logprob, len(row.positions)))
     values: dict[str, list[float]] = defaultdict(list)
     for number, candidates in by_case.items():
         groups = ("", f"turn_{found[number].turn}/", f"actions_{found[number].actions}/")

@@ -83,7 +83,7 @@ def state_perplexity(
     Raises:
         ValueError: unknown context, no states, or a chat template that changes what it is given.
     """
-    from spa.models.scoring import score_rows
+    from spa.models.score import Chosen, sum_logprobs
 
     if context not in CONTEXTS:
         raise ValueError(f"unknown context {context!r}; choose one of {', '.join(CONTEXTS)}")
@@ -93,10 +93,9 @@ def state_perplexity(
     header = task.header(task.make_env()) if context == "prompt" else ""
     for state in states:
         ids, positions, length = _bare(chat, state) if context == "bare" else _prompted(chat, task, header, state)
-        rows.append((ids, positions))
+        rows.append(Chosen(ids, positions))
         characters += length
-    scores = score_rows(model, rows)
-    nats, tokens = -math.fsum(score.logprob for score in scores), sum(score.count for score in scores)
+    nats, tokens = -math.fsum(sum_logprobs(model, rows)), sum(len(row.positions) for row in rows)
     if not tokens:
         raise ValueError("the states have no token that can be scored")
     return StatePerplexity(

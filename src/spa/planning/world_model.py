@@ -119,20 +119,22 @@ class WorldModel:
         Raises:
             ValueError: the engine holds no weights to score with.
         """
-        from spa.models.scoring import score_rows
+        from spa.models.score import Chosen, sum_logprobs
 
         if not self.has_weights:
             raise ValueError("states are scored by the model's weights: use engine=transformers")
         after = self._layout.after_state
         rows = [
-            self.policy.chat.continuation(
-                self._prompt(self._told, move.state, self._told.env.max_actions),
-                self._layout.question(*move),
-                f"{state}{after}",
+            Chosen(
+                *self.policy.chat.continuation(
+                    self._prompt(self._told, move.state, self._told.env.max_actions),
+                    self._layout.question(*move),
+                    f"{state}{after}",
+                )
             )
             for move, state in asked
         ]
-        return [score.logprob for score in score_rows(self.policy.model, rows)]
+        return sum_logprobs(self.policy.model, rows)
 
     def _reading(self, temperature: float) -> SamplingConfig:
         """How an answer is written, up to its closing tag."""
@@ -199,7 +201,7 @@ class WorldModel:
             session: read(session, context(moves[0][0], layout.question(*moves[0][0])))
             for session, moves in sessions.items()
         }
-        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return [done[key] for key in asked], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
@@ -266,7 +268,7 @@ class WorldModel:
             usage.tokens_written += len(completion.ids)
             texts[session] = chat.decode(completion.ids)
 
-        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, answer=answer)
+        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return texts, usage
 
     def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:

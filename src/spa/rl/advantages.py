@@ -1,6 +1,8 @@
 """Advantage estimators over the trainable tokens of episodes. Observation tokens do not exist here: they carry no step of time.
 
-Every estimator turns signals into (advantages, returns), one pair an episode; equations and sources in docs/algorithms.md.
+Every estimator turns the trained tokens of episodes (``batch.trained_tokens``, one sequence of T tokens each) into (advantages,
+returns), a pair of (T,) an episode; equations and sources in docs/algorithms.md. A turn of -1 is context, trained only with
+``ppo.loss_mask=all``.
 """
 
 from __future__ import annotations
@@ -11,39 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spa.config.schema import PPOConfig
+from spa.rl.batch import Array, TrainSequence
 
-Array = NDArray[np.float64]
 Pair = tuple[Array, Array]
 
 _EPS = 1e-6  # added to a group's standard deviation, as in verl
-
-
-@dataclass(frozen=True)
-class Signal:
-    """What an estimator sees of one episode's T trainable tokens.
-
-    ``rewards`` (T,) follow each token, ``values`` (T,) are of the context before it (zeros without a critic), ``turns`` (T,) its
-    turn index (-1 for context tokens, trained only with ``loss_mask="all"``). Episodes of one ``group`` share their world.
-    """
-
-    rewards: Array
-    values: Array
-    turns: Sequence[int]
-    group: int = 0
-
-    @property
-    def score(self) -> float:
-        return float(self.rewards.sum())
-
-    @property
-    def turn_ends(self) -> list[int]:
-        """The last trainable token of every turn, in order; what follows the last turn belongs to it."""
-        last = {turn: position for position, turn in enumerate(self.turns) if turn >= 0}
-        ends = sorted(last.values())
-        return [*ends[:-1], len(self.turns) - 1]
 
 
 def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Pair:
@@ -75,28 +51,35 @@ def _pieces(length: int, ends: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
-def turn_gae(signal: Signal, gamma: float, lam: float) -> Pair:
+def _turn_ends(episode: TrainSequence) -> list[int]:
+    """The last token of every turn, in order; what follows the last turn belongs to it."""
+    last = {int(turn): position for position, turn in enumerate(episode.turns) if turn >= 0}
+    ends = sorted(last.values())
+    return [*ends[:-1], len(episode.turns) - 1]
+
+
+def turn_gae(episode: TrainSequence, gamma: float, lam: float) -> Pair:
     """GAE whose step of time is a turn: from the value before a turn's first token to that before the next turn's.
 
     All tokens of a turn get the turn's advantage, and as return the turn's.
     """
-    pieces = _pieces(len(signal.rewards), signal.turn_ends)
-    rewards = np.array([signal.rewards[piece].sum() for piece in pieces])
-    values = np.array([signal.values[piece][0] for piece in pieces])
+    pieces = _pieces(len(episode.rewards), _turn_ends(episode))
+    rewards = np.array([episode.rewards[piece].sum() for piece in pieces])
+    values = np.array([episode.values[piece][0] for piece in pieces])
     turn_advantages, turn_returns = gae(rewards, values, gamma, lam)
     sizes = [piece.stop - piece.start for piece in pieces]
     return np.repeat(turn_advantages, sizes), np.repeat(turn_returns, sizes)
 
 
-def bi_level_gae(signal: Signal, gamma: float, lam: float, high_gamma: float) -> Pair:
+def bi_level_gae(episode: TrainSequence, gamma: float, lam: float, high_gamma: float) -> Pair:
     """Two nested GAEs (VAGEN): over the turns' last tokens with ``high_gamma``, then within each turn.
 
     The return of a turn's last token stands in for its reward in the second pass, which restarts at every turn's end. With
     ``high_gamma == gamma`` and ``lam == 1`` this is plain GAE. RAGEN's code ends a turn only where the reward is not 0; that defect
     is not ported.
     """
-    ends = signal.turn_ends
-    rewards, values = signal.rewards.copy(), signal.values
+    ends = _turn_ends(episode)
+    rewards, values = episode.rewards.copy(), episode.values
     for piece in _pieces(len(rewards), ends):  # a turn's reward counts where the turn ends
         total = rewards[piece].sum()
         rewards[piece] = 0.0
@@ -108,62 +91,62 @@ def bi_level_gae(signal: Signal, gamma: float, lam: float, high_gamma: float) ->
     return advantages, advantages + values
 
 
-def _by_group(signals: Sequence[Signal]) -> list[list[float]]:
-    """For each signal the scores of its group."""
+def _by_group(episodes: Sequence[TrainSequence]) -> list[list[float]]:
+    """For each episode the scores of its group."""
     scores: dict[int, list[float]] = defaultdict(list)
-    for signal in signals:
-        scores[signal.group].append(signal.score)
-    return [scores[signal.group] for signal in signals]
+    for episode in episodes:
+        scores[episode.group].append(episode.score)
+    return [scores[episode.group] for episode in episodes]
 
 
-def _spread_out(signals: Sequence[Signal], values: Sequence[float]) -> list[Pair]:
+def _spread_out(episodes: Sequence[TrainSequence], values: Sequence[float]) -> list[Pair]:
     """One number an episode for all its tokens."""
-    arrays = [np.full(len(signal.rewards), value) for signal, value in zip(signals, values, strict=True)]
+    arrays = [np.full(len(episode.rewards), value) for episode, value in zip(episodes, values, strict=True)]
     return [(array, array) for array in arrays]
 
 
-def grpo(signals: Sequence[Signal], *, divide: bool) -> list[Pair]:
+def grpo(episodes: Sequence[TrainSequence], *, divide: bool) -> list[Pair]:
     """(score - group mean) / (group standard deviation + 1e-6) for every token (Shao et al. 2024, Sec. 4.1.2).
 
     Without ``divide`` it is not divided (Liu et al. 2025, "Dr. GRPO"). An episode that is alone in its group keeps its score.
     """
     advantages = []
-    for signal, scores in zip(signals, _by_group(signals), strict=True):
+    for episode, scores in zip(episodes, _by_group(episodes), strict=True):
         if len(scores) == 1:
-            advantages.append(signal.score / (1 + _EPS) if divide else signal.score)
+            advantages.append(episode.score / (1 + _EPS) if divide else episode.score)
             continue
-        centred = signal.score - float(np.mean(scores))
+        centred = episode.score - float(np.mean(scores))
         advantages.append(centred / (float(np.std(scores, ddof=1)) + _EPS) if divide else centred)
-    return _spread_out(signals, advantages)
+    return _spread_out(episodes, advantages)
 
 
-def rloo(signals: Sequence[Signal]) -> list[Pair]:
+def rloo(episodes: Sequence[TrainSequence]) -> list[Pair]:
     """Score minus the mean score of the others of its group, for every token (Ahmadian et al. 2024, Eq. 6).
 
     An episode that is alone in its group keeps its score.
     """
     advantages = []
-    for signal, scores in zip(signals, _by_group(signals), strict=True):
-        others = (sum(scores) - signal.score) / (len(scores) - 1) if len(scores) > 1 else 0.0
-        advantages.append(signal.score - others)
-    return _spread_out(signals, advantages)
+    for episode, scores in zip(episodes, _by_group(episodes), strict=True):
+        others = (sum(scores) - episode.score) / (len(scores) - 1) if len(scores) > 1 else 0.0
+        advantages.append(episode.score - others)
+    return _spread_out(episodes, advantages)
 
 
-def reinforce_plus_plus(signals: Sequence[Signal], gamma: float) -> list[Pair]:
+def reinforce_plus_plus(episodes: Sequence[TrainSequence], gamma: float) -> list[Pair]:
     """Discounted reward-to-go of every token (Hu 2025); whitened over the batch by the caller."""
-    return [(pair := gae(s.rewards, np.zeros_like(s.rewards), gamma, 1.0)[0], pair) for s in signals]
+    return [(pair := gae(s.rewards, np.zeros_like(s.rewards), gamma, 1.0)[0], pair) for s in episodes]
 
 
-def group_baseline(signals: Sequence[Signal]) -> list[Pair]:
+def group_baseline(episodes: Sequence[TrainSequence]) -> list[Pair]:
     """REINFORCE++-baseline: score minus the group's mean; whitened over the batch by the caller."""
-    return grpo(signals, divide=False)
+    return grpo(episodes, divide=False)
 
 
 @dataclass(frozen=True)
 class Estimator:
     """``values``: it needs a critic. ``groups``: it compares the episodes of a group. ``whiten``: it is defined with whitening."""
 
-    run: Callable[[Sequence[Signal], PPOConfig], list[Pair]]
+    run: Callable[[Sequence[TrainSequence], PPOConfig], list[Pair]]
     values: bool = False
     groups: bool = False
     whiten: bool = False
@@ -189,9 +172,9 @@ def whitens(config: PPOConfig) -> bool:
     return own if config.whiten_advantages is None else config.whiten_advantages
 
 
-def estimate(signals: Sequence[Signal], config: PPOConfig) -> list[Pair]:
+def estimate(episodes: Sequence[TrainSequence], config: PPOConfig) -> list[Pair]:
     """Advantages (whitened where ``whitens`` says so) and returns of each episode, in order."""
-    pairs = ESTIMATORS[config.estimator].run(signals, config)
+    pairs = ESTIMATORS[config.estimator].run(episodes, config)
     if whitens(config):
         whitened = whiten([advantages for advantages, _ in pairs])
         pairs = [(advantages, returns) for advantages, (_, returns) in zip(whitened, pairs, strict=True)]

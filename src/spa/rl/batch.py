@@ -1,101 +1,119 @@
-"""From episodes to training rows: which tokens are trained and what is known of each of them."""
+"""From episodes to what is trained on: which tokens are trained, and what is known of each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.response import parse_response
-from spa.models.rows import TokenRows, forward_groups
-from spa.rl.advantages import Array
+from spa.models.score import TokenBatch, batches
 
-LOSS_MASKS = ("sampled", "answer", "all")
-
-
-def _none() -> Array:
-    return np.zeros(0)
+Array = NDArray[np.float64]
 
 
 @dataclass
-class Row:
-    """One token sequence of an episode. The arrays have one entry per *trainable* token, in order.
+class TrainSequence:
+    """One token sequence of an episode. Every array has one entry a token, (L,) like ``ids``.
 
-    ``positions`` are indices into ``ids`` (at least 1: the first token has no context), ``turns`` their turn
-    indices (-1 for context tokens, trained only with ``loss_mask="all"``). ``weight`` is that of each of its tokens in the
-    loss of the mini-batch it is in.
+    Two turns with the whole history in one sequence; ``<`` is the forced tag, ``$`` the end of a response::
+
+        ids          s  s  u  <  a  b  $  u  u  <  c  $
+        mask         .  .  .  .  1  1  1  .  .  .  1  1    trained: by default what the model sampled (``ppo.loss_mask``)
+        turns       -1 -1 -1 -1  0  0  0 -1 -1 -1  1  1    of sampled tokens
+        logprobs     .  .  .  . -2 -1  0  .  .  . -1  0    of the policy that acted, nats
+        reference    .  .  .  . -2 -2  0  .  .  . -1  0    of the reference model, where there is one
+        values       .  .  .  . .4 .4 .5  .  .  . .6 .9    of the context before the token, with a critic
+        rewards      .  .  .  .  .  .  .  .  .  .  .  1    that follow the token: the score at the end, or turn by turn
+        advantages   .  .  .  . .6 .6 .5  .  .  . .4 .1    over the trained tokens alone: the others are no step of time
+        returns      .  .  .  .  1  1  1  .  .  .  1  1
+
+    A dot is 0. With a history window of k turns an episode has one such sequence a turn, and time runs on from one to the next.
+    Episodes of one ``group`` share their world.
     """
 
     ids: list[int]
-    positions: list[int]
-    turns: list[int]
-    old_logprobs: Array
-    values: Array = field(default_factory=_none)
-    advantages: Array = field(default_factory=_none)
-    returns: Array = field(default_factory=_none)
-    reference: Array = field(default_factory=_none)  # log-probs of the reference model; empty without one
-    weight: float = 1.0
+    mask: NDArray[np.bool_]
+    turns: NDArray[np.int64]
+    logprobs: Array
+    reference: Array
+    values: Array
+    rewards: Array
+    advantages: Array
+    returns: Array
+    group: int = 0
+
+    @classmethod
+    def of(cls, ids: Sequence[int], mask: Any, turns: Any, logprobs: Any, group: int = 0) -> TrainSequence:
+        """A sequence of which no more is known than what rollout recorded."""
+        reference, values, rewards, advantages, returns = np.zeros((5, len(ids)))
+        return cls(
+            list(ids),
+            np.asarray(mask, dtype=bool),
+            np.asarray(turns, dtype=np.int64),
+            np.array(logprobs, dtype=np.float64),
+            reference,
+            values,
+            rewards,
+            advantages,
+            returns,
+            group,
+        )
+
+    @property
+    def positions(self) -> list[int]:
+        """Indices of the trained tokens (at least 1: the first token has no context)."""
+        positions: list[int] = np.flatnonzero(self.mask).tolist()
+        return positions
+
+    @property
+    def score(self) -> float:
+        return float(self.rewards.sum())
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """The rows of a forward pass and flat vectors over their N trainable tokens, row by row (empty where nothing is known yet)."""
+def train_sequences(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "sampled") -> list[list[TrainSequence]]:
+    """The sequences of each episode, in the order of its turns. Those without a trained token are left out.
 
-    tokens: TokenRows
-    old_logprobs_N: Tensor
-    values_N: Tensor
-    advantages_N: Tensor
-    returns_N: Tensor
-    reference_N: Tensor
-    weights_N: Tensor
-
-
-def build_rows(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "sampled") -> list[list[Row]]:
-    """Rows of each episode, in the order of its turns. Rows without a trainable token are left out.
+    Args:
+        loss_mask: ``sampled`` tokens, those of the ``answer`` alone, or ``all``, context included.
 
     Raises:
-        ValueError: unknown ``loss_mask``, or no trainable token in any episode.
+        ValueError: no token to train in any episode.
     """
-    if loss_mask not in LOSS_MASKS:
-        raise ValueError(f"unknown ppo.loss_mask {loss_mask!r}; choose one of {', '.join(LOSS_MASKS)}")
     result = []
     for episode in episodes:
-        rows = [_row(episode, sequence, chat, loss_mask) for sequence in episode.sequences]
-        result.append([row for row in rows if row.positions])
+        sequences = [_sequence(episode, sequence, chat, loss_mask) for sequence in episode.sequences]
+        result.append([sequence for sequence in sequences if sequence.mask.any()])
     if not any(result):
         raise ValueError("no token to train in any episode: the loss mask is zero everywhere")
     return result
 
 
-def _row(episode: Episode, sequence: TokenSequence, chat: Chat, loss_mask: str) -> Row:
+def _sequence(episode: Episode, sequence: TokenSequence, chat: Chat, loss_mask: str) -> TrainSequence:
+    sampled = np.array(sequence.mask, dtype=bool)
+    sampled[:1] = False
+    turns = np.where(sampled, sequence.turns, -1)
+    mask = sampled
     if loss_mask == "all":
-        positions = list(range(1, len(sequence)))
-    else:
-        positions = [i for i in range(1, len(sequence)) if sequence.mask[i]]
-    if loss_mask == "answer":
-        inside: set[int] = set()
+        mask = np.arange(len(sequence)) > 0
+    elif loss_mask == "answer":
+        mask = np.zeros(len(sequence), dtype=bool)
         for turn in episode.turns:
-            sampled = [i for i in positions if sequence.turns[i] == turn.index]
-            if sampled:
-                inside.update(_answer_tokens(turn, sampled, sequence, chat))
-        positions = [i for i in positions if i in inside]
-    return Row(
-        ids=sequence.ids,
-        positions=positions,
-        turns=[sequence.turns[i] if sequence.mask[i] else -1 for i in positions],
-        old_logprobs=np.array([sequence.logprobs[i] for i in positions]),
-    )
+            mask[_answer_tokens(turn, np.flatnonzero(turns == turn.index), sequence, chat)] = True
+    return TrainSequence.of(sequence.ids, mask, turns, sequence.logprobs, episode.group)
 
 
-def _answer_tokens(turn: Turn, sampled: list[int], sequence: TokenSequence, chat: Chat) -> list[int]:
+def _answer_tokens(turn: Turn, sampled: NDArray[np.int64], sequence: TokenSequence, chat: Chat) -> NDArray[np.int64]:
     """The sampled tokens that overlap the answer span of their response; all of them where there is no such span."""
     span = parse_response(turn.response).spans.get("answer")
-    if span is None:
+    if span is None or not len(sampled):
         return sampled
     ids = [sequence.ids[i] for i in sampled]
 
@@ -110,32 +128,67 @@ def _answer_tokens(turn: Turn, sampled: list[int], sequence: TokenSequence, chat
                 high = middle - 1
         return low
 
-    first = tokens_within(span[0])
-    last = tokens_within(span[1] - 1)
-    return sampled[first : last + 1]
+    return sampled[tokens_within(span[0]) : tokens_within(span[1] - 1) + 1]
 
 
-def to_micro_batches(
-    rows: Sequence[Row], max_tokens: int, device: torch.device | str, *, packing: bool = False
-) -> list[tuple[list[int], MicroBatch]]:
-    """Micro-batches, one a forward pass, with the indices of their rows."""
-    out = []
-    for group in forward_groups([row.ids for row in rows], max_tokens, packing=packing):
-        chosen = [rows[i] for i in group]
-        tokens = TokenRows.of([(row.ids, row.positions) for row in chosen], device, packing=packing)
+def trained_tokens(sequences: Sequence[TrainSequence]) -> TrainSequence:
+    """The T trained tokens of an episode one behind the other, as one sequence: what an advantage estimator sees."""
+    ids = [sequence.ids[i] for sequence in sequences for i in sequence.positions]
+    return TrainSequence(
+        ids,
+        mask=np.ones(len(ids), dtype=bool),
+        turns=np.concatenate([each.turns[each.mask] for each in sequences]),
+        logprobs=np.concatenate([each.logprobs[each.mask] for each in sequences]),
+        reference=np.concatenate([each.reference[each.mask] for each in sequences]),
+        values=np.concatenate([each.values[each.mask] for each in sequences]),
+        rewards=np.concatenate([each.rewards[each.mask] for each in sequences]),
+        advantages=np.concatenate([each.advantages[each.mask] for each in sequences]),
+        returns=np.concatenate([each.returns[each.mask] for each in sequences]),
+        group=sequences[0].group,
+    )
 
-        def flat(get: Callable[[Row], Array], rows: list[Row] = chosen) -> Tensor:
-            values = np.concatenate([get(row) for row in rows])
+
+def parts(sequences: Sequence[TrainSequence], values_T: Array) -> Iterator[tuple[TrainSequence, Array]]:
+    """Each sequence with its part of what is known of its trained tokens: the inverse of ``trained_tokens``."""
+    cuts = np.cumsum([int(sequence.mask.sum()) for sequence in sequences])
+    yield from zip(sequences, np.split(values_T, cuts[:-1]), strict=True)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The sequences of a forward pass, and flat vectors over their N trained tokens; ``weights_N`` are of their losses."""
+
+    tokens: TokenBatch
+    logprobs_N: Tensor
+    values_N: Tensor
+    advantages_N: Tensor
+    returns_N: Tensor
+    reference_N: Tensor
+    weights_N: Tensor
+
+
+def micro_batches(
+    sequences: Sequence[TrainSequence],
+    weights: Sequence[float],
+    max_tokens: int,
+    device: torch.device | str,
+    *,
+    packing: bool = False,
+) -> Iterator[MicroBatch]:
+    """Micro-batches, one a forward pass; ``weights`` has the weight of each token of a sequence."""
+    for tokens in batches(sequences, max_tokens, device, packing=packing):
+        chosen = [sequences[i] for i in tokens.indices]
+
+        def flat(arrays: Iterable[Array], chosen: Sequence[TrainSequence] = chosen) -> Tensor:
+            values = np.concatenate([array[each.mask] for array, each in zip(arrays, chosen, strict=True)])
             return torch.tensor(values, dtype=torch.float32, device=device)
 
-        batch = MicroBatch(
+        yield MicroBatch(
             tokens,
-            old_logprobs_N=flat(lambda row: row.old_logprobs),
-            values_N=flat(lambda row: row.values),
-            advantages_N=flat(lambda row: row.advantages),
-            returns_N=flat(lambda row: row.returns),
-            reference_N=flat(lambda row: row.reference),
-            weights_N=flat(lambda row: np.full(len(row.positions), row.weight)),
+            logprobs_N=flat(each.logprobs for each in chosen),
+            values_N=flat(each.values for each in chosen),
+            advantages_N=flat(each.advantages for each in chosen),
+            returns_N=flat(each.returns for each in chosen),
+            reference_N=flat(each.reference for each in chosen),
+            weights_N=flat(np.full(len(sequences[i].ids), weights[i]) for i in tokens.indices),
         )
-        out.append((group, batch))
-    return out

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from spa.config.schema import PPOConfig
 from spa.models.load import ValueHead
 from spa.models.lora import adapter_state, add_configured_lora, has_lora, load_adapter_state
-from spa.models.rows import TokenRows
+from spa.models.score import TokenBatch
 from spa.rl.advantages import ESTIMATORS
 
 CRITICS = ("model", "head", "detached_head")
 
 
 class Critic(nn.Module):
-    """Values of the contexts before trainable tokens.
+    """Values of the contexts before trained tokens.
 
     ``head`` reads the actor's hidden states and trains the shared trunk too; ``detached_head`` reads them and leaves the trunk
     to the policy; ``model`` owns a copy of the actor's network (as the original, which starts the critic from the same checkpoint).
@@ -36,10 +36,10 @@ class Critic(nn.Module):
         self.head.to(device=actor.device, dtype=actor.dtype)
         self.network = copy.deepcopy(actor) if kind == "model" else None
 
-    def values(self, tokens: TokenRows, actor_hidden_ND: Tensor | None) -> Tensor:
-        """(N,) float32 values of the contexts before the chosen tokens."""
+    def values(self, batch: TokenBatch, actor_hidden_ND: Tensor | None) -> Tensor:
+        """(N,) float32 values of the contexts before the scored tokens."""
         if self.network is not None:
-            hidden_ND = tokens.hidden(self.network)
+            hidden_ND = batch.hidden(self.network)
         else:
             assert actor_hidden_ND is not None, "a value head needs the actor's hidden states"
             hidden_ND = actor_hidden_ND.detach() if self.kind == "detached_head" else actor_hidden_ND

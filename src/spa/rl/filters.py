@@ -10,7 +10,6 @@ import numpy as np
 
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
-from spa.rl.rewards import Reward
 
 FILTERS = ("std", "std_rev", "max_mean", "top_p", "off")
 _EQUAL = 1e-9  # scores that differ by less are equal
@@ -32,14 +31,15 @@ def informative(groups: Groups, scores: Sequence[float]) -> list[int]:
     return [group for group, members in groups.items() if np.ptp([scores[i] for i in members]) > _EQUAL]
 
 
-def nothing_to_learn(rewards: Sequence[Reward], config: PPOConfig) -> bool:
-    """Whether no episode did better than another: advantages are then the critic's error, which whitening blows up to noise of
-    size 1. With ``reward_placement=turn`` all turns must be alike, too; a KL penalty in the reward always tells tokens apart."""
+def nothing_to_learn(rewards: Sequence[Sequence[float]], config: PPOConfig) -> bool:
+    """Whether no episode (``rewards``: of its turns) did better than another: advantages are then the critic's error, which
+    whitening blows up to noise of size 1. With ``reward_placement=turn`` all turns must be alike, too; a KL penalty in the
+    reward always tells tokens apart."""
     if config.kl_reward_coef:
         return False
-    if config.reward_placement == "turn" and len({tuple(reward.turns) for reward in rewards}) > 1:
+    if config.reward_placement == "turn" and len({tuple(turns) for turns in rewards}) > 1:
         return False
-    return bool(np.ptp([reward.score for reward in rewards]) <= _EQUAL)
+    return bool(np.ptp([float(sum(turns)) for turns in rewards]) <= _EQUAL)
 
 
 def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from spa.config.schema import PPOConfig
-from spa.models.forward import token_logprobs
 from spa.models.lora import without_adapters
-from spa.models.rows import TokenRows, autocast
+from spa.models.score import TokenBatch, score
 
 
 def needs_reference(config: PPOConfig) -> bool:
@@ -31,10 +30,7 @@ class Reference:
             self.model.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def logprobs(self, tokens: TokenRows, *, temperature: float, precision: str) -> Tensor:
-        """(N,) log-probs of the chosen tokens."""
-        with without_adapters(self.model) if self.adapters_off else nullcontext(), autocast(self.model, precision):
-            logprobs_N, _ = token_logprobs(
-                self.model, tokens.hidden(self.model), tokens.targets_N, temperature=temperature
-            )
-        return logprobs_N
+    def logprobs(self, batch: TokenBatch, *, temperature: float, precision: str) -> Tensor:
+        """(N,) log-probs of a batch's tokens."""
+        with without_adapters(self.model) if self.adapters_off else nullcontext():
+            return score(self.model, batch, temperature=temperature, precision=precision).logprobs_N

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spa.agent.episode import Episode, Turn
 from spa.config.schema import PPOConfig
 from spa.data.states import cell_accuracy, changed_cell_accuracy, exact
-from spa.rl.advantages import Array
+from spa.rl.batch import Array
 
-PLACEMENTS = ("end", "turn")
 _EPS = 1e-6
 
 
@@ -22,9 +21,6 @@ def state_match(written: str | None, truth: str, before: str, rule: str) -> floa
 
     ``exact``: 1 if they are equal up to surrounding white space. ``cells``: share of the grid's cells that are right.
     ``changed``: share of those cells that differ from the state ``before``; where none does, or ``truth`` is no grid, ``exact``.
-
-    Raises:
-        ValueError: unknown rule.
     """
     if written is None:
         return 0.0
@@ -33,8 +29,6 @@ def state_match(written: str | None, truth: str, before: str, rule: str) -> floa
         share = cell_accuracy(written, truth)
     elif rule == "changed":
         share = changed_cell_accuracy(written, truth, before)
-    elif rule != "exact":
-        raise ValueError(f"unknown ppo.state_match {rule!r}; choose one of exact, cells, changed")
     return float(exact(written, truth)) if share is None else share
 
 
@@ -52,23 +46,12 @@ def world_model_reward(turn: Turn, config: PPOConfig) -> float:
     return reward
 
 
-@dataclass(frozen=True)
-class Reward:
-    """The training reward of one episode: of each turn (format penalties and world-model rewards included), and its score.
-
-    ``score`` is the turns' sum until ``normalize`` changes it.
-    """
-
-    turns: list[float]
-    score: float
+def turn_rewards(episode: Episode, config: PPOConfig) -> list[float]:
+    """The training reward of each turn: the world's, format penalties, and world-model rewards. Their sum is the score."""
+    return [turn.reward + turn.penalty + world_model_reward(turn, config) for turn in episode.turns]
 
 
-def training_reward(episode: Episode, config: PPOConfig) -> Reward:
-    turns = [turn.reward + turn.penalty + world_model_reward(turn, config) for turn in episode.turns]
-    return Reward(turns, float(sum(turns)))
-
-
-def normalize(rewards: Sequence[Reward], episodes: Sequence[Episode], method: str, by: str) -> list[Reward]:
+def normalize(scores: Sequence[float], episodes: Sequence[Episode], method: str, by: str) -> list[float]:
     """Scores (penalties included) normalised within classes of episodes, as RAGEN does it.
 
     Args:
@@ -79,17 +62,17 @@ def normalize(rewards: Sequence[Reward], episodes: Sequence[Episode], method: st
     A class of one episode is left as it is.
     """
     if method == "identity":
-        return list(rewards)
+        return list(scores)
     classes: dict[object, list[int]] = defaultdict(list)
     for index, episode in enumerate(episodes):
         key = {"state": (episode.task, episode.group), "inductive": episode.task, "batch": None}[by]
         classes[key].append(index)
-    out = list(rewards)
+    out = list(scores)
     for members in classes.values():
-        scores = np.array([rewards[i].score for i in members])
-        if len(scores) > 1:
-            for i, score in zip(members, _normalized(scores, method), strict=True):
-                out[i] = Reward(rewards[i].turns, float(score))
+        if len(members) > 1:
+            normalized = _normalized(np.array([scores[i] for i in members]), method)
+            for i, score in zip(members, normalized, strict=True):
+                out[i] = float(score)
     return out
 
 
@@ -104,24 +87,19 @@ def _normalized(scores: Array, method: str) -> Array:
     return scaled.clip(-1.0, 3.0) if method == "asym_clip" else scaled
 
 
-def token_rewards(reward: Reward, turns: Sequence[int], placement: str) -> Array:
-    """Rewards (T,) on the trainable tokens of an episode, whose turn indices (T,; -1 for context) are ``turns``.
+def token_rewards(rewards: Sequence[float], score: float, turns: NDArray[np.int64], placement: str) -> Array:
+    """Rewards (T,) on the trained tokens of an episode, whose turn indices (T,; -1 for context) are ``turns``.
 
-    ``end``: the score on the last token. ``turn``: each turn's reward on that turn's last token (a turn without trainable
-    tokens hands it to the token before it, or else the first).
-
-    Raises:
-        ValueError: unknown placement.
+    ``end``: the score on the last token. ``turn``: each turn's reward on that turn's last token (a turn without trained tokens
+    hands it to the token before it, or else the first).
     """
-    rewards = np.zeros(len(turns))
+    placed = np.zeros(len(turns))
     if placement == "end":
-        rewards[-1] = reward.score
-    elif placement == "turn":
-        last = {turn: position for position, turn in enumerate(turns) if turn >= 0}
-        position = 0
-        for index, value in enumerate(reward.turns):
-            position = last.get(index, position)
-            rewards[position] += value
-    else:
-        raise ValueError(f"unknown ppo.reward_placement {placement!r}; choose one of {', '.join(PLACEMENTS)}")
-    return rewards
+        placed[-1] = score
+        return placed
+    last = {int(turn): position for position, turn in enumerate(turns) if turn >= 0}
+    position = 0
+    for index, reward in enumerate(rewards):
+        position = last.get(index, position)
+        placed[position] += reward
+    return placed

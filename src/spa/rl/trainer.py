@@ -33,9 +33,9 @@ from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
 from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
 from spa.rl.health import Health, TrainingCollapsed, repetition
-from spa.rl.ppo import Learner, TrainingDiverged, update
 from spa.rl.reference import Reference, needs_reference
-from spa.rl.rewards import training_reward
+from spa.rl.rewards import turn_rewards
+from spa.rl.update import Learner, TrainingDiverged, update
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -231,7 +231,7 @@ class PPOTrainer:
         return episodes, tasks, {"rollout/rounds": float(rounds), "rollout/informative": float(found)}
 
     def _scores(self, episodes: Sequence[Episode]) -> list[float]:
-        return [training_reward(episode, self.config.ppo).score for episode in episodes]
+        return [float(sum(turn_rewards(episode, self.config.ppo))) for episode in episodes]
 
     def _filter(self, episodes: Sequence[Episode]) -> tuple[list[int], dict[str, float]]:
         """Indices of the episodes that are trained on, and metrics."""
@@ -259,7 +259,7 @@ class PPOTrainer:
     ) -> dict[str, float]:
         config, chat = self.config.ppo, self.policy.chat
         warming_up = self.learner.critic is not None and step <= config.critic_warmup
-        alike = nothing_to_learn([training_reward(episode, config) for episode in episodes], config)
+        alike = nothing_to_learn([turn_rewards(episode, config) for episode in episodes], config)
         examples = []
         if config.world_model_coef and not warming_up:
             lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # what was imagined is no truth

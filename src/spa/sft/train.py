@@ -16,13 +16,10 @@ from spa.common.clock import measuring
 from spa.common.progress import note
 from spa.config.schema import SFTConfig
 from spa.data.encode import Example
-from spa.models.compiling import compile_blocks
-from spa.models.forward import token_logprobs
 from spa.models.load import load_state, save_model
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, lr_factor, set_lr
-from spa.models.packing import enable_packing
-from spa.models.rows import TokenRows, autocast, forward_groups
+from spa.models.score import batches, prepare, score
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -37,14 +34,10 @@ def loss_sums(
     """Summed negative log-likelihood of the trained tokens, forward pass by forward pass.
 
     Each pass takes examples of together at most ``max_tokens`` tokens (padding included where there is some).
-    With ``packing`` the model must have been prepared by ``enable_packing``.
+    With ``packing`` the model must have been prepared by ``models.score.prepare``.
     """
-    for group in forward_groups([example.ids for example in examples], max_tokens, packing=packing):
-        chosen = [examples[i] for i in group]
-        with autocast(model, precision):
-            rows = TokenRows.of([(e.ids, e.positions) for e in chosen], model.device, packing=packing)
-            logprobs_N, _ = token_logprobs(model, rows.hidden(model), rows.targets_N)
-        yield -logprobs_N.sum()
+    for batch in batches(examples, max_tokens, model.device, packing=packing):
+        yield -score(model, batch, precision=precision).logprobs_N.sum()
 
 
 @torch.no_grad()
@@ -104,10 +97,7 @@ class SFTTrainer:
         self.per_epoch = -(-len(train) // self.step_size)
         self.total = self.per_epoch * config.epochs
         self._factor(0)  # refuses an unknown schedule early
-        if config.packing:
-            enable_packing(model)
-        if config.compile:
-            compile_blocks(model, "sft.compile")
+        prepare(model, "sft", packing=config.packing, compile=config.compile)
         self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
         self.step = 0
         self.best_loss, self.best_step, self.stale = float("inf"), 0, 0

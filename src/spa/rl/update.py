@@ -15,19 +15,16 @@ from spa.agent.chat import Chat
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
 from spa.data.encode import Example
-from spa.models.compiling import compile_blocks
-from spa.models.forward import token_logprobs
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, lr_factor, set_lr
-from spa.models.packing import enable_packing
-from spa.models.rows import autocast
-from spa.rl.advantages import Signal, estimate
-from spa.rl.batch import MicroBatch, Row, build_rows, to_micro_batches
+from spa.models.score import autocast, batches, prepare, score
+from spa.rl.advantages import estimate
+from spa.rl.batch import Array, MicroBatch, TrainSequence, micro_batches, parts, train_sequences, trained_tokens
 from spa.rl.critic import Critic
 from spa.rl.health import TrainingFailed
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from spa.rl.reference import Reference
-from spa.rl.rewards import Reward, normalize, token_rewards, training_reward
+from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.sft.train import loss_sums
 
 
@@ -58,10 +55,8 @@ class Learner:
         config = self.config
         networks = [self.actor, self.critic and self.critic.network, self.reference and self.reference.model]
         for network in networks:
-            if config.packing and network is not None:
-                enable_packing(network, "ppo.packing")
-            if config.compile and network is not None:
-                compile_blocks(network, "ppo.compile")
+            if network is not None:
+                prepare(network, "ppo", packing=config.packing, compile=config.compile)
         groups = [(self.actor.parameters(), config.actor_lr)]
         if self.critic is not None:
             groups.append((self.critic.trained(), config.critic_lr))
@@ -131,10 +126,10 @@ def update(
         TrainingDiverged: the loss or the gradient is not finite; the weights are those before that step.
     """
     config = learner.config
-    by_episode = build_rows(episodes, chat, config.loss_mask)
-    rows = [row for group in by_episode for row in group]
+    by_episode = train_sequences(episodes, chat, config.loss_mask)
+    sequences = [sequence for group in by_episode for sequence in group]
     learner.train(False)  # what the steps are compared with has no dropout
-    metrics = score_tokens(learner, rows, recompute=needs_recompute(learner))
+    metrics = score_tokens(learner, sequences, recompute=needs_recompute(learner))
     metrics |= set_advantages(by_episode, episodes, config)
 
     sums = _Sums()
@@ -144,19 +139,20 @@ def update(
         torch.manual_seed(seed)  # of dropout, where there is some
         order = np.random.default_rng(seed)  # mini-batches are the same with and without the auxiliary loss
         for _ in range(config.epochs):
-            parts = np.array_split(rng.permutation(len(rows)), min(config.mini_batches, len(rows)))
-            extra = np.array_split(order.permutation(len(world_model)), len(parts))
-            for part, more in zip(parts, extra, strict=True):
+            count = min(config.mini_batches, len(sequences))
+            mini_batches = np.array_split(rng.permutation(len(sequences)), count)
+            extra = np.array_split(order.permutation(len(world_model)), count)
+            for part, more in zip(mini_batches, extra, strict=True):
                 if not sums.stopped:
-                    _step(learner, [rows[i] for i in part], [world_model[i] for i in more], sums, critic_only)
+                    _step(learner, [sequences[i] for i in part], [world_model[i] for i in more], sums, critic_only)
     learner.optimizer.zero_grad(set_to_none=True)  # the next rollout needs the memory
     return (
         metrics
         | sums.means()
-        | _values_explained(rows, learner)
+        | _values_explained(sequences, learner)
         | {
-            "train/tokens": float(sum(len(row.positions) for row in rows)),
-            "train/sequence_tokens": float(sum(len(row.ids) for row in rows)),
+            "train/tokens": float(sum(sequence.mask.sum() for sequence in sequences)),
+            "train/sequence_tokens": float(sum(len(sequence.ids) for sequence in sequences)),
             "train/updates": float(sums.num_steps),
             "train/kl_stop": float(sums.stopped),
             "charts/learning_rate": max(group["lr"] for group in learner.optimizer.param_groups),
@@ -171,107 +167,112 @@ def needs_recompute(learner: Learner) -> bool:
 
 
 @torch.no_grad()
-def score_tokens(learner: Learner, rows: Sequence[Row], *, recompute: bool) -> dict[str, float]:
-    """Sets each row's values, reference log-probs and, with ``recompute``, old log-probs (else the sampler's exact ones stand).
+def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recompute: bool) -> dict[str, float]:
+    """Sets values, reference log-probs and, with ``recompute``, log-probs (else the sampler's exact ones stand).
 
     Returns:
         with ``recompute``, how far sampler and training forward are apart on sampled tokens (verl's
         ``training/rollout_probs_diff_{mean,max}``).
     """
     config, actor, critic = learner.config, learner.actor, learner.critic
-    differences: list[np.ndarray[Any, Any]] = []
-    for group, batch in to_micro_batches(rows, config.micro_batch_tokens, actor.device, packing=config.packing):
-        known: dict[str, Tensor] = {}
+    differences: list[Array] = [np.zeros(0)]
+    for batch in batches(sequences, config.micro_batch_tokens, actor.device, packing=config.packing):
+        chosen = [sequences[i] for i in batch.indices]
+        hidden_ND = None
         with autocast(actor, config.precision):
-            hidden_ND = batch.tokens.hidden(actor) if recompute or learner.shares_trunk else None
+            if recompute or learner.shares_trunk:
+                hidden_ND = batch.hidden(actor)
             if critic is not None:
-                known["values"] = critic.values(batch.tokens, hidden_ND)
-            if recompute:
-                assert hidden_ND is not None
-                known["old_logprobs"], _ = token_logprobs(
-                    actor, hidden_ND, batch.tokens.targets_N, temperature=learner.temperature
-                )
-        if learner.reference is not None:
-            known["reference"] = learner.reference.logprobs(
-                batch.tokens, temperature=learner.temperature, precision=config.precision
+                for sequence, values in parts(chosen, _array(critic.values(batch, hidden_ND))):
+                    sequence.values[sequence.mask] = values
+        if recompute:
+            scores = score(
+                actor, batch, temperature=learner.temperature, precision=config.precision, hidden_ND=hidden_ND
             )
-        arrays = {name: values.double().cpu().numpy() for name, values in known.items()}
-        arrays.setdefault("values", np.zeros(len(batch.old_logprobs_N)))
-        start = 0
-        for index in group:
-            row = rows[index]
-            end = start + len(row.positions)
-            if recompute:
-                sampled = np.array(row.turns) >= 0
-                differences.append(
-                    np.abs(np.exp(arrays["old_logprobs"][start:end]) - np.exp(row.old_logprobs))[sampled]
-                )
-            for name, values in arrays.items():
-                setattr(row, name, values[start:end])
-            start = end
-    if not differences:
+            for sequence, logprobs in parts(chosen, _array(scores.logprobs_N)):
+                sampled = sequence.turns[sequence.mask] >= 0
+                differences.append(np.abs(np.exp(logprobs) - np.exp(sequence.logprobs[sequence.mask]))[sampled])
+                sequence.logprobs[sequence.mask] = logprobs
+        if learner.reference is not None:
+            logprobs_N = learner.reference.logprobs(batch, temperature=learner.temperature, precision=config.precision)
+            for sequence, logprobs in parts(chosen, _array(logprobs_N)):
+                sequence.reference[sequence.mask] = logprobs
+    if not recompute:
         return {}
-    flat = np.concatenate(differences)
+    difference = np.concatenate(differences)
     return {
-        "training/rollout_probs_diff_mean": float(flat.mean()) if len(flat) else 0.0,
-        "training/rollout_probs_diff_max": float(flat.max()) if len(flat) else 0.0,
+        "training/rollout_probs_diff_mean": float(difference.mean()) if len(difference) else 0.0,
+        "training/rollout_probs_diff_max": float(difference.max()) if len(difference) else 0.0,
     }
 
 
+def _array(values_N: Tensor) -> Array:
+    array: Array = values_N.double().cpu().numpy()
+    return array
+
+
 def set_advantages(
-    by_episode: Sequence[Sequence[Row]], episodes: Sequence[Episode], config: PPOConfig
+    by_episode: Sequence[Sequence[TrainSequence]], episodes: Sequence[Episode], config: PPOConfig
 ) -> dict[str, float]:
-    """Rewards, then advantages and returns over the trainable tokens of each episode, across its rows.
+    """Sets rewards, then advantages and returns, over the trained tokens of each episode across its sequences.
 
     Returns:
         metrics of scores, rewards, advantages and returns under verl's names (``critic/score/mean``, ...).
     """
-    chosen = [(rows, episode) for rows, episode in zip(by_episode, episodes, strict=True) if rows]
-    raw = [training_reward(episode, config) for _, episode in chosen]
-    rewards = normalize(raw, [episode for _, episode in chosen], config.reward_norm, config.reward_norm_by)
-    signals = [_signal(rows, episode, reward, config) for (rows, episode), reward in zip(chosen, rewards, strict=True)]
-    pairs = estimate(signals, config)
-    for (rows, _), (advantages, returns) in zip(chosen, pairs, strict=True):
-        cuts = np.cumsum([len(row.positions) for row in rows])[:-1]
-        for row, a, r in zip(rows, np.split(advantages, cuts), np.split(returns, cuts), strict=True):
-            row.advantages, row.returns = a, r
+    chosen = [(sequences, episode) for sequences, episode in zip(by_episode, episodes, strict=True) if sequences]
+    by_turn = [turn_rewards(episode, config) for _, episode in chosen]
+    scores = [float(sum(rewards)) for rewards in by_turn]
+    normalized = normalize(scores, [episode for _, episode in chosen], config.reward_norm, config.reward_norm_by)
+    for (sequences, _), rewards, total in zip(chosen, by_turn, normalized, strict=True):
+        _set_rewards(sequences, rewards, total, config)
+    trained = [trained_tokens(sequences) for sequences, _ in chosen]
+    estimates = estimate(trained, config)
+    for (sequences, _), (advantages, returns) in zip(chosen, estimates, strict=True):
+        for sequence, part in parts(sequences, advantages):
+            sequence.advantages[sequence.mask] = part
+        for sequence, part in parts(sequences, returns):
+            sequence.returns[sequence.mask] = part
     metrics: dict[str, float] = {}
     for name, arrays in (
-        ("score", [np.array([reward.score]) for reward in raw]),
-        ("rewards", [np.array([signal.score]) for signal in signals]),
-        ("advantages", [advantages for advantages, _ in pairs]),
-        ("returns", [returns for _, returns in pairs]),
-        ("values", [signal.values for signal in signals]),
+        ("score", [np.array(scores)]),
+        ("rewards", [np.array([episode.score for episode in trained])]),
+        ("advantages", [advantages for advantages, _ in estimates]),
+        ("returns", [returns for _, returns in estimates]),
+        ("values", [episode.values for episode in trained]),
     ):
         flat = np.concatenate(arrays)
         metrics |= {f"critic/{name}/{of.__name__}": float(of(flat)) for of in (np.mean, np.max, np.min)}
     return metrics
 
 
-def _signal(rows: Sequence[Row], episode: Episode, reward: Reward, config: PPOConfig) -> Signal:
-    turns = [turn for row in rows for turn in row.turns]
-    rewards = token_rewards(reward, turns, config.reward_placement) * config.reward_scale
+def _set_rewards(sequences: Sequence[TrainSequence], by_turn: list[float], score: float, config: PPOConfig) -> None:
+    tokens = trained_tokens(sequences)
+    rewards = token_rewards(by_turn, score, tokens.turns, config.reward_placement) * config.reward_scale
     if config.kl_reward_coef:
-        old, reference = (
-            np.concatenate([getattr(row, name) for row in rows]) for name in ("old_logprobs", "reference")
-        )
-        kl = kl_penalty(torch.from_numpy(old), torch.from_numpy(reference), config.kl_reward_estimator).numpy()
-        rewards = rewards - config.kl_reward_coef * np.where(np.array(turns) >= 0, kl, 0.0)
-    return Signal(rewards, np.concatenate([row.values for row in rows]), turns, episode.group)
+        logprobs, reference = torch.from_numpy(tokens.logprobs), torch.from_numpy(tokens.reference)
+        kl = kl_penalty(logprobs, reference, config.kl_reward_estimator).numpy()
+        rewards = rewards - config.kl_reward_coef * np.where(tokens.turns >= 0, kl, 0.0)
+    for sequence, part in parts(sequences, rewards):
+        sequence.rewards[sequence.mask] = part
 
 
-def _step(learner: Learner, rows: Sequence[Row], examples: Sequence[Example], sums: _Sums, critic_only: bool) -> None:
+def _step(
+    learner: Learner,
+    sequences: Sequence[TrainSequence],
+    examples: Sequence[Example],
+    sums: _Sums,
+    critic_only: bool,
+) -> None:
     """One optimizer step on a mini-batch; adds to ``sums``, or sets ``sums.stopped`` if the policy has moved too far already."""
     config, optimizer = learner.config, learner.optimizer
-    lengths = [len(row.positions) for row in rows]
+    lengths = [int(sequence.mask.sum()) for sequence in sequences]
     weights = token_weights(lengths, config.loss_aggregation, horizon=learner.horizon)
-    for row, weight in zip(rows, weights, strict=True):
-        row.weight = weight
     set_lr(optimizer, lr_factor(learner.updates, warmup=config.warmup_steps, total=0))
     optimizer.zero_grad(set_to_none=True)
     tokens: dict[str, float] = defaultdict(float)
     totals: dict[str, float] = defaultdict(float)
-    for _, batch in to_micro_batches(rows, config.micro_batch_tokens, learner.actor.device, packing=config.packing):
+    device, packing = learner.actor.device, config.packing
+    for batch in micro_batches(sequences, weights, config.micro_batch_tokens, device, packing=packing):
         for loss in _micro_losses(learner, batch, critic_only, tokens, totals):
             _check_finite("PPO loss", loss)
             loss.backward()
@@ -282,10 +283,10 @@ def _step(learner: Learner, rows: Sequence[Row], examples: Sequence[Example], su
     if examples:
         totals["losses/world_model"] = _world_model_backward(learner, examples)
     # Critic and actor are clipped apart: a large value error must not shrink the policy's step.
-    parts = {"actor": learner.actor.parameters()}
+    networks = {"actor": learner.actor.parameters()}
     if learner.critic is not None:
-        parts["critic"] = learner.critic.parameters()
-    for whose, parameters in parts.items():
+        networks["critic"] = learner.critic.parameters()
+    for whose, parameters in networks.items():
         norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         _check_finite(f"norm of the {whose}'s gradient", norm)
         totals[f"{whose}/grad_norm"] = float(norm)
@@ -332,14 +333,18 @@ Losses = dict[str, tuple[float, Tensor]]  # name -> (coefficient, loss of each t
 
 def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, tokens: dict[str, float]) -> Losses:
     config = learner.config
-    with autocast(learner.actor, config.precision):
-        logprobs_N, entropy_N = token_logprobs(
-            learner.actor, hidden_ND, batch.tokens.targets_N, temperature=learner.temperature, entropy=True
-        )
+    logprobs_N, entropy_N, _ = score(
+        learner.actor,
+        batch.tokens,
+        temperature=learner.temperature,
+        entropy=True,
+        precision=config.precision,
+        hidden_ND=hidden_ND,
+    )
     assert entropy_N is not None
-    pg_loss_N, parts = policy_loss(
+    pg_loss_N, diagnostics = policy_loss(
         logprobs_N,
-        batch.old_logprobs_N,
+        batch.logprobs_N,
         batch.advantages_N,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
@@ -352,7 +357,7 @@ def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, token
     if learner.reference is not None:
         kl_N = kl_penalty(logprobs_N, batch.reference_N, config.kl_loss_estimator)
         losses["kl_loss"] = (config.kl_loss_coef, kl_N)
-    for name, values in {"entropy": entropy_N, **parts}.items():
+    for name, values in {"entropy": entropy_N, **diagnostics}.items():
         tokens[name] += float(values.detach().sum())
     return losses
 
@@ -389,9 +394,10 @@ def _check_finite(what: str, value: Tensor) -> None:
         raise TrainingDiverged(f"the {what} is {float(value.detach())}")
 
 
-def _values_explained(rows: Sequence[Row], learner: Learner) -> dict[str, float]:
+def _values_explained(sequences: Sequence[TrainSequence], learner: Learner) -> dict[str, float]:
     if learner.critic is None:
         return {}
-    returns, values = (np.concatenate([getattr(row, name) for row in rows]) for name in ("returns", "values"))
+    returns = np.concatenate([sequence.returns[sequence.mask] for sequence in sequences])
+    values = np.concatenate([sequence.values[sequence.mask] for sequence in sequences])
     spread = returns.var()
     return {"losses/explained_variance": float(1 - (returns - values).var() / spread) if spread > 0 else 0.0}

@@ -1,0 +1,169 @@
+"""The one door to what a model gives in training: log-probs, entropies and hidden states of chosen tokens.
+
+Behind it stand packing (``models.packing``), a last layer computed for few tokens alone (``models.last_layer``), log-probs in
+chunks (``models.forward``) and compiling (``models.compiling``). ``batches`` cuts sequences into forward passes, ``score`` runs
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spa.models.compiling import compile_blocks
+from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
+from spa.models.last_layer import Reads, states_read
+from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
+
+
+class Scorable(Protocol):
+    """Token ids, and the positions of those that are scored: at least 1 each, since nothing predicts a first token."""
+
+    @property
+    def ids(self) -> Sequence[int]: ...
+
+    @property
+    def positions(self) -> Sequence[int]: ...
+
+
+class Chosen(NamedTuple):
+    """The plainest ``Scorable``."""
+
+    ids: Sequence[int]
+    positions: Sequence[int]
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The sequences ``indices`` in one forward pass, with the N tokens to be scored, sequence by sequence.
+
+    ``ids`` are (T,) packed, with their ``layout``, or (B, T) padded on the right. ``before_N`` are the places, in ``ids``
+    flattened, of the tokens before the scored ones, ``reads`` the same for a last layer computed for few packed tokens alone.
+    """
+
+    indices: list[int]
+    ids: Tensor
+    before_N: Tensor
+    targets_N: Tensor
+    layout: Layout | None = None
+    reads: Reads | None = None
+
+    @classmethod
+    def of(
+        cls, sequences: Sequence[Scorable], indices: list[int], device: torch.device | str, *, packing: bool
+    ) -> TokenBatch:
+        """Those of ``sequences`` that ``indices`` name."""
+        chosen = [sequences[i] for i in indices]
+        layout = reads = None
+        before = [np.asarray(sequence.positions, dtype=np.int64) - 1 for sequence in chosen]
+        if packing:
+            packed, places = pack([sequence.ids for sequence in chosen])
+            layout = Layout.of(places, device)
+            reads = Reads.of(places, before, layout)
+            ids = torch.tensor(packed, device=device)
+        else:
+            ids = pad_right([sequence.ids for sequence in chosen], device=device)
+            places = [np.arange(ids.shape[1]) + number * ids.shape[1] for number in range(len(chosen))]
+        before_N = np.concatenate([places_of_row[at] for places_of_row, at in zip(places, before, strict=True)])
+        targets = [sequence.ids[position] for sequence in chosen for position in sequence.positions]
+        targets_N = torch.tensor(targets, dtype=torch.long, device=device)
+        return cls(indices, ids, torch.from_numpy(before_N).to(device), targets_N, layout, reads)
+
+    def hidden(self, model: Any) -> Tensor:
+        """(N, D) last hidden states that predict the scored tokens. Packed sequences need ``prepare(packing=True)``."""
+        if self.layout is None:
+            return hidden_states(model, self.ids).flatten(0, 1)[self.before_N]
+        if self.reads is None:
+            return packed_hidden_states(model, self.ids, self.layout)[self.before_N]
+        states = states_read(model, self.ids, self.layout, self.reads)
+        return states[torch.searchsorted(self.reads.wanted_W, self.before_N)]
+
+
+class Scores(NamedTuple):
+    """Of the N scored tokens: float32 log-probs and entropies (N,) in nats, and the hidden states (N, D) that predict them."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor | None
+    hidden_ND: Tensor
+
+
+def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
+    """Lets a model's sequences be packed, and compiles its blocks.
+
+    Args:
+        stage: ``sft`` or ``ppo``, whose settings ask for it.
+
+    Raises:
+        ValueError: that cannot be done with this model, or (compiling) on this machine.
+    """
+    if packing:
+        enable_packing(model, f"{stage}.packing")
+    if compile:
+        compile_blocks(model, f"{stage}.compile")
+
+
+def batches(
+    sequences: Sequence[Scorable], max_tokens: int, device: torch.device | str, *, packing: bool
+) -> list[TokenBatch]:
+    """All sequences in forward passes of at most ``max_tokens`` tokens, padding included (a longer sequence stands alone)."""
+    rows = [sequence.ids for sequence in sequences]
+    groups = pack_groups(rows, max_tokens) if packing else micro_batches([len(ids) for ids in rows], max_tokens)
+    return [TokenBatch.of(sequences, group, device, packing=packing) for group in groups]
+
+
+def score(
+    model: Any,
+    batch: TokenBatch,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    precision: str = "float32",
+    hidden_ND: Tensor | None = None,
+) -> Scores:
+    """Log-probs of a batch's tokens at a temperature, with entropies if asked for.
+
+    Args:
+        precision: of the matrix products (``autocast``).
+        hidden_ND: the batch's hidden states where they are there already.
+    """
+    with autocast(model, precision):
+        if hidden_ND is None:
+            hidden_ND = batch.hidden(model)
+        logprobs_N, entropy_N = token_logprobs(
+            model, hidden_ND, batch.targets_N, temperature=temperature, entropy=entropy
+        )
+    return Scores(logprobs_N, entropy_N, hidden_ND)
+
+
+@torch.no_grad()
+def sum_logprobs(model: Any, sequences: Sequence[Scorable], max_tokens: int = 8192) -> list[float]:
+    """For each sequence the log-prob (nats) of its tokens at ``positions`` together, each given all before it.
+
+    The model is left in the mode it was in.
+
+    Raises:
+        ValueError: a position is 0 (nothing predicts the first token) or lies outside its sequence.
+    """
+    if any(not 0 < position < len(each.ids) for each in sequences for position in each.positions):
+        raise ValueError("only tokens after the first can be scored")
+    was_training = model.training
+    model.eval()
+    sums = np.zeros(len(sequences))
+    try:
+        for batch in batches(sequences, max_tokens, model.device, packing=False):
+            owners = np.repeat(batch.indices, [len(sequences[i].positions) for i in batch.indices])
+            np.add.at(sums, owners, score(model, batch).logprobs_N.double().cpu().numpy())
+    finally:
+        model.train(was_training)
+    return [float(total) for total in sums]
+
+
+def autocast(model: Any, precision: str) -> AbstractContextManager[Any]:
+    """Matrix products in bfloat16 where ``precision`` says so; weights and sums stay what they are."""
+    return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
