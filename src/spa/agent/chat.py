@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from spa.agent.response import Span
+from spa.agent.response import Span, forced_tag, tagged
 
 _REMEMBERED = 4096  # user messages whose ids are kept
-_PROBE_ANSWER = "<think>probe</think><answer>probe</answer>"
+_PROBE_ANSWER = tagged("think", "probe") + tagged("answer", "probe")
 
 
 class TemplateError(ValueError):
@@ -38,13 +38,13 @@ class Chat:
 
     Args:
         tokenizer: a Hugging Face *fast* tokenizer with a chat template.
-        forced: text that every response starts with (``"<think>"``), inserted by the harness.
+        forced: text that every response starts with (``forced_tag``), inserted by the harness.
 
     Raises:
         TemplateError: no template, or one whose rendering of n messages is not a prefix of that of n+1.
     """
 
-    def __init__(self, tokenizer: Any, forced: str = "<think>") -> None:
+    def __init__(self, tokenizer: Any, forced: str = forced_tag(True)) -> None:
         self.tokenizer = tokenizer
         self.forced = forced
         if not getattr(tokenizer, "chat_template", None):

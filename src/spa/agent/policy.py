@@ -10,6 +10,7 @@ from typing import Any
 from spa.agent.chat import Chat
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
+from spa.agent.response import forced_tag
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
@@ -71,7 +72,7 @@ class Policy:
         set_threads(config.model)
         name = path or config.model.path
         tokenizer = load_tokenizer(name)
-        chat = Chat(tokenizer, forced="<think>" if config.agent.think else "<answer>")
+        chat = Chat(tokenizer, forced=forced_tag(config.agent.think))
         if engine is not None and engine.kind == "vllm":
             from spa.engines.vllm import VLLMEngine
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from spa.agent.chat import Chat
+from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion
@@ -55,12 +56,12 @@ def random_responder(task: Task, thought: str | None = THOUGHT) -> Callable[[np.
     def respond(rng: np.random.Generator) -> str:
         count = int(rng.integers(1, task.env.max_actions_per_turn + 1))
         actions = f" {task.agent.action_sep} ".join(env.sample_action(rng) for _ in range(count))
-        answer = f"<answer>{actions}</answer>"
+        answer = tagged("answer", actions)
         if not task.agent.think:
             return answer
         thoughts = actions if thought is None else thought
         if task.agent.prompt == "world_model":
-            thoughts = f"<observation></observation>{thoughts}<prediction></prediction>"
-        return f"<think>{thoughts}</think>{answer}"
+            thoughts = tagged("observation", "") + thoughts + tagged("prediction", "")
+        return tagged("think", thoughts) + answer
 
     return respond

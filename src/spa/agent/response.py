@@ -1,4 +1,6 @@
-"""Reading a response: the think, observation, prediction and answer spans and the actions. Imports no torch.
+"""What a response looks like: its tags, reading it (spans and actions) and writing one. Imports no torch.
+
+Every other module takes the tags from here.
 
 Nothing a model writes is evaluated; a response that does not match is data (``format_ok`` False), not an exception. Tags are
 looked for forwards only, never again from an earlier place: a lazy ``.*?`` between two of them would take the square or the cube
@@ -14,11 +16,29 @@ from typing import NamedTuple
 
 PROMPT_MODES: tuple[str, ...] = ("base", "world_model")
 STATE_TAGS: tuple[str, ...] = ("observation", "prediction")
+TAGS: tuple[str, ...] = ("think", *STATE_TAGS, "answer")
+
+# What a prompt says of the format, by prompt mode and where nothing is to be thought; ``terse`` for the tiny model.
+FORMATS = {
+    "paper": {
+        "base": "<think> [Your thoughts] </think> <answer> [your answer] </answer>",
+        "world_model": (
+            "<think> <observation> [current state] </observation> [Your thoughts] "
+            "<prediction> [next state]</prediction> </think> <answer> [your answer] </answer>"
+        ),
+        "answer": "<answer> [your answer] </answer>",
+    },
+    "terse": {
+        "base": "<think><answer>",
+        "world_model": "<think><observation><prediction><answer>",
+        "answer": "<answer>",
+    },
+}
 
 Span = tuple[int, int]
 """Half-open character range into the response text."""
 
-TAG = re.compile(r"</?(?:think|answer|observation|prediction)>", re.IGNORECASE)
+TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>", re.IGNORECASE)
 """Any tag in any case."""
 
 STATE_TAG = re.compile(rf"</?(?:{'|'.join(STATE_TAGS)})>", re.IGNORECASE)
@@ -30,6 +50,24 @@ _THINK_TO_ANSWER = re.compile(r"</think>\s*+<answer>")
 _CASE = {"think": re.NOFLAG, "answer": re.NOFLAG} | dict.fromkeys(STATE_TAGS, re.IGNORECASE)
 _OPEN = {name: re.compile(f"<{name}>", case) for name, case in _CASE.items()}
 _CLOSE = {name: re.compile(f"</{name}>", case) for name, case in _CASE.items()}
+
+
+def opening(tag: str) -> str:
+    return f"<{tag}>"
+
+
+def closing(tag: str) -> str:
+    return f"</{tag}>"
+
+
+def tagged(tag: str, body: str, gap: str = "") -> str:
+    """``<tag>body</tag>``, with ``gap`` on both sides of the body."""
+    return f"<{tag}>{gap}{body}{gap}</{tag}>"
+
+
+def forced_tag(think: bool) -> str:
+    """The tag that every response is made to start with."""
+    return opening("think" if think else "answer")
 
 
 class Pair(NamedTuple):

@@ -5,27 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from spa.agent.response import PROMPT_MODES
+from spa.agent.response import FORMATS, PROMPT_MODES, forced_tag
 from spa.common.names import choose
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import STATE_FORMATS, TextEnv, make_env
 
 STYLES: tuple[str, ...] = ("paper", "terse")
 SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
-
-FORMATS = {
-    "base": "<think> [Your thoughts] </think> <answer> [your answer] </answer>",
-    "world_model": (
-        "<think> <observation> [current state] </observation> [Your thoughts] "
-        "<prediction> [next state]</prediction> </think> <answer> [your answer] </answer>"
-    ),
-    "answer": "<answer> [your answer] </answer>",
-}
-TERSE_FORMATS = {
-    "base": "<think><answer>",
-    "world_model": "<think><observation><prediction><answer>",
-    "answer": "<answer>",
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +49,7 @@ class Task:
     @property
     def forced(self) -> str:
         """The tag that every response is made to start with."""
-        return "<think>" if self.agent.think else "<answer>"
+        return forced_tag(self.agent.think)
 
     def make_env(self) -> TextEnv:
         """A new world in the task's state format; one that has no such setting is played in its only format."""
@@ -82,8 +68,9 @@ class Task:
     def system(self) -> str | None:
         return SYSTEM if self.agent.style == "paper" else None
 
-    def _format(self, formats: dict[str, str]) -> str:
-        return formats[self.agent.prompt if self.agent.think else "answer"]
+    @property
+    def _format(self) -> str:
+        return FORMATS[self.agent.style][self.agent.prompt if self.agent.think else "answer"]
 
     def header(self, env: TextEnv) -> str:
         """What stands before the first turn: instruction, symbols and actions of this very world."""
@@ -106,11 +93,11 @@ class Task:
     def turn_text(self, number: int, state: str, actions_left: int) -> str:
         """The block that shows a state; ``number`` counts from 1 within what the model sees."""
         if self.agent.style == "terse":
-            return f"{state}\n{actions_left} left\n{self._format(TERSE_FORMATS)}"
+            return f"{state}\n{actions_left} left\n{self._format}"
         limit = self.env.response_hint or self.max_tokens
         return (
             f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. "
-            f"Always output: {self._format(FORMATS)} with no extra text. Strictly follow this format. "
+            f"Always output: {self._format} with no extra text. Strictly follow this format. "
             f"Max response length: {limit} words (tokens).\n"
         )
 

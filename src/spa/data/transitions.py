@@ -24,6 +24,7 @@ from itertools import chain, cycle, islice
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.data.ground_truth import Message, Row
 
@@ -101,21 +102,21 @@ class Layout:
 
 LAYOUTS = {
     "terse": Layout(
-        think="<think>{}</think>",
-        observation="<observation>{}</observation>",
-        prediction="<prediction>{}</prediction>",
-        outcome="<outcome>{}</outcome>",
-        value="<value>{}</value>",
-        answer="<answer>{}</answer>",
+        think=tagged("think", "{}"),
+        observation=tagged("observation", "{}"),
+        prediction=tagged("prediction", "{}"),
+        outcome=tagged("outcome", "{}"),
+        value=tagged("value", "{}"),
+        answer=tagged("answer", "{}"),
         gap="",
     ),
     "paper": Layout(
-        think="<think> {} </think>",
-        observation="<observation>\n{}\n</observation>",
-        prediction="<prediction>\n{}\n</prediction>",
-        outcome="<outcome>{}</outcome>",
-        value="<value>{}</value>",
-        answer="<answer>{}</answer>",
+        think=tagged("think", "{}", " "),
+        observation=tagged("observation", "{}", "\n"),
+        prediction=tagged("prediction", "{}", "\n"),
+        outcome=tagged("outcome", "{}"),
+        value=tagged("value", "{}"),
+        answer=tagged("answer", "{}"),
         gap=" ",
     ),
 }

@@ -12,7 +12,7 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
-from spa.agent.response import match_action, parse_response, replace_spans
+from spa.agent.response import closing, match_action, parse_response, replace_spans
 from spa.data.ground_truth import body_spans
 from spa.data.states import cells, exact, grid_part, is_board
 from spa.envs import TextEnv
@@ -21,7 +21,7 @@ PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
 _TRIES = 32  # random action sequences from one state
 _LOOKS = 500  # changed states that a world is asked about
-_CLOSING = "</prediction>"
+_CLOSING = closing("prediction")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import TextEnv
@@ -70,13 +71,10 @@ class Corpus:
         actions = " || ".join(random_actions(name, board, env, rng))
         user = task.turn_text(1, state, left)
         if mode == "base":
-            return Document(user, f"<think></think><answer>{actions}</answer>")
+            return Document(user, tagged("think", "") + tagged("answer", actions))
         other = render(env, random_board(name, rng))
-        response = (
-            f"<think><observation>{state}</observation>{actions}<prediction>{other}</prediction></think>"
-            f"<answer>{actions}</answer>"
-        )
-        return Document(user, response, other)
+        thoughts = tagged("observation", state) + actions + tagged("prediction", other)
+        return Document(user, tagged("think", thoughts) + tagged("answer", actions), other)
 
 
 def render(env: TextEnv, board: str) -> str:

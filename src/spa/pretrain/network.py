@@ -13,12 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from spa.agent.response import TAGS, closing, opening
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-TAGS = tuple(f"<{slash}{tag}>" for tag in ("think", "observation", "prediction", "answer") for slash in ("", "/"))
+_TAG_TOKENS = tuple(token for tag in TAGS for token in (opening(tag), closing(tag)))
 
 # What may become one token, in order of preference: a coordinate pair; an action separator; a phrase of words (with
 # symbols in parentheses) up to its opening parenthesis; a single cell, digit or mark with the space after it.
@@ -61,13 +63,13 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(TAGS),
+        vocab_size=vocab_size - len(_TAG_TOKENS),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in _TAG_TOKENS])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

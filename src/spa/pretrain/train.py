@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from spa.agent.response import opening
 from spa.common.progress import progress
 from spa.config.schema import ModelConfig
 from spa.pretrain.corpus import WORLDS, Corpus, Document, tokenizer_texts
@@ -45,16 +46,19 @@ class PretrainConfig:
     measure: bool = True  # measure the model's abilities on test worlds and write them into its card
 
 
+_PREDICTION = opening("prediction")
+
+
 def encode(document: Document, chat: Any, unrelated_weight: float) -> tuple[list[int], list[float]]:
     """Ids of a document and their loss weights (0 for the prompt and the forced tag)."""
-    opening = chat.opening(None, document.user)
+    prompt = chat.opening(None, document.user)
     response = chat.encode_response(document.response)
-    weights = [0.0] * (len(opening) + response.num_forced)
-    start = document.response.find("<prediction>") + len("<prediction>") if document.unrelated else 0
+    weights = [0.0] * (len(prompt) + response.num_forced)
+    start = document.response.find(_PREDICTION) + len(_PREDICTION) if document.unrelated else 0
     end = start + len(document.unrelated)
     for low, high in response.offsets[response.num_forced :]:
         weights.append(unrelated_weight if start <= low and high <= end else 1.0)
-    return [*opening, *response.ids, chat.closing_ids[0]], [*weights, 1.0]
+    return [*prompt, *response.ids, chat.closing_ids[0]], [*weights, 1.0]
 
 
 def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, float]], None] | None = None) -> Path:

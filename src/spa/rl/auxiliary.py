@@ -9,7 +9,7 @@ import numpy as np
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
 from spa.agent.play import Play
-from spa.agent.response import STATE_TAG, parse_response
+from spa.agent.response import STATE_TAG, closing, opening, parse_response, tagged
 from spa.agent.task import Task
 from spa.data.encode import Example, encode_row, merge_turns
 from spa.data.ground_truth import Message, Row, ground_truth, rejection
@@ -28,15 +28,13 @@ def true_response(turn: Turn, style: str = "terse") -> str | None:
     if not parsed.format_ok or parsed.observation is not None or parsed.prediction is not None:
         return None
     start, end = parsed.spans["think"]
-    thoughts = turn.response[start + len("<think>") : end - len("</think>")].strip()
+    thoughts = turn.response[start + len(opening("think")) : end - len(closing("think"))].strip()
     answer = turn.response[slice(*parsed.spans["answer"])]
     if STATE_TAG.search(thoughts) or STATE_TAG.search(answer):
         return None
     gap = " " if style == "paper" else ""
-    return (
-        f"<think>{gap}<observation>{turn.state}</observation>{gap}{thoughts}{gap}<prediction>{turn.next_state}</prediction>{gap}"
-        f"</think>{answer}"
-    )
+    written = [tagged("observation", turn.state), thoughts, tagged("prediction", turn.next_state)]
+    return tagged("think", gap.join(written), gap) + answer
 
 
 def world_model_rows(episode: Episode, task: Task) -> list[Row]:

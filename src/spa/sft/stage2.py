@@ -8,6 +8,7 @@ from typing import Any
 
 from spa.agent.chat import Chat
 from spa.agent.policy import Policy
+from spa.agent.response import forced_tag
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.clock import measuring
 from spa.common.progress import note, progress
@@ -69,7 +70,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         ValueError: data that cannot be read or trained on, a model that cannot be loaded or does not fit, divergence.
     """
     sft = cfg.sft
-    chat = Chat(load_tokenizer(cfg.model.path), forced="<think>" if cfg.agent.think else "<answer>")
+    chat = Chat(load_tokenizer(cfg.model.path), forced=forced_tag(cfg.agent.think))
     train, val = load_examples(cfg, data, chat)
     check_memory(cfg, max(len(example.ids) for example in train))
     found = latest_checkpoint(out) if resume else None
