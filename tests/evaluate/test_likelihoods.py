@@ -210,7 +210,7 @@ def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: s
     good = [list(judged(policy.chat, case, dict(case.candidates)[favour])) for case in found]
 
     def score(model, rows):
-        return [(-1.0 if list(row) in good else -9.0) * len(row.positions) for row in rows]
+        return [-1.0 if list(row) in good else -9.0 for row in rows]
 
     monkeypatch.setattr("spa.models.score.sum_logprobs", score)
     metrics = calibration_metrics(None, policy.chat, task.make_env, episodes, seed=0)
@@ -219,7 +219,7 @@ def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: s
     if favour == "truth":
         assert metrics["calibration/margin"] == 8.0
         assert metrics["calibration/rank"] == metrics["calibration/top1_per_token"] == 1.0
-        assert metrics["calibration/nll_per_token"] == 0.25
+        assert metrics["calibration/nll_per_token"] == pytest.approx(np.mean([1 / len(at) for _, at in good]))
         assert 0 < metrics["calibration/chance"] < 0.6
 
 
