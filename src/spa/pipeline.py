@@ -1,12 +1,12 @@
 """The recipe, top to bottom: self-play -> SFT -> PPO -> evaluation -> report. Each function is one command.
 
-    out/config.yaml, run.json         what was asked for, with what versions
-    out/selfplay/                     stage 1: train.parquet, val.parquet, episodes.jsonl
-    out/sft/                          stage 2: metrics.jsonl, checkpoints/
-    out/selfplay-<name>/, sft-<variant>/  the same for variants that change stages 1 and 2
-    out/practice-<variant>/               between 2 and 3, for variants that practise in imagination: round_N/plans, round_N/policy
-    out/variants/<variant>/ppo/               stage 3: metrics.jsonl, checkpoints/, episodes/
-    out/variants/<variant>/eval/              result.json, episodes.jsonl
+    out/config.yaml, run.json               what was asked for, with what versions
+    out/selfplay/                           stage 1: train.parquet, val.parquet, episodes.jsonl
+    out/sft/                                stage 2: metrics.jsonl, checkpoints/
+    out/selfplay-NAME/, sft-VARIANT/        the same for variants that change stages 1 and 2
+    out/practice-VARIANT/                   between 2 and 3, for variants that practise in imagination: round_N/plans, policy
+    out/variants/VARIANT/ppo/               stage 3: metrics.jsonl, checkpoints/, episodes/
+    out/variants/VARIANT/eval/              result.json, episodes.jsonl
     out/report.html
 
 A finished stage leaves ``done.json`` in its folder; with ``resume`` it is not run again.
@@ -14,6 +14,7 @@ A finished stage leaves ``done.json`` in its folder; with ``resume`` it is not r
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from spa.common.checkpoints import latest_checkpoint
@@ -46,60 +47,77 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     Raises:
         ValueError: the training of a variant collapsed or diverged. It comes last: the other variants are finished by then.
     """
+    from spa.rl.health import TrainingFailed
+
     variants = variants_of(cfg)
+    tuned = [variant for variant in variants if needs_sft(cfg, variant)]
+    failed: dict[str, str] = {}
     with begin(cfg, out, "run", resume, variants=variants):
-        failed = _run(cfg, variants, out)
+        # Stages that variants share are named by the first of them.
+        played = {selfplay_folder(out, each): each for each in reversed(tuned) if not given_data(cfg, each)}
+        for variant in played.values():
+            generate(cfg, out, resume=True, variant=variant, begun=True)
+        for variant in {sft_folder(out, each): each for each in reversed(tuned)}.values():
+            sft(cfg, out, resume=True, variant=variant, begun=True)
+        for variant in {practice_folder(out, each): each for each in reversed(tuned) if each.practice}.values():
+            practice(cfg, variant, out, resume=True, begun=True)
+        for variant in variants:
+            if variant.continues in failed:
+                failed[variant.name] = f"it continues {variant.continues}"
+                continue
+            try:
+                if variant.rl:
+                    ppo(cfg, variant, out, resume=True, begun=True)
+            except TrainingFailed as error:
+                note(f"variant {variant.name}: {error}")
+                failed[variant.name] = str(error)
+            else:
+                evaluate(cfg, variant, out, model=None, resume=True, begun=True)
+        print(f"Report: {report(out)}")
     if failed:
         raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
 
 
-def _run(cfg: Config, variants: list[VariantConfig], out: Path) -> dict[str, str]:
-    """All stages; returns the variants whose training failed, and why."""
-    from spa.rl.health import TrainingFailed
-
-    with_sft = [variant for variant in variants if needs_sft(cfg, variant)]
-    for variant in {
-        selfplay_folder(out, variant): variant for variant in reversed(with_sft) if not given_data(cfg, variant)
-    }.values():
-        _generate(cfg, variant, out, resume=True)
-    for variant in {sft_folder(out, variant): variant for variant in reversed(with_sft)}.values():
-        _sft(cfg, variant, out, resume=True)
-    for variant in {
-        practice_folder(out, variant): variant for variant in reversed(with_sft) if variant.practice
-    }.values():
-        _practice(cfg, variant, out, resume=True)
-    failed: dict[str, str] = {}
-    for variant in variants:
-        if variant.continues in failed:
-            failed[variant.name] = f"it continues {variant.continues}"
-            continue
-        try:
-            if variant.rl:
-                _ppo(cfg, variant, out, resume=True)
-        except TrainingFailed as error:
-            note(f"variant {variant.name}: {error}")
-            failed[variant.name] = str(error)
-        else:
-            _evaluate(cfg, variant, out, model=None, resume=True)
-    print(f"Report: {report(out)}")
-    return failed
+def _begin(
+    begun: bool, cfg: Config, out: Path, command: str, resume: bool, model: str | None, variant: VariantConfig | None
+) -> AbstractContextManager[None]:
+    """Checks and opens the run folder for a stage that is a command of its own; within ``run`` that is done."""
+    return nullcontext() if begun else begin(cfg, out, command, resume, model, [variant] if variant else [])
 
 
-def generate(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None) -> None:
+def generate(
+    cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False
+) -> None:
     """Stage 1, the run's or that of a variant: the base model plays itself; what it wrote of states is replaced by the truth."""
-    name = selfplay_name(variant)
-    with begin(cfg, out, f"generate {name}".rstrip(), resume, variants=[variant] if variant else []):
-        _generate(cfg, variant, out, resume=resume)
+    command = f"generate {selfplay_name(variant)}".rstrip()
+    with _begin(begun, cfg, out, command, resume, None, variant):
+        folder = selfplay_folder(out, variant)
+        stage = Stage(folder, folder.name, resume, keep=True)
+        if stage.finished:
+            return
+        from spa.sft.selfplay import selfplay
+
+        stage.finish(selfplay(source_config(cfg, variant), stage.folder))
 
 
-def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None) -> None:
+def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False) -> None:
     """Stage 2, the run's or that of a variant: fine-tuning on the self-play data gives the model a world model."""
-    own = sft_folder(out, variant).name.removeprefix("sft").removeprefix("-")
-    with begin(cfg, out, f"sft {own}".rstrip(), resume, variants=[variant] if variant else []):
-        _sft(cfg, variant, out, resume=resume)
+    folder = sft_folder(out, variant)
+    name = folder.name.removeprefix("sft").removeprefix("-")
+    with _begin(begun, cfg, out, f"sft {name}".rstrip(), resume, None, variant):
+        stage = Stage(folder, f"SFT, variant {name}" if name else "SFT", resume)
+        if stage.finished:
+            return
+        from spa.sft.stage2 import run_sft
+
+        source = source_config(cfg, variant)
+        with stage.metrics(source) as log:
+            data = data_folder(cfg, variant, out)
+            model = run_sft(source, stage.folder, data=data, resume=stage.resume, log=log)
+        stage.finish({"model": str(model.relative_to(stage.folder))})
 
 
-def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool) -> None:
+def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: bool = False) -> None:
     """Between stages 2 and 3: plans made in the model's own predictions are taught to its plain policy (beyond the paper).
 
     Raises:
@@ -110,23 +128,52 @@ def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool) ->
             f"variant {variant.name} does not practise; variants that do have `practice: true`, as spa_plan"
         )
     start = world_model_of(variant, out)
-    with begin(cfg, out, f"practice {variant.name}", resume, start, variants=[variant]):
-        _practice(cfg, variant, out, resume=resume)
+    with _begin(begun, cfg, out, f"practice {variant.name}", resume, start, variant):
+        folder = practice_folder(out, variant)
+        stage = Stage(folder, folder.name, resume, keep=True)
+        if stage.finished:
+            return
+        from spa.sft.practice import practice as practise
+
+        source = source_config(cfg, variant)
+        stage.finish(practise(source, stage.folder, model=start, data=data_folder(cfg, variant, out)))
 
 
-def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool) -> None:
+def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: bool = False) -> None:
     """Stage 3: multi-turn PPO of one variant, from the base model or from stage 2's."""
     start = start_model(cfg, variant, out)
-    with begin(cfg, out, f"ppo {variant.name}", resume, start, variants=[variant]):
-        _ppo(cfg, variant, out, resume=resume)
+    with _begin(begun, cfg, out, f"ppo {variant.name}", resume, start, variant):
+        if variant.continues:
+            _take_over(variant, out, resume=resume)
+        folder = variants_folder(out) / variant.name / "ppo"
+        stage = Stage(folder, f"PPO, variant {variant.name}", resume or bool(variant.continues))
+        if stage.finished:
+            return
+        from spa.rl.trainer import train_ppo
+
+        own = variant_config(cfg, variant)
+        if own.curriculum.imagined and not own.curriculum.imagined_file:
+            own.curriculum.imagined_file = str(_dream(cfg, variant, out))
+        with stage.metrics(own) as log:
+            result = train_ppo(own, variant, start, stage.folder, resume=stage.resume, log=log)
+        stage.finish(result)
 
 
-def evaluate(cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool) -> None:
+def evaluate(
+    cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool, begun: bool = False
+) -> None:
     """Pass@k and world-model accuracy on the test worlds: of ``model``, else of a chat server's or the variant's trained model."""
-    served = model is None and variant_config(cfg, variant).engine.kind == "openai"
-    model = None if served else model or trained_model(cfg, variant, out)
-    with begin(cfg, out, f"eval {variant.name}", resume, model, variants=[variant]):
-        _evaluate(cfg, variant, out, model=model, resume=resume, served=served)
+    own = variant_config(cfg, variant)
+    if model is None and (begun or own.engine.kind != "openai"):
+        model = trained_model(cfg, variant, out)
+    with _begin(begun, cfg, out, f"eval {variant.name}", resume, model, variant):
+        folder = variants_folder(out) / variant.name / "eval"
+        stage = Stage(folder, f"evaluation, variant {variant.name}", resume)
+        if stage.finished:
+            return
+        from spa.evaluate.play import evaluate_model
+
+        stage.finish(evaluate_model(own, variant, model, stage.folder))
 
 
 def report(out: Path) -> Path:
@@ -154,65 +201,14 @@ def report(out: Path) -> Path:
     return path
 
 
-def _generate(cfg: Config, variant: VariantConfig | None, out: Path, *, resume: bool) -> None:
-    folder = selfplay_folder(out, variant)
-    stage = Stage(folder, folder.name, resume, keep=True)
-    if stage.finished:
-        return
-    from spa.sft.selfplay import selfplay
-
-    stage.finish(selfplay(source_config(cfg, variant), stage.folder))
-
-
-def _sft(cfg: Config, variant: VariantConfig | None, out: Path, *, resume: bool) -> None:
-    folder = sft_folder(out, variant)
-    stage = Stage(folder, "SFT" if folder.name == "sft" else f"SFT, variant {folder.name.removeprefix('sft-')}", resume)
-    if stage.finished:
-        return
-    from spa.sft.stage2 import run_sft
-
-    own = source_config(cfg, variant)
-    with stage.metrics(own) as log:
-        model = run_sft(own, stage.folder, data=data_folder(cfg, variant, out), resume=stage.resume, log=log)
-    stage.finish({"model": str(model.relative_to(stage.folder))})
-
-
-def _practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool) -> None:
-    folder = practice_folder(out, variant)
-    stage = Stage(folder, folder.name, resume, keep=True)
-    if stage.finished:
-        return
-    from spa.sft.practice import practice as practise
-
-    own = source_config(cfg, variant)
-    stage.finish(practise(own, stage.folder, model=world_model_of(variant, out), data=data_folder(cfg, variant, out)))
-
-
-def _ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool) -> None:
-    if variant.continues:
-        _take_over(variant, out, resume=resume)
-        resume = True
-    stage = Stage(variants_folder(out) / variant.name / "ppo", f"PPO, variant {variant.name}", resume)
-    if stage.finished:
-        return
-    from spa.rl.trainer import train_ppo
-
-    own = variant_config(cfg, variant)
-    if own.curriculum.imagined and not own.curriculum.imagined_file:
-        own.curriculum.imagined_file = str(_dream(cfg, variant, out, resume=True))
-    with stage.metrics(own) as log:
-        result = train_ppo(own, variant, start_model(cfg, variant, out), stage.folder, resume=stage.resume, log=log)
-    stage.finish(result)
-
-
-def _dream(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool) -> Path:
+def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
     """The file of the worlds that the variant's stage 2 imagines."""
     from spa.planning.dream import FILE, imagine_worlds
 
-    stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume)
+    stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume=True)
     if not stage.finished:
-        own = source_config(cfg, variant)
-        stage.finish(imagine_worlds(own, stage.folder, model=world_model_of(variant, out)))
+        source = source_config(cfg, variant)
+        stage.finish(imagine_worlds(source, stage.folder, model=world_model_of(variant, out)))
     return stage.folder / FILE
 
 
@@ -230,18 +226,6 @@ def _take_over(variant: VariantConfig, out: Path, *, resume: bool) -> None:
         )
     if not (resume and (read_done(folder) or latest_checkpoint(folder))):
         reopen_as(source, folder)
-
-
-def _evaluate(
-    cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool, served: bool = False
-) -> None:
-    stage = Stage(variants_folder(out) / variant.name / "eval", f"evaluation, variant {variant.name}", resume)
-    if stage.finished:
-        return
-    from spa.evaluate.play import evaluate_model
-
-    who = None if served else model or trained_model(cfg, variant, out)
-    stage.finish(evaluate_model(variant_config(cfg, variant), variant, who, stage.folder))
 
 
 def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
