@@ -43,7 +43,7 @@ def content_key(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def split_of(key: str, given: str | None = None) -> str:
+def split_of(key: str, declared: str | None = None) -> str:
     """The split that a content key belongs to.
 
     Args:
@@ -54,9 +54,9 @@ def split_of(key: str, given: str | None = None) -> str:
         ValueError: ``given`` is none of these.
     """
     position = int(key[:13], 16) / 16**13
-    if given is not None:
-        if (own := choose("split of a world", str(given), WORLD_SPLITS)) != "train":
-            return own
+    if declared is not None:
+        if (named := choose("split of a world", str(declared), WORLD_SPLITS)) != "train":
+            return named
         first = SHARES["selfplay"][0]
         position = first + (1 - first) * position
     return next(name for name, (low, high) in SHARES.items() if low <= position < high)
@@ -83,7 +83,7 @@ class WorldSource:
         self.unique = unique and self.disjoint != "seed"  # by seed alone, worlds may repeat
         self.cursor = cursor
         self._env = task.make_env()
-        self._given: set[str] = set()
+        self._taken: set[str] = set()
 
     def take(self, count: int) -> list[World]:
         """The next ``count`` worlds."""
@@ -94,7 +94,7 @@ class WorldSource:
                 raise ValueError(f"the seeds of split {self.split!r} are used up")
             if fruitless >= _GIVE_UP:
                 raise ValueError(
-                    f"world {self.task.env.id!r} gave only {len(self._given) if self.unique else len(worlds)} distinct "
+                    f"world {self.task.env.id!r} gave only {len(self._taken) if self.unique else len(worlds)} distinct "
                     f"worlds for split {self.split!r} ({count} asked for): ask for fewer, choose larger worlds or set "
                     "env.disjoint=seed"
                 )
@@ -103,11 +103,11 @@ class WorldSource:
             world, own_split = _look(self._env, seed)
             key = (world.symmetry or world.content) if self.disjoint == "symmetry" else world.content
             elsewhere = self.disjoint != "seed" and split_of(key, own_split) != self.split
-            if elsewhere or (self.unique and key in self._given):
+            if elsewhere or (self.unique and key in self._taken):
                 fruitless += 1
                 continue
             fruitless = 0
-            self._given.add(key)
+            self._taken.add(key)
             worlds.append(world)
         return worlds
 

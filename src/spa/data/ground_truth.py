@@ -167,10 +167,10 @@ def _replaceable(response: str) -> bool:
 def deduplicate(rows: Iterable[Row]) -> list[Row]:
     """The first of all rows with the same prompt and response."""
     seen = set()
-    kept = []
+    unique = []
     for row in rows:
         key = (tuple((m["role"], m["content"]) for m in row.prompt), row.response)
         if key not in seen:
             seen.add(key)
-            kept.append(row)
-    return kept
+            unique.append(row)
+    return unique

@@ -240,7 +240,7 @@ def _known(extra: Any) -> dict[str, Any]:
     """Our fields of an ``extra_info``; what others keep under the same names in another type is none of ours."""
     if not isinstance(extra, dict):
         return {}
-    kept = {}
+    fields = {}
     for name, kind in _EXTRA:
         value = extra.get(name)
         if pa.types.is_boolean(kind) and value in (0, 1):  # floats, where pandas wrote the file
@@ -248,8 +248,8 @@ def _known(extra: Any) -> dict[str, Any]:
         elif pa.types.is_int64(kind) and isinstance(value, float) and value.is_integer():
             value = int(value)
         if name in extra and (value is None or _fits(value, kind)):
-            kept[name] = value
-    return kept
+            fields[name] = value
+    return fields
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:

@@ -32,25 +32,25 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
         ValueError: rows without the column that a setting needs, or an unknown balance.
     """
     reasons: Counter[str] = Counter()
-    kept = list(rows)
+    remaining = list(rows)
     if play.filter:
-        found = [(row, row_rejection(row)) for row in kept]
+        found = [(row, row_rejection(row)) for row in remaining]
         reasons.update(reason for _, reason in found if reason is not None)
-        kept = [row for row, reason in found if reason is None]
+        remaining = [row for row, reason in found if reason is None]
     if play.success_only:
-        _need(kept, "success", "success_only")
-        won = [row for row in kept if row.extra["success"]]
-        _count(reasons, "not won", len(kept) - len(won))
-        kept = won
+        _need(remaining, "success", "success_only")
+        won = [row for row in remaining if row.extra["success"]]
+        _count(reasons, "not won", len(remaining) - len(won))
+        remaining = won
     if play.deduplicate:
-        unique = deduplicate(kept)
-        _count(reasons, "duplicate", len(kept) - len(unique))
-        kept = unique
+        unique = deduplicate(remaining)
+        _count(reasons, "duplicate", len(remaining) - len(unique))
+        remaining = unique
     if play.balance != "none":
-        even = balanced(kept, play.balance, seed)
-        _count(reasons, f"balanced by {play.balance}", len(kept) - len(even))
-        kept = even
-    return kept, reasons
+        even = balanced(remaining, play.balance, seed)
+        _count(reasons, f"balanced by {play.balance}", len(remaining) - len(even))
+        remaining = even
+    return remaining, reasons
 
 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:

@@ -182,13 +182,13 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         for turn in episode.turns
         for number, move in enumerate(transitions_of(turn))
     ]
-    told = [move for *_, move in found]
+    labels = [move for *_, move in found]
     if states == "shuffled":
-        told = _shuffled(told, seed)
+        labels = _shuffled(labels, seed)
     env = task.make_env()
     headers: dict[int, str] = {}
     rows = []
-    for (episode, turn, number, move), shown in zip(found, told, strict=True):
+    for (episode, turn, number, move), shown in zip(found, labels, strict=True):
         if states == "belief":
             if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
                 continue

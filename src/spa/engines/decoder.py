@@ -78,14 +78,14 @@ class Decoder:
         slots, capacity = max(slots, self.slots), max(capacity, self.capacity)
         old_keys, old_values = self.keys, self.values
         shape = (slots, capacity, self.kv_heads, self.head_dim)
-        kept = (slice(self.slots), slice(self.capacity))
+        region = (slice(self.slots), slice(self.capacity))
         count = self.model.config.num_hidden_layers
         # One layer at a time, so that old and new never stand side by side as wholes. Zeros: what is masked must be finite.
         for caches, olds in ((self.keys, old_keys), (self.values, old_values)):
             for layer in range(count):
                 new = torch.zeros(shape, **options)
                 if layer < len(olds):
-                    new[kept] = olds[layer][kept]
+                    new[region] = olds[layer][region]
                     caches[layer] = new
                 else:
                     caches.append(new)

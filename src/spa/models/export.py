@@ -47,8 +47,8 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
         raise ValueError(f"{stage} holds no checkpoint")
     if choice.step is not None:
         if choice.step not in checkpoints:
-            kept = ", ".join(map(str, checkpoints))
-            raise ValueError(f"{stage} has no checkpoint of step {choice.step}; it has {kept}")
+            steps = ", ".join(map(str, checkpoints))
+            raise ValueError(f"{stage} has no checkpoint of step {choice.step}; it has {steps}")
         return checkpoints[choice.step]
     if choice.which == "best":
         done = read_done(stage) or {}
@@ -63,8 +63,8 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
 
 def _stage(run: Path, choice: Choice) -> Path:
     if choice.sft:
-        own = run / f"sft-{choice.variant}"
-        folder = own if choice.variant and own.is_dir() else run / "sft"
+        variant_folder = run / f"sft-{choice.variant}"
+        folder = variant_folder if choice.variant and variant_folder.is_dir() else run / "sft"
         if not folder.is_dir():
             raise ValueError(f"{run} has no SFT model")
         return folder

@@ -74,15 +74,15 @@ class _Scores(torch.autograd.Function):
             logprobs_N[here] = logits.gather(-1, targets_N[here, None]).squeeze(-1) - normaliser_N[here]
             if entropy:
                 entropy_N[here] = normaliser_N[here] - probs.mul_(logits).sum(-1) / total
-        kept = logits_RV if count <= rows else None
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, normaliser_N, entropy_N, kept)
+        saved_RV = logits_RV if count <= rows else None
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, normaliser_N, entropy_N, saved_RV)
         ctx.temperature, ctx.rows = temperature, rows
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, targets_N, normaliser_N, entropy_N, kept = ctx.saved_tensors
+        hidden_ND, weight_VD, bias_V, targets_N, normaliser_N, entropy_N, saved_RV = ctx.saved_tensors
         grad_logprobs_N, grad_entropy_N = grads
         if grad_logprobs_N is None and grad_entropy_N is None:
             return (None,) * 7
@@ -96,10 +96,10 @@ class _Scores(torch.autograd.Function):
         for start in range(0, len(targets_N), ctx.rows):
             here = slice(start, start + ctx.rows)
             hidden, targets, factor = hidden_ND[here], targets_N[here, None], grad_logprobs_N[here, None]
-            if kept is None:
+            if saved_RV is None:
                 logits = _logits(hidden, weight_VD, bias_V, ctx.temperature, scaled_RV)
             else:
-                logits = kept
+                logits = saved_RV
             scaled = torch.sub(logits, normaliser_N[here, None], out=scaled_RV[: len(logits)])
             grad = torch.exp(scaled, out=probs_RV[: len(logits)])
             if grad_entropy_N is None:

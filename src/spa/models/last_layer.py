@@ -45,12 +45,12 @@ class Reads:
             return None
         asks, masks = [], []
         for batch, (_, longest) in zip(layout.rows, layout.batches, strict=True):
-            own = [np.unique(asked[index]) for index in batch]
-            most = max(1, *map(len, own))
+            places = [np.unique(asked[index]) for index in batch]
+            most = max(1, *map(len, places))
             # A slot left over sees the row's first token: attention to nothing at all has no value.
-            positions = np.stack([np.pad(at, (0, most - len(at))) for at in own])
+            positions = np.stack([np.pad(at, (0, most - len(at))) for at in places])
             masks.append(torch.from_numpy(np.arange(longest) <= positions[:, None, :, None]).to(device))
-            for index, at in zip(batch, own, strict=True):
+            for index, at in zip(batch, places, strict=True):
                 asks.append(np.pad(np.searchsorted(wanted, rows[index][at]), (0, most - len(at)), constant_values=-1))
         flat = np.concatenate(asks)
         slots = np.flatnonzero(flat >= 0)

@@ -111,11 +111,11 @@ def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: the adapters are of other layers or another rank.
     """
-    own = {name: p for name, p in model.named_parameters() if "lora_" in name}
-    if {name: tuple(t.shape) for name, t in own.items()} != {name: tuple(t.shape) for name, t in state.items()}:
+    adapters = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    if {name: tuple(t.shape) for name, t in adapters.items()} != {name: tuple(t.shape) for name, t in state.items()}:
         raise ValueError("the checkpoint's LoRA adapters are of other layers or of another rank than the config's")
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in adapters.items():
             parameter.copy_(state[name])
 
 

@@ -65,9 +65,9 @@ def estimate_training(
     products = 2 * hidden + 3 * queries + 4 * keys + 4 * inner
     norms = 4 * hidden  # input and normalised input of both, in float32
     layer = tokens * (products * compute_bytes + norms * 4)
-    kept = tokens * hidden * 4  # the residual stream stays in float32
+    residual = tokens * hidden * 4  # the residual stream stays in float32
     cast = total * compute_bytes if compute_bytes < weight_bytes else 0  # autocast keeps a copy of the weights
-    activations = layers * kept + layer if checkpointing else layers * layer
+    activations = layers * residual + layer if checkpointing else layers * layer
     chunk = min(scored * config.vocab_size, CHUNK_LOGITS["cuda"])
     return MemoryEstimate(
         weights=total * weight_bytes + (trained * trained_bytes if lora_rank else 0),

@@ -109,8 +109,8 @@ def pack(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[Places]]:
     # In this order the longest beginning that a row shares with any earlier one it shares with its neighbour.
     for index in sorted(range(len(rows)), key=lambda i: lists[i]):
         shared = common_length(lists[index], lists[before]) if before is not None else 0
-        kept = places[before][:shared] if before is not None else places[index]
-        places[index] = np.concatenate([kept, np.arange(len(ids), len(ids) + len(rows[index]) - shared)])
+        shared_places = places[before][:shared] if before is not None else places[index]
+        places[index] = np.concatenate([shared_places, np.arange(len(ids), len(ids) + len(rows[index]) - shared)])
         ids += lists[index][shared:]
         before = index
     return ids, places

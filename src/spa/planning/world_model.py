@@ -66,12 +66,12 @@ class WorldModel:
         self.samples, self.proposals, self.seed = samples, proposals, seed
         self.usage = Usage()
         self._layout: Layout = LAYOUTS[task.agent.style]
-        told = dataclasses.replace(task.agent, prompt="world_model", window=1)
-        self._told = dataclasses.replace(task, agent=told)
-        self._plain = dataclasses.replace(task, agent=dataclasses.replace(told, prompt="base"))
+        agent = dataclasses.replace(task.agent, prompt="world_model", window=1)
+        self._world_model_task = dataclasses.replace(task, agent=agent)
+        self._plain_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="base"))
         env = task.make_env()
         self.actions = tuple(env.actions)
-        self._headers = {shown.agent.prompt: shown.header(env) for shown in (self._told, self._plain)}
+        self._headers = {shown.agent.prompt: shown.header(env) for shown in (self._world_model_task, self._plain_task)}
         self._known: dict[Question, Answer] = {}
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
@@ -127,7 +127,7 @@ class WorldModel:
         rows = [
             Chosen(
                 *self.policy.chat.continuation(
-                    self._prompt(self._told, move.state, self._told.env.max_actions),
+                    self._question_prompt(move.state),
                     self._layout.question(*move),
                     f"{state}{after}",
                 )
@@ -150,7 +150,7 @@ class WorldModel:
     def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
         """Each question takes two turns of a session: first the state, then the outcome."""
         chat, layout = self.policy.chat, self._layout
-        prompts = {move.state: self._prompt(self._told, move.state, self._told.env.max_actions) for move, _ in asked}
+        prompts = {move.state: self._question_prompt(move.state) for move, _ in asked}
         # The likeliest answers to questions about one state come in one session: their contexts begin alike, and engines that keep
         # keys and values read that beginning once. What is drawn depends on the session, so that there each question has its own.
         sessions: dict[int, list[tuple[Move, int]]] = {}
@@ -208,7 +208,7 @@ class WorldModel:
         """Shares of the first actions that the plain policy names, without those that cannot be read."""
         if not self.proposals:
             return [{} for _ in choices]
-        sampling = sampling_for(self._plain, self.policy.sampling)
+        sampling = sampling_for(self._plain_task, self.policy.sampling)
         asked = [(choice, sample) for choice in choices for sample in range(self.proposals)]
 
         def share(places: range) -> tuple[list[str | None], Usage]:
@@ -222,9 +222,9 @@ class WorldModel:
         return shares
 
     def _propose(self, asked: Sequence[tuple[Choice, int]], sampling: SamplingConfig) -> tuple[list[str | None], Usage]:
-        chat, agent = self.policy.chat, self._plain.agent
+        chat, agent = self.policy.chat, self._plain_task.agent
         contexts = {
-            self._session(*key): [*self._prompt(self._plain, key[0].state, key[0].actions_left), *chat.forced_ids]
+            self._session(*key): [*self._prompt(self._plain_task, key[0].state, key[0].actions_left), *chat.forced_ids]
             for key in asked
         }
         texts, usage = self._continue(contexts, sampling)
@@ -243,7 +243,7 @@ class WorldModel:
             asked = [worths[place] for place in places]
             contexts = {
                 number: [
-                    *self._prompt(self._told, one.state, self._told.env.max_actions),
+                    *self._question_prompt(one.state),
                     *chat.response_ids(self._layout.worth(one.state, one.action)),
                 ]
                 for number, one in enumerate(asked)
@@ -270,6 +270,9 @@ class WorldModel:
 
         serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return texts, usage
+
+    def _question_prompt(self, state: str) -> list[int]:
+        return self._prompt(self._world_model_task, state, self._world_model_task.env.max_actions)
 
     def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
         header = self._headers[task.agent.prompt]

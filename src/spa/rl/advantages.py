@@ -168,8 +168,8 @@ ESTIMATORS: dict[str, Estimator] = {
 
 def whitens(config: PPOConfig) -> bool:
     """Whether advantages are whitened: as the config says, else as the estimator is defined."""
-    own = ESTIMATORS[config.estimator].whiten
-    return own if config.whiten_advantages is None else config.whiten_advantages
+    default = ESTIMATORS[config.estimator].whiten
+    return default if config.whiten_advantages is None else config.whiten_advantages
 
 
 def estimate(episodes: Sequence[TrainSequence], config: PPOConfig) -> list[Pair]:

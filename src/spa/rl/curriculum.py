@@ -43,15 +43,15 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
     from spa.agent.prompt import instruction
 
     real = make_env(cfg.env.id, **cfg.env.settings)
-    told = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}
+    instructions = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}
     settings = {"path": cfg.curriculum.imagined_file, "world": cfg.env.id, "settings": dict(cfg.env.settings)}
     return dataclasses.replace(
         cfg.env,
         id=IMAGINED,
         tag=f"{cfg.env.tag}Imagined",
         settings={**settings, "state_format": state_format},
-        instruction=told["base"],
-        instruction_world_model=told["world_model"],
+        instruction=instructions["base"],
+        instruction_world_model=instructions["world_model"],
     )
 
 

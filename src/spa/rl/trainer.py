@@ -83,7 +83,9 @@ class PPOTrainer:
         if not self.config.curriculum.mixture:
             tasks[-1] = self.task
         self.curriculum = Curriculum(self.config, tasks)
-        self.told = training_tasks(self.config, **shown, prompt="world_model") if config.world_model_coef else []
+        self.world_model_tasks = (
+            training_tasks(self.config, **shown, prompt="world_model") if config.world_model_coef else []
+        )
         self.health = Health(config)
         self.validations: list[tuple[str, Task, list[World]]] = []
         if config.val_every:
@@ -182,12 +184,12 @@ class PPOTrainer:
         metrics |= self._observe_curriculum(episodes, tasks)
         if config.log_episodes:
             write_episodes(self.out / "episodes" / f"step_{step:06d}.jsonl", episodes[: config.log_episodes])
-        kept, filtered = self._filter(episodes)
+        chosen, filtered = self._filter(episodes)
         metrics |= filtered
-        if kept:
+        if chosen:
             self.empty_steps = 0
             rng = np.random.default_rng(stream_seed(run, UPDATE, step))
-            metrics |= self._update([episodes[i] for i in kept], [tasks[i] for i in kept], rng, step)
+            metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
         else:
             self._count_empty(episodes)
         self.step = step
@@ -217,8 +219,8 @@ class PPOTrainer:
                 if is_real(task):
                     self.played.update(world_keys(worlds))
                 # The first batch has the step's own seed, whatever else is played.
-                own = stream_seed(seed, rounds, index) if rounds or index else seed
-                played = self.policy.play(task, worlds, samples=config.group_size, seed=own)
+                rollout_seed = stream_seed(seed, rounds, index) if rounds or index else seed
+                played = self.policy.play(task, worlds, samples=config.group_size, seed=rollout_seed)
                 for episode in played:
                     episode.group += groups
                 groups += len(worlds)
@@ -263,12 +265,14 @@ class PPOTrainer:
         examples = []
         if config.world_model_coef and not warming_up:
             lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # what was imagined is no truth
-            told = [self.told[index] for index, is_true in zip(tasks, lived, strict=True) if is_true]
+            world_model_tasks = [
+                self.world_model_tasks[index] for index, is_true in zip(tasks, lived, strict=True) if is_true
+            ]
             draw = np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step))
             fraction = config.world_model_fraction
             examples = world_model_examples(
                 [episode for episode, is_true in zip(episodes, lived, strict=True) if is_true],
-                told,
+                world_model_tasks,
                 chat,
                 fraction=fraction,
                 rng=draw,

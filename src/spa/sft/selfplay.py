@@ -86,8 +86,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     check_source(cfg)
     cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
     task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
-    kept = EpisodeStore(out / "episodes.partial.jsonl")
-    worlds, episodes = _play(cfg, task, kept)
+    store = EpisodeStore(out / "episodes.partial.jsonl")
+    worlds, episodes = _play(cfg, task, store)
     write_episodes(out / "episodes.jsonl", episodes)
 
     played = [episode for episode in episodes if episode.status != "error"]
@@ -116,7 +116,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "belief": world_model_metrics(episodes),
     }
     atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
-    kept.remove()
+    store.remove()
     return {
         "rows_train": len(train),
         "rows_val": len(val),
@@ -139,8 +139,8 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
     """The rows that stage 1's settings make of episodes and keep, and how many were dropped for what reason."""
     play, seed = cfg.selfplay, cfg.seeds.run
     if play.rows == "transitions":
-        told = make_task(cfg, state_format=play.state_format, prompt="world_model")
-        rows = transition_rows(played, told, play.states, seed)
+        world_model_task = make_task(cfg, state_format=play.state_format, prompt="world_model")
+        rows = transition_rows(played, world_model_task, play.states, seed)
         if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
             rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
         rows += _plain_rows(played, round(play.plain_rows * len(rows)), seed)
@@ -150,7 +150,7 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
     return select_rows(rows, play, seed)
 
 
-def _play(cfg: Config, task: Task, kept: EpisodeStore) -> tuple[list[World], list[Episode]]:
+def _play(cfg: Config, task: Task, store: EpisodeStore) -> tuple[list[World], list[Episode]]:
     """The worlds of the split and the episodes played in them."""
     play = cfg.selfplay
     policy = Policy.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
@@ -158,16 +158,16 @@ def _play(cfg: Config, task: Task, kept: EpisodeStore) -> tuple[list[World], lis
         policy.engine = RandomEngine(policy.chat, random_responder(task))
     worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
     total = len(worlds) * play.group_size
-    if len(kept):
-        note(f"self-play: {len(kept)} of {total} episodes were played before")
+    if len(store):
+        note(f"self-play: {len(store)} of {total} episodes were played before")
     try:
         if play.policy == "planner":
             with planning_model(cfg, policy, task) as asked:
-                episodes = plan_chunks(cfg, asked, task, worlds, play.group_size, SELFPLAY, "self-play", kept)
+                episodes = plan_chunks(cfg, asked, task, worlds, play.group_size, SELFPLAY, "self-play", store)
         else:
-            episodes = play_chunks(policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", kept)
+            episodes = play_chunks(policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", store)
     except ServerError as error:
-        raise ValueError(f"{error}. {len(kept)} of {total} episodes are kept; continue with --resume") from error
+        raise ValueError(f"{error}. {len(store)} of {total} episodes are kept; continue with --resume") from error
     finally:
         policy.close()
     return worlds, episodes
