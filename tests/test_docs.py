@@ -6,10 +6,16 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-WAY = """
-    engines/transformers.py agent/rollout.py agent/episode.py rl/batch.py models/score.py rl/advantages.py rl/update.py
-    rl/losses.py
-""".split()
+WAY = [
+    "engines/transformers.py",
+    "agent/rollout.py",
+    "agent/episode.py",
+    "rl/batch.py",
+    "models/score.py",
+    "rl/advantages.py",
+    "rl/update.py",
+    "rl/losses.py",
+]
 
 
 def test_the_way_of_one_token_names_what_is_there() -> None:
