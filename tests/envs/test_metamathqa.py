@@ -294,15 +294,13 @@ def test_legality(data: str) -> None:
 
 
 def test_the_example_of_the_prompt_is_what_the_world_does(tmp_path) -> None:
-    from spa.agent.prompt import _EXAMPLES
-
-    state, _, after, action = _EXAMPLES["metamathqa"]["grid"]
+    state, _, after, action, _ = MetamathQA.example
     path = tmp_path / "example.json"
     path.write_text(json.dumps([{"query": state, "response": "The answer is: 42"}]), encoding="utf-8")
     env = MetamathQA(data=str(path))
     assert env.reset(seed=0)[0] == state and env.step(action)[0] == after
-    state, _, after, action = _EXAMPLES["countdown"]["grid"]
     countdown = make_env("countdown")
+    state, _, after, action, _ = countdown.example
     assert countdown.reset(options={"state": state})[0] == state and countdown.step(action)[0] == after
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import gymnasium as gym
 import numpy as np
 
 StateFormat = Literal["grid", "coordinates", "random_coordinates"]
 STATE_FORMATS: tuple[str, ...] = get_args(StateFormat)
+
+
+class Example(NamedTuple):
+    """A worked example for prompts in world-model mode, in the world's default symbols and action names."""
+
+    state: str  # in the format ``grid``
+    thoughts: str
+    next_state: str  # what the world really shows after ``actions``
+    actions: str  # separated by `` || ``
+    positions: tuple[str, str] = ("", "")  # the lines that the formats with coordinates add to the two states
 
 
 class TextEnv(gym.Env[str, str]):
@@ -36,6 +46,8 @@ class TextEnv(gym.Env[str, str]):
 
     Attributes:
         rules: what the player should know, in a sentence or two, without symbols and action names.
+        instruction: the text that begins a prompt of style ``paper``; empty: ``rules`` takes its place.
+        example: a worked example for the world-model mode, or None.
         actions: the names of all actions in listing order, or ``()`` where actions are free text.
         symbols: cell symbol -> meaning, in listing order; ``{}`` where there are none.
         state_format: ``"grid"`` (the bare state), ``"coordinates"`` (followed by a sentence with positions) or
@@ -44,6 +56,8 @@ class TextEnv(gym.Env[str, str]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}
     rules: str = ""
+    instruction: str = ""
+    example: Example | None = None
     actions: Sequence[str] = ()
     symbols: Mapping[str, str] = {}
     state_format: str = "grid"

@@ -54,6 +54,8 @@ class GridEnv(SeededEnv):
         self._longest_state = 0
         self.symbols = _symbols(grid_vocab, self.meanings)
         self.actions = _actions(action_names, self.moves)
+        if tuple(self.symbols) != tuple(self.meanings.values()) or self.actions != self.moves:
+            self.example = None  # it is written with the default symbols and action names
         self._symbol = {meaning: symbol for symbol, meaning in self.symbols.items()}
         self._index = {name.casefold(): i for i, name in enumerate(self.actions)}
         self._make_space(height, width, longest_sentence)

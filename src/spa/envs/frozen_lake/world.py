@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from spa.envs.base import Example
 from spa.envs.grid import GridEnv, Vocabulary
 from spa.envs.levels import BadRow
 from spa.envs.seeded import Outcome, at_least, attempts, pick
@@ -180,6 +181,16 @@ class FrozenLake(GridEnv):
         "player on goal": "√",
     }
     moves = ("Left", "Down", "Right", "Up")
+    example = Example(
+        "_O__\nO___\nG___\n__P_",
+        "The goal is one row up and two columns to the left.",
+        "_O__\nO___\nG_P_\n____",
+        "Up",
+        (
+            "Player (P) is at (3,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).",
+            "Player (P) is at (2,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).",
+        ),
+    )
 
     def __init__(
         self,
@@ -213,6 +224,13 @@ class FrozenLake(GridEnv):
             " The ice is slippery: a move may go in a direction perpendicular to the one you chose."
             if is_slippery
             else ""
+        )
+        left, _, _, up = self.actions
+        slippery = "You may move to the unintended direction due to the slippery ice. " if is_slippery else ""
+        self.instruction = (
+            f"You are solving the FrozenLake puzzle. Forbid the hole and go to the target. {slippery}Example answer format: "
+            f"<think>To forbid the hole and go to the target, I should go {left.lower()} then go {up.lower()}.</think>"
+            f"<answer>{left} || {up}</answer>"
         )
         self._enter(Lake(self.size, self.size, frozenset(), 0, 0))
         if levels is not None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spa.envs.answering import RIGHT, AnswerEnv, Try
+from spa.envs.base import Example
 from spa.envs.metamathqa.answers import MAX_ANSWER, is_number, same_answer, tidy
 from spa.envs.metamathqa.word_problems import word_problems
 from spa.envs.seeded import attempts, pick
@@ -88,6 +89,16 @@ class MetamathQA(AnswerEnv):
 
     name = "MetamathQA"
     rules = "Solve the mathematical problem. Answer with the final result alone, such as 42."
+    instruction = (
+        "You are solving math problems. Think step by step, then answer with the final result alone. "
+        "Example answer format: <answer>42</answer>"
+    )
+    example = Example(
+        "A box holds 6 pens. How many pens are in 7 boxes?",
+        "7 boxes of 6 pens hold 7 * 6 = 42 pens.",
+        "A box holds 6 pens. How many pens are in 7 boxes?\nTry 1: 42 (right)",
+        "42",
+    )
 
     def __init__(
         self,

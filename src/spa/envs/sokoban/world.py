@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from spa.envs.base import Example
 from spa.envs.grid import GridEnv, Vocabulary
 from spa.envs.seeded import Outcome, at_least
 from spa.envs.sokoban import pictures
@@ -93,6 +94,16 @@ class Sokoban(GridEnv):
         "You are the player in a Sokoban room and must push every box onto a target. Walking against a box pushes it "
         "one cell, unless a wall or another box is behind it. Boxes cannot be pulled."
     )
+    example = Example(  # the paper's second state with the true outcome of its actions
+        "######\n#_####\n#_P###\n#_X#_#\n#__O_#\n######",
+        "I push the box down, go around it and push it on.",
+        "######\n#_####\n#__###\n#__#_#\n#PXO_#\n######",
+        "Down || Left || Down",
+        (
+            "Player (P) is at (2,2); box (X) is at (3,2); target (O) is at (4,3).",
+            "Player (P) is at (4,1); box (X) is at (4,2); target (O) is at (4,3).",
+        ),
+    )
 
     def __init__(
         self,
@@ -134,6 +145,13 @@ class Sokoban(GridEnv):
             max_steps=max_steps,
             render_mode=render_mode,
             longest_sentence=_longest_sentence(height, width, num_boxes),
+        )
+        up, _, _, right = self.actions
+        self.instruction = (
+            "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets. "
+            "When you are right next to a box, you can push it by moving in the same direction. "
+            "You cannot push a box through a wall, and you cannot pull a box. "
+            f"The answer must be one of action in a turn, format is <answer>{right} || {up}</answer>."
         )
         self._enter(Room(height, width, 0, 0, 0, 0))
         if levels is not None:

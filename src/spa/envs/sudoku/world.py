@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Text
 
+from spa.envs.base import Example
 from spa.envs.levels import BadRow, read_level, read_levels
 from spa.envs.seeded import Outcome, SeededEnv, one_of
 from spa.envs.sudoku.generator import CLUES, FEWEST_CLUES, Board, conflicts, count_solutions, make_board
@@ -140,6 +141,18 @@ class Sudoku(SeededEnv):
 
     name = "Sudoku"
     given = "board"
+    instruction = (
+        "You are solving a Sudoku puzzle. Fill in the empty cells so that every row, column and box holds each digit "
+        "once. An action places one digit: row, column, value, counted from 1. "
+        "Example answer format: <answer>1,1,4 || 2,3,1</answer>"
+    )
+    example = Example(
+        "| 1 2 3 4 | 3 4 1 2 | 2 1 4 . | 4 3 2 1 ",
+        "Row 3 holds 2, 1 and 4, so the empty cell is 3.",
+        "| 1 2 3 4 | 3 4 1 2 | 2 1 4 3 | 4 3 2 1 ",
+        "3,4,3",
+        ("Empty position to be filled is at (3,4).", "No empty positions found (board might be complete)."),
+    )
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Text
 
+from spa.envs.base import Example
 from spa.envs.seeded import Outcome, SeededEnv, at_least, one_of
 from spa.envs.webshop import pages, search
 from spa.envs.webshop.catalogue import plain
@@ -18,6 +19,19 @@ from spa.envs.webshop.shop import GOALS, Shop, open_shop
 
 MAX_ACTION = 400  # characters; anything longer is no action
 FAVOURITES = 6  # products that a blind shopper asks for most
+
+# A page of the catalogue that comes with the package; the goal is one for training.
+_LAMP = """
+Instruction: find me dimmable and heavy duty desk lamps with color: brown, and finish: matte, and price lower than 40.00 dollars
+Page: item of S1286E462E, from results 1 for "heavy duty dimmable desk lamp"
+Wilarra Desk Lamp, Heavy Duty, for Late Reading
+Price: $28.49, rating: 4.9
+color: [white] [red] [pink] [brown] [gray]
+finish: [matte] [glossy]
+Chosen: nothing
+Actions: click[back to search], click[< prev], click[description], click[features], click[reviews], click[buy now], \
+click[<option>]
+""".strip()
 
 
 class WebShop(SeededEnv):
@@ -80,6 +94,19 @@ class WebShop(SeededEnv):
         "search[red shoes] searches, on the search page only; click[back to search] clicks a button. Buttons are shown in square "
         "brackets: ids of products, values of options, and those in the last line. Choose every option that the instruction "
         "names before click[buy now], which ends the episode."
+    )
+    instruction = (
+        "You are shopping online. Buy a product that fits the instruction: the kind of product, its attributes, the options and "
+        "the price. On the search page, search[words] finds products. On other pages, click[...] presses a button: the id of a "
+        "product or the value of an option that stands in square brackets, or one of the page's list of actions. Click every "
+        "option that the instruction names, one a turn, then click[buy now], which ends the shopping. One action in a turn. "
+        "Example answer format: <answer>search[red running shoes]</answer>"
+    )
+    example = Example(
+        _LAMP,
+        "It is a heavy duty, dimmable desk lamp for less than 40 dollars. The color must be brown, so I choose it first.",
+        _LAMP.replace("Chosen: nothing", "Chosen: color: brown"),
+        "click[brown]",
     )
 
     def __init__(
