@@ -57,7 +57,6 @@ class GridEnv(SeededEnv):
         if tuple(self.symbols) != tuple(self.meanings.values()) or self.actions != self.moves:
             self.example = None  # it is written with the default symbols and action names
         self._symbol = {meaning: symbol for symbol, meaning in self.symbols.items()}
-        self._index = {name.casefold(): i for i, name in enumerate(self.actions)}
         self._make_space(height, width, longest_sentence)
         self.action_space = Text(max(map(len, self.actions)), charset=frozenset("".join(self.actions)))
 
@@ -72,10 +71,6 @@ class GridEnv(SeededEnv):
             drawn[cell + cell // width] = symbol[meaning]
         grid = "".join(drawn)
         return grid if self.state_format == "grid" else f"{grid}\n{self._sentence()}"
-
-    def action_index(self, action: str) -> int | None:
-        """The place of an action in ``actions``, whatever its case and the space around it; None where it is none."""
-        return self._index.get(action.strip().casefold())
 
     def _make_space(self, height: int, width: int, longest_sentence: int) -> None:
         """Makes the observation space, or a larger one where states of this size do not fit into it."""

@@ -140,7 +140,14 @@ class SeededEnv(TextEnv):
             cells[last], cells[other] = cells[other], cells[last]
         return cells
 
+    def action_index(self, action: str) -> int | None:
+        """The place of an action in ``actions``, whatever its case and the space around it; None where it is none."""
+        wanted = action.strip().casefold()
+        return next((index for index, name in enumerate(self.actions) if name.casefold() == wanted), None)
+
     def legal(self, state: str, before: str | None = None) -> bool | None:
+        if type(self)._load is SeededEnv._load:
+            return None
         try:
             twin = copy.copy(self)
             twin._load(state.strip())
@@ -175,9 +182,9 @@ class SeededEnv(TextEnv):
         """Takes over an instance from ``_read_instance`` or ``_levels``."""
         raise NotImplementedError
 
-    @abstractmethod
     def _load(self, text: str) -> None:
-        """Takes over a written state; raises ValueError where it is none."""
+        """Takes over a written state; raises ValueError where it is none. Worlds that can start from one override this."""
+        raise ValueError(f"{self.name} cannot start from a given state")
 
     def _keeps(self, earlier: Any) -> bool:
         """Whether what no move can change is as in ``earlier``, an instance of this class with the same settings."""

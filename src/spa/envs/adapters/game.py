@@ -104,9 +104,6 @@ class ForeignGame(SeededEnv):
         said = self._said[-1:] if self.view == "last" else self._said
         return "\n".join(said) or "No moves yet."
 
-    def legal(self, state: str, before: str | None = None) -> bool | None:
-        return None
-
     def _make(self, world_seed: int) -> None:
         self._guard.seed(_derive(world_seed, WORLD_STREAM))
         try:
@@ -118,16 +115,13 @@ class ForeignGame(SeededEnv):
         self._board, self._said = told.board, [told.message.strip()] if told.message.strip() else []
         self._won = self._over = False
 
-    def _load(self, text: str) -> None:
-        raise ValueError(f"{self.name} cannot start from a given state")
-
     def _play(self, action: str) -> Outcome | None:
         action = action.strip()
         if self.actions:
-            named = {name.casefold(): name for name in self.actions}.get(action.casefold())
-            if named is None:
+            index = self.action_index(action)
+            if index is None:
                 return None
-            action = named
+            action = self.actions[index]
         if not action or len(action) > MAX_ACTION:
             return None
         game, guard, before = copy_game(self._game), self._guard.fork(), self.render()

@@ -84,9 +84,6 @@ class Question(SeededEnv):
         question = str(self._entry["question"])
         return question if self._answer is None else f"{question}\nAnswer: {self._answer}"
 
-    def legal(self, state: str, before: str | None = None) -> bool | None:
-        return None
-
     def sample_action(self, rng: np.random.Generator) -> str:
         """The data set's answer to another question."""
         with RandomGuard(int(rng.integers(2**31))):
@@ -106,9 +103,6 @@ class Question(SeededEnv):
     def _make(self, world_seed: int) -> None:
         self._ask(world_seed)
         self._answer, self._score = None, 0.0
-
-    def _load(self, text: str) -> None:
-        raise ValueError(f"{self.name} cannot start from a given state")
 
     def _play(self, action: str) -> Outcome | None:
         answer = action.strip()

@@ -112,10 +112,10 @@ class Bandit(SeededEnv):
         return bool(self.actions == earlier.actions and earlier.pulled in (None, self.pulled))
 
     def _play(self, action: str) -> Outcome | None:
-        wanted = action.strip().casefold()
-        arm = next((name for name in self.actions if name.casefold() == wanted), None)
-        if arm is None:
+        index = self.action_index(action)
+        if index is None:
             return None
+        arm = self.actions[index]
         reward = self.lo_arm_score
         if arm == self.hi_arm_name:
             reward = self.hi_arm_hiscore if self.noise.random() < self.hi_arm_hiscore_prob else self.hi_arm_loscore
