@@ -40,12 +40,6 @@ class Outcomes:
     text: str
 
 
-def explore(make: Callable[[], TextEnv], episodes: int) -> tuple[str, bool, str]:
-    """``outcomes`` as problem, whether it is a warning, and note: as in ``Finding``."""
-    found = outcomes(make, episodes)
-    return ("", False, found.text) if found.kind == "certain" else (found.text, True, "")
-
-
 def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
     """Plays random episodes and counts the pairs of state and action that were followed by different states.
 
