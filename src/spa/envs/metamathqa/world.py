@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import string
 from collections.abc import Iterable, Mapping
@@ -15,11 +17,11 @@ import numpy as np
 from spa.envs.answering import RIGHT, AnswerEnv, Try
 from spa.envs.base import Example
 from spa.envs.metamathqa.answers import MAX_ANSWER, is_number, same_answer, tidy
-from spa.envs.metamathqa.word_problems import word_problems
 from spa.envs.seeded import attempts, pick
 from spa.envs.spaces import AnyText
 from spa.envs.tables import SUFFIXES, Row, data_file, read_rows, version
 
+PROBLEMS = Path(__file__).with_name("problems.jsonl.gz")
 WRONG = "wrong"
 MARK = "The answer is:"
 MAX_QUERY = 20_000  # characters
@@ -70,8 +72,8 @@ class MetamathQA(AnswerEnv):
     Terminated with the right answer and after ``max_tries`` tries.
 
     ## Problems
-    2,000 of our own, made from templates (``word_problems``), or those of a data set with the columns ``query`` and
-    ``response``, where the right answer follows the last ``The answer is:`` of the response.
+    2,000 of our own (``problems.jsonl.gz``, made by ``scripts/make_word_problems.py``), or those of a data set with the columns
+    ``query`` and ``response``, where the right answer follows the last ``The answer is:`` of the response.
 
     Args:
         data: None for our own problems, a file (``.parquet``, ``.jsonl``, ``.json``), or the name of a data set on the Hugging Face
@@ -168,8 +170,9 @@ def gold_answer(response: str) -> str | None:
 
 @lru_cache(1)
 def _own() -> Problems:
-    rows = ((f"our problem {number}", row) for number, row in enumerate(word_problems(), 1))
-    return _read(rows, "our problems", skip_bad_rows=False)
+    lines = gzip.decompress(PROBLEMS.read_bytes()).decode().splitlines()
+    rows = ((f"{PROBLEMS}, line {number}", json.loads(line)) for number, line in enumerate(lines, 1))
+    return _read(rows, str(PROBLEMS), skip_bad_rows=False)
 
 
 @lru_cache(4)
