@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import string
 from typing import Any, Protocol, runtime_checkable
 
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Text
 
 from spa.envs.base import TextEnv
+from spa.envs.spaces import AnyText
 
 
 @runtime_checkable
@@ -40,10 +39,7 @@ class AdaptedEnv(TextEnv):
         self.actions = tuple(getattr(own, "actions", ()))
         self.symbols = dict(getattr(own, "symbols", {}))
         self.state_format = str(getattr(own, "state_format", "grid"))
-        anything = Text(100_000, min_length=0, charset=string.printable)
-        for space in ("observation_space", "action_space"):
-            given = getattr(env, space, None)
-            setattr(self, space, given if isinstance(given, Text) else anything)
+        self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self._state = ""
         self._content = ""
         self._running: bool | None = None

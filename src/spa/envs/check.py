@@ -124,21 +124,11 @@ def check_world(
 
 
 def _gymnasium(make: MakeEnv) -> None:
-    from gymnasium.spaces import Text
     from gymnasium.utils.env_checker import check_env
 
-    from spa.envs import AdaptedEnv
-
-    env = make()
-    if isinstance(env, AdaptedEnv):  # its spaces are guesses: let them hold what it says
-        state, _ = env.reset(seed=0)
-        letters = set(state) | set(map(chr, range(32, 127))) | set("\n\t")
-        for _, step in _steps(env, 0, 50):
-            letters |= set(step[0])
-        env.observation_space = Text(100_000, min_length=0, charset=frozenset(letters))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_env(env, skip_render_check=True)
+        check_env(make(), skip_render_check=True)
 
 
 def _info(make: MakeEnv) -> None:

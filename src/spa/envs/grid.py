@@ -8,14 +8,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gymnasium.spaces import Text
-
 from spa.envs.levels import read_level, read_levels
 from spa.envs.seeded import SeededEnv
 
 Vocabulary = str | Sequence[str] | Mapping[str, str]
-# Every character a sentence with positions can hold, besides the symbols.
-SENTENCE = frozenset("Player boxes targets holes goal is are at no (0123456789,);.")
 
 
 class GridEnv(SeededEnv):
@@ -23,8 +19,7 @@ class GridEnv(SeededEnv):
 
     Cells are numbered in reading order: ``row * width + column``.
 
-    The size is that of the settings, or of the given instance that is being played. The observation space grows where such an
-    instance needs it.
+    The size is that of the settings, or of the given instance that is being played.
 
     Attributes:
         height, width: rows and columns of the state.
@@ -47,18 +42,14 @@ class GridEnv(SeededEnv):
         state_format: str,
         max_steps: int | None,
         render_mode: str | None,
-        longest_sentence: int,
     ) -> None:
         super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
         self.height, self.width = self._set_size = height, width
-        self._longest_state = 0
         self.symbols = _symbols(grid_vocab, self.meanings)
         self.actions = _actions(action_names, self.moves)
         if tuple(self.symbols) != tuple(self.meanings.values()) or self.actions != self.moves:
             self.example = None  # it is written with the default symbols and action names
         self._symbol = {meaning: symbol for symbol, meaning in self.symbols.items()}
-        self._make_space(height, width, longest_sentence)
-        self.action_space = Text(max(map(len, self.actions)), charset=frozenset("".join(self.actions)))
 
     def render(self) -> Any:
         """The text of the state, or a picture of it: see ``render_mode`` of the world."""
@@ -71,16 +62,6 @@ class GridEnv(SeededEnv):
             drawn[cell + cell // width] = symbol[meaning]
         grid = "".join(drawn)
         return grid if self.state_format == "grid" else f"{grid}\n{self._sentence()}"
-
-    def _make_space(self, height: int, width: int, longest_sentence: int) -> None:
-        """Makes the observation space, or a larger one where states of this size do not fit into it."""
-        length = height * (width + 1) - 1
-        charset = frozenset(self.symbols) | {"\n"}
-        if self.state_format != "grid":
-            length, charset = length + 1 + longest_sentence, charset | SENTENCE
-        if length > self._longest_state:
-            self._longest_state = length
-            self.observation_space = Text(length, charset=charset)
 
     def _load(self, text: str) -> None:
         if not isinstance(text, str):
@@ -126,17 +107,11 @@ class GridEnv(SeededEnv):
         return f"{noun} ({symbol}) {verb} at {', '.join(positions)}"
 
     def _take_levels(self, path: str | Path) -> None:
-        """Plays the instances of a file; the observation space holds them all."""
+        """Plays the instances of a file."""
         self._levels = read_levels(path, self.parse)
-        for instance in self._levels:
-            self._make_space_for(instance)
 
     def _read_instance(self, text: Any) -> Any:
         return read_level(text, self.given, self.parse)
-
-    def _take_instance(self, instance: Any) -> None:
-        self._make_space_for(instance)
-        self._enter(instance)
 
     def _lay(self, ground: Sequence[str]) -> None:
         """Takes over what each cell holds of what never moves, once an instance."""
@@ -152,14 +127,8 @@ class GridEnv(SeededEnv):
             cells[cell] = meaning
         return cells
 
-    # A subclass makes space for instances and enters them, lays their ground, says what stands on it (see `meanings`), takes a list
-    # of cells over, and writes the sentence.
-
-    def _make_space_for(self, instance: Any) -> None:
-        raise NotImplementedError
-
-    def _enter(self, instance: Any) -> None:
-        raise NotImplementedError
+    # A subclass takes over instances, lays their ground, says what stands on it (see `meanings`), takes over a list of cells and
+    # writes the sentence.
 
     def _moving(self) -> Iterable[tuple[int, str]]:
         raise NotImplementedError

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 
 from spa.envs.base import STATE_FORMATS, TextEnv
+from spa.envs.spaces import AnyText
 
 # A world's seed feeds independent streams, told apart by the first entry of the spawn key.
 WORLD_STREAM, NOISE_STREAM, POSITION_STREAM = 0, 1, 2
@@ -52,6 +53,7 @@ class SeededEnv(TextEnv):
     given: ClassVar[str] = ""  # the option of `reset` that takes an instance as text
 
     def __init__(self, *, state_format: str, max_steps: int | None, render_mode: str | None) -> None:
+        self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self.state_format = one_of("state_format", state_format, STATE_FORMATS)
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:

@@ -15,7 +15,6 @@ import numpy as np
 
 from spa.envs.adapters.guard import RandomGuard, build, check_settings, untouched
 from spa.envs.seeded import NOISE_STREAM, WORLD_STREAM, Outcome, SeededEnv, one_line, one_of
-from spa.envs.spaces import AnyText
 
 MAX_ACTION = 1000  # characters; anything longer is no move
 VIEWS = ("auto", "board", "history", "last")
@@ -62,7 +61,6 @@ class ForeignGame(SeededEnv):
         if isinstance(actions, str) or not all(isinstance(name, str) and name.strip() for name in actions or ()):
             raise ValueError(f"actions of {world} must be a list of names, got {actions!r}")
         self.actions = tuple(actions or ())
-        self.observation_space, self.action_space = AnyText(1_000_000), AnyText(MAX_ACTION)
         self._guard = RandomGuard()
         self._game: Any = None
         self._said: list[str] = []

@@ -12,7 +12,6 @@ import numpy as np
 
 from spa.envs.adapters.guard import RandomGuard, build, check_settings, find_name, import_library, untouched
 from spa.envs.seeded import Outcome, SeededEnv
-from spa.envs.spaces import AnyText
 
 MAX_ANSWER = 2000  # characters; anything longer is no answer
 
@@ -71,7 +70,6 @@ class Question(SeededEnv):
         check_settings(world, settings, sets[name][1], ())
         self.name, self._settings = world, settings
         self.rules = "Answer the question. An action is the whole answer and nothing else."
-        self.observation_space, self.action_space = AnyText(100_000), AnyText(MAX_ANSWER)
         self._guard = RandomGuard()
         self._entry: dict[str, Any] = {"question": "", "answer": ""}
         self._data: Any = None

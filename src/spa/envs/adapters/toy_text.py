@@ -15,14 +15,12 @@ After its end Blackjack shows all of the dealer's cards; what is drawn, and wher
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Text
 
 from spa.envs.adapters.guard import build, check_settings, find_name
 from spa.envs.seeded import WORLD_STREAM, Outcome, SeededEnv, generator, pick
@@ -142,8 +140,6 @@ class ToyText(SeededEnv):
         self.rules, self.actions, self.symbols = self._world.rules, self._world.actions, self._world.symbols
         self._starts = _starts(self.inner, bool(options.get("random_start")))
         self._over = self._won = False
-        self.observation_space = Text(2000, charset=frozenset(string.printable) | set(self.symbols))
-        self.action_space = Text(max(map(len, self.actions)), charset=frozenset("".join(self.actions)))
 
     def render(self) -> str:
         """The true state as text; Blackjack's hides the dealer's second card until the end."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import string
 from math import isfinite
 from typing import Any
-
-from gymnasium.spaces import Text
 
 from spa.envs.seeded import Outcome, SeededEnv, attempts
 
@@ -83,10 +80,6 @@ class Bandit(SeededEnv):
             )
         self.actions: tuple[str, ...] = (self.lo_arm_name, self.hi_arm_name)
         self.pulled: Pull | None = None
-        letters = frozenset(self.lo_arm_name + self.hi_arm_name)
-        text = frozenset(string.ascii_letters + string.digits + " ,.:-+()\n'")
-        self.observation_space = Text(400, charset=letters | text)
-        self.action_space = Text(max(map(len, self.actions)), charset=letters)
 
     def render(self) -> str:
         """The true state."""

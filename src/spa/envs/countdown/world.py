@@ -9,7 +9,6 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Text
 
 from spa.envs.answering import RIGHT, AnswerEnv, Try
 from spa.envs.base import Example
@@ -120,10 +119,6 @@ class Countdown(AnswerEnv):
             self._instances()
         self.target = 0
         self.nums: tuple[int, ...] = ()
-        symbols = "0123456789+-*/() "
-        length = 100 + 12 * MAX_NUMBERS + 8 * MAX_LENGTH * self.max_tries
-        self.observation_space = Text(length, charset=symbols + "Target: ,nums[]\nTry=wrong value numbers right")
-        self.action_space = Text(MAX_LENGTH, charset=symbols + "=.×÷−")
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """The world's numbers (before the first reset: any) in random order with random operations, blind to the target."""

@@ -218,7 +218,6 @@ class FrozenLake(GridEnv):
             state_format=state_format,
             max_steps=None,
             render_mode=render_mode,
-            longest_sentence=_longest_sentence(self.size, self.size),
         )
         self.rules = "You walk on a frozen lake and must reach the goal without falling into a hole." + (
             " The ice is slippery: a move may go in a direction perpendicular to the one you chose."
@@ -232,7 +231,7 @@ class FrozenLake(GridEnv):
             f"<think>To forbid the hole and go to the target, I should go {left.lower()} then go {up.lower()}.</think>"
             f"<answer>{left} || {up}</answer>"
         )
-        self._enter(Lake(self.size, self.size, frozenset(), 0, 0))
+        self._take_instance(Lake(self.size, self.size, frozenset(), 0, 0))
         if levels is not None:
             self._take_levels(levels)
 
@@ -245,9 +244,9 @@ class FrozenLake(GridEnv):
         return [(1.0 / len(cells), to, float(to == self.lake.goal), self.lake.ends(to)) for to in cells]
 
     def _make(self, world_seed: int) -> None:
-        self._enter(make_lake(self.size, self.p, world_seed))
+        self._take_instance(make_lake(self.size, self.p, world_seed))
 
-    def _enter(self, instance: Lake) -> None:
+    def _take_instance(self, instance: Lake) -> None:
         lake = instance
         self.lake, self.player, self.height, self.width = lake, lake.start, lake.height, lake.width
         ground = ["empty"] * (lake.height * lake.width)
@@ -255,10 +254,6 @@ class FrozenLake(GridEnv):
             ground[hole] = "hole"
         ground[lake.goal] = "goal"
         self._lay(ground)
-
-    def _make_space_for(self, instance: Lake) -> None:
-        height, width = instance.height, instance.width
-        self._make_space(height, width, _longest_sentence(height, width))
 
     def _play(self, action: str) -> Outcome | None:
         direction = self.action_index(action)
@@ -304,7 +299,3 @@ class FrozenLake(GridEnv):
         holes = self._list("hole", "holes", "hole", sorted(self.lake.holes))
         goal = self._list("goal", "goals", "goal", [self.lake.goal])
         return f"Player ({self._symbol['player']}) is at {self._positions([self.player])[0]}; {holes}; {goal}."
-
-
-def _longest_sentence(height: int, width: int) -> int:
-    return 64 + (height * width + 1) * len(f"({height},{width}), ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -18,7 +17,6 @@ from spa.envs.answering import RIGHT, AnswerEnv, Try
 from spa.envs.base import Example
 from spa.envs.metamathqa.answers import MAX_ANSWER, is_number, same_answer, tidy
 from spa.envs.seeded import attempts, pick
-from spa.envs.spaces import AnyText
 from spa.envs.tables import SUFFIXES, Row, data_file, read_rows, version
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl.gz")
@@ -117,10 +115,6 @@ class MetamathQA(AnswerEnv):
         self.data, self.skip_bad_rows = data, bool(skip_bad_rows)
         self.problem = Problem("", "", "")
         self._problems()
-        self.observation_space = AnyText(MAX_QUERY + (MAX_ANSWER + 30) * self.max_tries, min_length=1)
-        self.action_space = AnyText(
-            MAX_ANSWER, min_length=1, charset=string.digits + string.ascii_letters + " .,/$%\\{}()=+-^"
-        )
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """A random whole number up to 100, blind to the question."""

@@ -144,7 +144,6 @@ class Sokoban(GridEnv):
             state_format=state_format,
             max_steps=max_steps,
             render_mode=render_mode,
-            longest_sentence=_longest_sentence(height, width, num_boxes),
         )
         up, _, _, right = self.actions
         self.instruction = (
@@ -153,7 +152,7 @@ class Sokoban(GridEnv):
             "You cannot push a box through a wall, and you cannot pull a box. "
             f"The answer must be one of action in a turn, format is <answer>{right} || {up}</answer>."
         )
-        self._enter(Room(height, width, 0, 0, 0, 0))
+        self._take_instance(Room(height, width, 0, 0, 0, 0))
         if levels is not None:
             if max_moves is not None or max_pushes is not None:
                 raise ValueError("max_moves and max_pushes choose among rooms made here: leave them out with levels")
@@ -164,16 +163,12 @@ class Sokoban(GridEnv):
         return pictures.draw(self._cells(), self.width) if self.render_mode == "rgb_array" else self.text()
 
     def _make(self, world_seed: int) -> None:
-        self._enter(make_room(self.room_spec, world_seed))
+        self._take_instance(make_room(self.room_spec, world_seed))
 
-    def _enter(self, instance: Room) -> None:
+    def _take_instance(self, instance: Room) -> None:
         room = instance
         self.room, self.height, self.width = room, room.height, room.width
         self._lay(_ground(room.height * room.width, room.walls, room.targets))
-
-    def _make_space_for(self, instance: Room) -> None:
-        height, width = instance.height, instance.width
-        self._make_space(height, width, _longest_sentence(height, width, instance.boxes.bit_count()))
 
     def _play(self, action: str) -> Outcome | None:
         direction = self.action_index(action)
@@ -220,10 +215,6 @@ class Sokoban(GridEnv):
         boxes = self._list("box", "boxes", "box", _bits(room.boxes))
         targets = self._list("target", "targets", "target", _bits(room.targets))
         return f"Player ({self._symbol['player']}) is at {self._positions([room.player])[0]}; {boxes}; {targets}."
-
-
-def _longest_sentence(height: int, width: int, num_boxes: int) -> int:
-    return 64 + (2 * num_boxes + 1) * len(f"({height},{width}), ")
 
 
 def _bits(mask: int) -> list[int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Text
 
 from spa.envs.base import Example
 from spa.envs.levels import BadRow, read_level, read_levels
@@ -178,12 +177,6 @@ class Sudoku(SeededEnv):
         )
         self.clues: Board = (0,) * self.size**2
         self.board: list[int] = list(self.clues)
-        length, charset = 2 * self.size * (self.size + 1), frozenset("| .123456789")
-        if state_format != "grid":
-            length += 64 + 7 * self.size**2
-            charset |= frozenset("\nEmpty positions to be filled are at (0,1). No found might complete")
-        self.observation_space = Text(length, charset=charset)
-        self.action_space = Text(64, charset=string.digits + string.ascii_letters + ", ")
         if levels is not None:
             self._levels = read_levels(levels, read_board, self.size, whole=_is_whole)
 

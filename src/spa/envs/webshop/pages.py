@@ -120,13 +120,6 @@ def score(goal: Goal, place: Place) -> Reward:
     return reward(goal, place.item, (value for _, value in place.chosen))
 
 
-def longest(product: Product) -> int:
-    """A bound for the characters that pages of the product need beyond titles and texts: its options, listed and chosen."""
-    return sum(
-        2 * len(name) + 4 + sum(len(name) + 2 * len(value) + 8 for value in values) for name, values in product.options
-    )
-
-
 def _product_lines(product: Product) -> list[str]:
     return [_clip(product.title, MAX_TITLE), f"Price: {product.price_tag}, rating: {_clip(product.rating, 20)}"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import string
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Text
 
 from spa.envs.base import Example
 from spa.envs.seeded import Outcome, SeededEnv, at_least, one_of
@@ -15,7 +12,7 @@ from spa.envs.webshop import pages, search
 from spa.envs.webshop.catalogue import plain
 from spa.envs.webshop.goals import Goal, split_of
 from spa.envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Place
-from spa.envs.webshop.shop import GOALS, Shop, open_shop
+from spa.envs.webshop.shop import GOALS, open_shop
 
 MAX_ACTION = 400  # characters; anything longer is no action
 FAVOURITES = 6  # products that a blind shopper asks for most
@@ -132,8 +129,6 @@ class WebShop(SeededEnv):
         self._shop = open_shop(*self._files)
         self._number = 0  # of the goal
         self.place = Place()
-        self.observation_space = Text(_bound(self._shop), charset=string.ascii_letters + string.digits + _SIGNS)
-        self.action_space = Text(MAX_ACTION, charset=string.ascii_letters + string.digits + _SIGNS[1:])
 
     @property
     def goal(self) -> Goal:
@@ -225,15 +220,3 @@ class WebShop(SeededEnv):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._shop = open_shop(*self._files)
-
-
-_SIGNS = "\n" + string.punctuation + " "
-
-
-@lru_cache(4)
-def _bound(shop: Shop) -> int:
-    """More characters than any page of the shop has."""
-    frame = 600 + max(len(goal.text) for goal in shop.goals) + pages.MAX_QUERY
-    results = pages.PER_PAGE * (pages.MAX_TITLE + 80)
-    item = pages.MAX_TITLE + max(pages.longest(product) for product in shop.products)
-    return frame + max(results, item + pages.MAX_TEXT)
