@@ -41,8 +41,6 @@ class AnswerEnv(SeededEnv):
         self.tries = ()
 
     def _load(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         lines = text.strip().split("\n")
         shown: list[re.Match[str]] = []
         while len(lines) > 1 and (match := _TRY.fullmatch(lines[-1].rstrip())):

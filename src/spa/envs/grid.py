@@ -64,8 +64,6 @@ class GridEnv(SeededEnv):
         return grid if self.state_format == "grid" else f"{grid}\n{self._sentence()}"
 
     def _load(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         lines = text.strip("\n").split("\n")
         rows = list(takewhile(lambda line: " " not in line, lines))  # no symbol is a space; a sentence has some
         size = (len(rows), len(rows[0]) if rows else 0)

@@ -74,6 +74,8 @@ class SeededEnv(TextEnv):
         for key in options:
             one_of("option", key, (*OPTIONS, self.given) if self.given else OPTIONS, of=type(self).__name__)
         state, given = options.get("state"), options.get(self.given)
+        if state is not None and not isinstance(state, str):
+            raise ValueError(f"a state must be text, got {type(state).__name__}")
         if state is not None and given is not None:
             raise ValueError(f"give one of the options 'state' and {self.given!r}, not both")
         noise_seed = options.get("noise_seed")

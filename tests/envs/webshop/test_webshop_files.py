@@ -48,16 +48,16 @@ def test_forms_of_a_file(tmp_path, form):
 
 X = '"asin": "A", "name": "x"'
 BAD_PRODUCTS = [
-    ('[{"asin": "A"},\n 7]', "line 1, product 1 (A): 'name' is missing"),
-    ("[\n\n 7]", "line 3, product 1: must be a JSON object, not a number"),
-    ('[{"asin": 3}]', "line 1, product 1: 'asin' must be a text, not a number"),
+    ('[{"asin": "A"},\n 7]', "product 1 (A): 'name' is missing"),
+    ("[\n\n 7]", "product 1: must be a JSON object, not a number"),
+    ('[{"asin": 3}]', "product 1: 'asin' must be a text, not a number"),
     ('[{"asin": "A", "name": " "}]', "product 1 (A): 'name' is empty"),
-    (f"[{{{X}}}\n {{", "line 2: no JSON: ',' or ']' must follow a product"),
-    (f"[{{{X}}}", "no JSON: ',' or ']' must follow a product"),
-    (f'{{{X}}}\n{{"asin": \n', "line 3: no JSON"),
+    (f"[{{{X}}}\n {{", "line 2: no JSON"),
+    (f"[{{{X}}}", "line 1: no JSON"),
+    (f'{{{X}}}\n{{"asin": \n', "line 2: no JSON"),
     ("[]", "holds no products"),
     ("", "holds no products"),
-    (f'{{{X}}}\n{{"asin": "B", "name": "y", "pricing": "cheap"}}', "line 2, product 2 (B): 'pricing' must be"),
+    (f'{{{X}}}\n{{"asin": "B", "name": "y", "pricing": "cheap"}}', "line 2 (B): 'pricing' must be"),
     (f'[{{{X}, "pricing": 5}}]', "product 1 (A): 'pricing' must be a price such as '$12.99', not 5"),
     (f'[{{{X}, "category": []}}]', "product 1 (A): 'category' must be a text, not a list"),
     (f'[{{{X}, "small_description": {{"a": 1}}}}]', "'small_description' must be a text or a list of texts"),

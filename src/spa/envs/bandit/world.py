@@ -91,8 +91,6 @@ class Bandit(SeededEnv):
         self.pulled = None
 
     def _load(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         names = (self.lo_arm_name, self.hi_arm_name)
         pulls: list[Pull | None] = [None, (self.lo_arm_name, self.lo_arm_score)]
         pulls += [(self.hi_arm_name, score) for score in (self.hi_arm_loscore, self.hi_arm_hiscore)]

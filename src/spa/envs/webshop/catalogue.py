@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,7 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
     """
     extra = load_by_id(attributes) if attributes else None
     products: dict[str, Product] = {}
-    for number, (line, entry) in enumerate(_entries(path), start=1):
-        if limit is not None and number > limit:
-            break
-        where = f"{path}, line {line}, product {number}"
+    for where, entry in islice(_entries(path), limit):
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: must be a JSON object, not {_kind(entry)}")
         identity = plain(_text(entry, "asin", where)).upper()
@@ -99,11 +97,7 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
 
 def load_by_id(path: Path) -> Mapping[str, Any]:
     """A JSON object whose keys are product ids (here in capitals): the attribute file or the file of human goals."""
-    text = _read(path)
-    try:
-        loaded = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: no JSON: {error.msg}") from None
+    loaded = _json(_read(path), path)
     if not isinstance(loaded, dict):
         raise ValueError(f"{path}: must be a JSON object by product id, not {_kind(loaded)}")
     return {plain(key).upper(): value for key, value in loaded.items()}
@@ -209,31 +203,23 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def _entries(path: Path) -> Iterator[tuple[int, Any]]:
-    """The entries of a JSON array, or of a file with one a line, each with the number of the line on which it begins."""
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """The entries of a JSON array, or of a file with one a line, each with where it stands."""
     text = _read(path)
-    decoder = json.JSONDecoder()
-    array = text.lstrip()[:1] == "["
-    position, line, seen = text.index("[") + 1 if array else 0, 1, 0
+    if text.lstrip()[:1] == "[":
+        for number, entry in enumerate(_json(text, path), start=1):
+            yield f"{path}, product {number}", entry
+    else:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield f"{path}, line {number}", _json(line, path, number)
 
-    def skip(characters: str) -> None:
-        nonlocal position
-        while position < len(text) and text[position] in characters:
-            position += 1
 
-    skip(" \t\r\n")
-    while position < len(text) and not (array and text[position] == "]"):
-        line, seen = line + text.count("\n", seen, position), position
-        try:
-            entry, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {error.lineno}: no JSON: {error.msg}") from None
-        yield line, entry
-        skip(" \t\r\n")
-        if array and text[position : position + 1] not in (",", "]"):
-            line += text.count("\n", seen, position)
-            raise ValueError(f"{path}, line {line}: no JSON: ',' or ']' must follow a product")
-        skip(" \t\r\n," if array else " \t\r\n")
+def _json(text: str, path: Path, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {first_line + error.lineno - 1}: no JSON: {error.msg}") from None
 
 
 def _kind(value: Any) -> str:
