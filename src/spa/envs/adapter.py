@@ -34,11 +34,11 @@ class AdaptedEnv(TextEnv):
 
     def __init__(self, env: Playable) -> None:
         self.env = env
-        own = getattr(env, "unwrapped", env)
-        self.rules = str(getattr(own, "rules", ""))
-        self.actions = tuple(getattr(own, "actions", ()))
-        self.symbols = dict(getattr(own, "symbols", {}))
-        self.state_format = str(getattr(own, "state_format", "grid"))
+        inner = getattr(env, "unwrapped", env)
+        self.rules = str(getattr(inner, "rules", ""))
+        self.actions = tuple(getattr(inner, "actions", ()))
+        self.symbols = dict(getattr(inner, "symbols", {}))
+        self.state_format = str(getattr(inner, "state_format", "grid"))
         self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self._state = ""
         self._content = ""
@@ -72,13 +72,13 @@ class AdaptedEnv(TextEnv):
         return self._state
 
     def legal(self, state: str, before: str | None = None) -> bool | None:
-        own = getattr(self.env, "unwrapped", self.env)
-        return own.legal(state, before) if isinstance(own, TextEnv) else None
+        inner = getattr(self.env, "unwrapped", self.env)
+        return inner.legal(state, before) if isinstance(inner, TextEnv) else None
 
     @property
     def num_cell_values(self) -> int | None:
-        own = getattr(self.env, "unwrapped", self.env)
-        return own.num_cell_values if isinstance(own, TextEnv) else super().num_cell_values
+        inner = getattr(self.env, "unwrapped", self.env)
+        return inner.num_cell_values if isinstance(inner, TextEnv) else super().num_cell_values
 
     def close(self) -> None:
         close = getattr(self.env, "close", None)

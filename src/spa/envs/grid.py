@@ -109,7 +109,7 @@ class GridEnv(SeededEnv):
         self._levels = read_levels(path, self.parse)
 
     def _read_instance(self, text: Any) -> Any:
-        return read_level(text, self.given, self.parse)
+        return read_level(text, self.instance_option, self.parse)
 
     def _lay(self, ground: Sequence[str]) -> None:
         """Takes over what each cell holds of what never moves, once an instance."""
@@ -149,28 +149,28 @@ def canonical_grid(grid: str) -> str:
     return min(images)
 
 
-def _symbols(given: Vocabulary | None, meanings: Mapping[str, str]) -> dict[str, str]:
+def _symbols(vocabulary: Vocabulary | None, meanings: Mapping[str, str]) -> dict[str, str]:
     """Symbol -> meaning, in listing order, from symbols in that order or from such a mapping in any order."""
-    if given is None:
+    if vocabulary is None:
         return {symbol: meaning for meaning, symbol in meanings.items()}
     wanted = f"one symbol for each of: {', '.join(meanings)}"
-    if isinstance(given, Mapping):
-        by_meaning: dict[Any, Any] = {meaning: symbol for symbol, meaning in given.items()}
-        if set(by_meaning) != set(meanings) or len(given) != len(meanings):
-            raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(given)!r}")
+    if isinstance(vocabulary, Mapping):
+        by_meaning: dict[Any, Any] = {meaning: symbol for symbol, meaning in vocabulary.items()}
+        if set(by_meaning) != set(meanings) or len(vocabulary) != len(meanings):
+            raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(vocabulary)!r}")
         chosen = [by_meaning[meaning] for meaning in meanings]
     else:
-        chosen = list(given)
+        chosen = list(vocabulary)
     if len(chosen) != len(meanings) or len(set(chosen)) != len(chosen):
-        raise ValueError(f"grid_vocab must give {wanted}, all different; got {given!r}")
+        raise ValueError(f"grid_vocab must give {wanted}, all different; got {vocabulary!r}")
     for symbol in chosen:
         if not isinstance(symbol, str) or len(symbol) != 1 or symbol.isspace():
             raise ValueError(f"every symbol of grid_vocab must be one visible character, got {symbol!r}")
     return dict(zip(chosen, meanings, strict=True))
 
 
-def _actions(given: Sequence[str] | None, moves: tuple[str, ...]) -> tuple[str, ...]:
-    names = moves if given is None else tuple(given)
+def _actions(action_names: Sequence[str] | None, moves: tuple[str, ...]) -> tuple[str, ...]:
+    names = moves if action_names is None else tuple(action_names)
     if not all(isinstance(name, str) and name.strip() == name and name for name in names):
         raise ValueError(f"every action name must be non-empty text without surrounding space, got {names!r}")
     if len({name.casefold() for name in names}) != len(moves) or len(names) != len(moves):

@@ -24,7 +24,7 @@ PEGS = ("A B", "A C", "B A", "B C", "C A", "C B")  # from one of three to anothe
 _BIG = 500  # a container with more entries is a word list or such, which no move changes
 
 
-class Told(NamedTuple):
+class Reply(NamedTuple):
     """What a game said after a move or at the start."""
 
     board: str | None  # the board as it is now; None where it has none
@@ -63,7 +63,7 @@ class ForeignGame(SeededEnv):
         self.actions = tuple(actions or ())
         self._guard = RandomGuard()
         self._game: Any = None
-        self._said: list[str] = []
+        self._history: list[str] = []
         self._board: str | None = None
         self._won = self._over = False
 
@@ -81,11 +81,11 @@ class ForeignGame(SeededEnv):
         self.actions = self.actions or self.listed.get(type(self._game).__name__, ())
 
     @abstractmethod
-    def _open(self, seed: int) -> tuple[str, Told]:
+    def _open(self, seed: int) -> tuple[str, Reply]:
         """Starts ``self._game`` with a seed below 2**31; returns the rules and what it shows first."""
 
     @abstractmethod
-    def _move(self, game: Any, action: str) -> Told:
+    def _move(self, game: Any, action: str) -> Reply:
         """Plays one move; whatever it raises makes the move invalid."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -99,18 +99,18 @@ class ForeignGame(SeededEnv):
         """The true state, as ``view`` says."""
         if self._board is not None and self.view in ("auto", "board"):
             return self._board
-        said = self._said[-1:] if self.view == "last" else self._said
-        return "\n".join(said) or "No moves yet."
+        shown = self._history[-1:] if self.view == "last" else self._history
+        return "\n".join(shown) or "No moves yet."
 
     def _make(self, world_seed: int) -> None:
         self._guard.seed(_derive(world_seed, WORLD_STREAM))
         try:
             with untouched(), self._guard:
-                self.rules, told = self._open(world_seed % 2**31)
+                self.rules, reply = self._open(world_seed % 2**31)
         except Exception as error:
             raise ValueError(f"{self.name} cannot be started: {one_line(error)}") from error
         self.rules = self.rules.strip()
-        self._board, self._said = told.board, [told.message.strip()] if told.message.strip() else []
+        self._board, self._history = reply.board, [reply.message.strip()] if reply.message.strip() else []
         self._won = self._over = False
 
     def _play(self, action: str) -> Outcome | None:
@@ -125,19 +125,19 @@ class ForeignGame(SeededEnv):
         game, guard, before = copy_game(self._game), self._guard.fork(), self.render()
         try:
             with guard:
-                told = self._move(game, action)
+                reply = self._move(game, action)
         except Exception:  # a game that trips over a strange move
             return None
-        if not told.valid:
+        if not reply.valid:
             return None
         self._game, self._guard = game, guard
-        self._over, self._won = told.over, told.won
-        message = told.message.strip()
-        self._said = [*self._said, f"> {action}\n{message}" if message else f"> {action}"]
-        self._board = told.board
-        if told.over and told.board is not None and message:
-            self._board = f"{told.board}\n{message}"
-        return Outcome(told.reward, self.render() != before, told.over)
+        self._over, self._won = reply.over, reply.won
+        message = reply.message.strip()
+        self._history = [*self._history, f"> {action}\n{message}" if message else f"> {action}"]
+        self._board = reply.board
+        if reply.over and reply.board is not None and message:
+            self._board = f"{reply.board}\n{message}"
+        return Outcome(reply.reward, self.render() != before, reply.over)
 
     def _success(self) -> bool:
         return self._won

@@ -119,10 +119,10 @@ def find_name(world: str, name: str, known: Iterable[str]) -> None:
     raise ValueError(f"unknown world {world!r}.{hint}")
 
 
-def check_settings(world: str, settings: Iterable[str], make: Callable[..., Any], own: Iterable[str]) -> None:
+def check_settings(world: str, settings: Iterable[str], make: Callable[..., Any], reserved: Iterable[str]) -> None:
     """Raises ValueError for a setting that is neither the adapter's ``own`` nor a named parameter of ``make``."""
     named = (name for name, one in inspect.signature(make).parameters.items() if one.kind is not one.VAR_KEYWORD)
-    known = [*own, *(name for name in named if name not in ("self", "render_mode"))]
+    known = [*reserved, *(name for name in named if name not in ("self", "render_mode"))]
     for name in settings:
         if name not in known:
             hint = did_you_mean(name, known) or " It has no settings."

@@ -64,9 +64,9 @@ class Question(SeededEnv):
         if name not in _LISTS | _SUMS | _HARMLESS and _EVALUATES.search(source):
             raise ValueError(f"{world} is not offered: its scorer evaluates the answer as Python code")
         settings.pop("render_mode", None)
-        for own in ("seed", "size"):
-            if own in settings:
-                raise ValueError(f"{own!r} is no setting of {world!r}: the seed of reset() chooses the question")
+        for reserved in ("seed", "size"):
+            if reserved in settings:
+                raise ValueError(f"{reserved!r} is no setting of {world!r}: the seed of reset() chooses the question")
         check_settings(world, settings, sets[name][1], ())
         self.name, self._settings = world, settings
         self.rules = "Answer the question. An action is the whole answer and nothing else."

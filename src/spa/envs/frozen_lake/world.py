@@ -103,12 +103,12 @@ def read_lake(rows: Sequence[str]) -> Lake:
             cells.append(MAP_SYMBOLS[symbol])
     ends = {}
     for what in ("start", "goal"):
-        found = [cell for cell, meaning in enumerate(cells) if meaning == what]
-        if len(found) != 1:
+        places = [cell for cell, meaning in enumerate(cells) if meaning == what]
+        if len(places) != 1:
             raise BadRow(
-                found[1] // width if found else 0, f"a map needs exactly one {what}, this one has {len(found)}"
+                places[1] // width if places else 0, f"a map needs exactly one {what}, this one has {len(places)}"
             )
-        ends[what] = found[0]
+        ends[what] = places[0]
     holes = frozenset(cell for cell, meaning in enumerate(cells) if meaning == "hole")
     lake = Lake(len(rows), width, holes, **ends)
     if not lake.has_path():
@@ -170,7 +170,7 @@ class FrozenLake(GridEnv):
     """
 
     name = "FrozenLake"
-    given = "map"
+    instance_option = "map"
     parse = staticmethod(read_lake)
     meanings: ClassVar[Mapping[str, str]] = {
         "player": "P",
@@ -290,9 +290,9 @@ class FrozenLake(GridEnv):
             return [cell for cell, meaning in enumerate(cells) if meaning in meanings]
 
         players, goals = where("player", "player in hole", "player on goal"), where("goal", "player on goal")
-        for what, found in (("player", players), ("goal", goals)):
-            if len(found) != 1:
-                raise ValueError(f"a state needs exactly one {what}, got {len(found)}")
+        for what, places in (("player", players), ("goal", goals)):
+            if len(places) != 1:
+                raise ValueError(f"a state needs exactly one {what}, got {len(places)}")
         self._take_instance(Lake(height, width, frozenset(where("hole", "player in hole")), goals[0], players[0]))
 
     def _sentence(self) -> str:

@@ -158,8 +158,8 @@ class MetamathQA(AnswerEnv):
 
 def gold_answer(response: str) -> str | None:
     """What follows the last ``The answer is:``; None where there is nothing."""
-    _, found, rest = response.rpartition(MARK)
-    return tidy(rest) if found else None
+    _, mark, rest = response.rpartition(MARK)
+    return tidy(rest) if mark else None
 
 
 @lru_cache(1)

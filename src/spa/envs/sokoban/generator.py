@@ -126,10 +126,10 @@ def generate_room(rng: np.random.Generator, spec: RoomSpec) -> Room | None:
     player = free.pop(pick(draws[0], len(free)))
     targets = tuple(free.pop(pick(draw, len(free))) for draw in draws[1 : 1 + spec.num_boxes])
     walls = (1 << spec.height * spec.width) - 1 & ~floor
-    found = _play_in_reverse(spec, walls, player, targets)
-    if found is None:
+    start = _play_in_reverse(spec, walls, player, targets)
+    if start is None:
         return None
-    player, boxes, displacement = found
+    player, boxes, displacement = start
     player = _walk(spec.width, walls | boxes, player, 0.8 if displacement == 1 else 0.5, draws[1 + spec.num_boxes :])
     return Room(spec.height, spec.width, walls, _mask(targets), boxes, player)
 

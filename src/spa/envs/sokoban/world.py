@@ -77,7 +77,7 @@ class Sokoban(GridEnv):
     """
 
     name = "Sokoban"
-    given = "level"
+    instance_option = "level"
     parse = staticmethod(read_room)
     metadata: dict[str, Any] = {**GridEnv.metadata, "render_modes": ["ansi", "rgb_array"]}
     meanings: ClassVar[Mapping[str, str]] = {
@@ -235,10 +235,10 @@ def _ground(count: int, walls: int, targets: int) -> tuple[str, ...]:
 def _moving(room: Room) -> list[tuple[int, str]]:
     """Boxes and player with their cells; a negative ``player`` leaves the player out."""
     player, targets = room.player, room.targets
-    found = [(box, "box on target" if targets >> box & 1 else "box") for box in _bits(room.boxes)]
+    things = [(box, "box on target" if targets >> box & 1 else "box") for box in _bits(room.boxes)]
     if player >= 0:
-        found.append((player, "player on target" if targets >> player & 1 else "player"))
-    return found
+        things.append((player, "player on target" if targets >> player & 1 else "player"))
+    return things
 
 
 def grid_text(room: Room) -> str:

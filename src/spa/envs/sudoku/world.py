@@ -139,7 +139,7 @@ class Sudoku(SeededEnv):
     """
 
     name = "Sudoku"
-    given = "board"
+    instance_option = "board"
     instruction = (
         "You are solving a Sudoku puzzle. Fill in the empty cells so that every row, column and box holds each digit "
         "once. An action places one digit: row, column, value, counted from 1. "
@@ -194,7 +194,7 @@ class Sudoku(SeededEnv):
         self._take_instance(make_board(self.size, self.num_clues, world_seed))
 
     def _read_instance(self, text: Any) -> Board:
-        return read_level(text, self.given, read_board, self.size)
+        return read_level(text, self.instance_option, read_board, self.size)
 
     def _take_instance(self, instance: Board) -> None:
         self.clues, self.board = instance, list(instance)
@@ -215,8 +215,8 @@ class Sudoku(SeededEnv):
                 row, column = divmod(cell, self.size)
                 raise ValueError(f"the {digit} at ({row + 1},{column + 1}) is repeated in its row, column or box")
         self._take_instance(tuple(board))
-        given = "" if self.state_format == "random_coordinates" else rest.strip()
-        if given and given != self._sentence():
+        sentence = "" if self.state_format == "random_coordinates" else rest.strip()
+        if sentence and sentence != self._sentence():
             raise ValueError(
                 f"the positions {rest!r} disagree with the board, whose positions are {self._sentence()!r}"
             )

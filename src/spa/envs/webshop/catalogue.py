@@ -83,12 +83,12 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
         where += f" ({identity})"
         if not identity or identity == "NAN" or len(identity) > MAX_ID or identity in products:
             continue
-        own: Any = entry
+        source: Any = entry
         if extra is not None:
-            own = extra.get(identity, {})
-            if not isinstance(own, dict):
-                raise ValueError(f"{attributes}, product {identity}: must be a JSON object, not {_kind(own)}")
-        names = text_list(own, "attributes", f"{attributes}, product {identity}" if extra is not None else where)
+            source = extra.get(identity, {})
+            if not isinstance(source, dict):
+                raise ValueError(f"{attributes}, product {identity}: must be a JSON object, not {_kind(source)}")
+        names = text_list(source, "attributes", f"{attributes}, product {identity}" if extra is not None else where)
         products[identity] = _product(identity, entry, names, where)
     if not products:
         raise ValueError(f"{path}: holds no products")
@@ -151,13 +151,13 @@ def _price(pricing: Any, where: str) -> tuple[float, str]:
     return round((amounts[0] + amounts[1]) / 2, 2), f"${amounts[0]:.2f} to ${amounts[1]:.2f}"
 
 
-def _options(given: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    if not given:
+def _options(entry: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not entry:
         return ()
-    if not isinstance(given, dict):
-        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {_kind(given)}")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {_kind(entry)}")
     options: dict[str, dict[str, None]] = {}
-    for name, contents in given.items():
+    for name, contents in entry.items():
         if contents is None:
             continue
         if not isinstance(contents, list):
@@ -172,12 +172,12 @@ def _options(given: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((name, tuple(values)) for name, values in options.items() if name and values)
 
 
-def _reviews(given: Any, where: str) -> tuple[str, ...]:
-    if not given:
+def _reviews(entries: Any, where: str) -> tuple[str, ...]:
+    if not entries:
         return ()
-    if not isinstance(given, list) or not all(isinstance(review, dict) for review in given):
-        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {_kind(given)}")
-    parts = ([review.get("score", review.get("stars")), review.get("title"), review.get("body")] for review in given)
+    if not isinstance(entries, list) or not all(isinstance(review, dict) for review in entries):
+        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {_kind(entries)}")
+    parts = ([review.get("score", review.get("stars")), review.get("title"), review.get("body")] for review in entries)
     return tuple(" - ".join(plain(str(part)) for part in review if part is not None) for review in parts)
 
 

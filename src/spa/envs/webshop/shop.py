@@ -44,14 +44,14 @@ def open_shop(
     products: str | None, attributes: str | None, human: str | None, goals: str, num_products: int | None
 ) -> Shop:
     """The shop of these files; one that is open already, unless a file changed since."""
-    paths = [_path(given) for given in (products, attributes, human)]
+    paths = [_path(path) for path in (products, attributes, human)]
     return _open(*paths, goals, num_products, tuple(map(_stamp, paths)))
 
 
-def _path(given: str | None) -> Path | None:
-    if given is not None and not isinstance(given, (str, Path)):
-        raise ValueError(f"a file of the shop must be given by its path, not {given!r}")
-    return Path(given).expanduser() if given else None
+def _path(path: str | None) -> Path | None:
+    if path is not None and not isinstance(path, (str, Path)):
+        raise ValueError(f"a file of the shop must be given by its path, not {path!r}")
+    return Path(path).expanduser() if path else None
 
 
 @lru_cache(4)
@@ -72,7 +72,7 @@ def _open(
 
 def _stamp(path: Path | None) -> object:
     try:
-        found = path.stat() if path else None
+        status = path.stat() if path else None
     except OSError:  # reading it will say so
         return None
-    return found and (found.st_mtime_ns, found.st_size)
+    return status and (status.st_mtime_ns, status.st_size)

@@ -85,7 +85,7 @@ class WebShop(SeededEnv):
     """
 
     name = "WebShop"
-    given = "goal"
+    instance_option = "goal"
     rules = (
         "Buy a product that fits the instruction: its kind, its attributes, the options and the price. "
         "search[red shoes] searches, on the search page only; click[back to search] clicks a button. Buttons are shown in square "
