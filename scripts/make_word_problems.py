@@ -87,15 +87,15 @@ def _boxes(d: Draw) -> WordProblem:
 
 
 def _given_away(d: Draw) -> WordProblem:
-    (who, friend), thing, had, found, gave = d.names(), d.of(_THINGS), d.int(20, 80), d.int(5, 40), d.int(3, 18)
+    (who, friend), thing, had, more, gave = d.names(), d.of(_THINGS), d.int(20, 80), d.int(5, 40), d.int(3, 18)
     return WordProblem(
-        f"{who} has {had} {thing}, finds {found} more and then gives {gave} of them to {friend}. "
+        f"{who} has {had} {thing}, finds {more} more and then gives {gave} of them to {friend}. "
         f"How many {thing} does {who} have left?",
         (
-            f"With those found: {had} + {found} = {had + found}",
-            f"After the gift: {had + found} - {gave} = {had + found - gave}",
+            f"With those found: {had} + {more} = {had + more}",
+            f"After the gift: {had + more} - {gave} = {had + more - gave}",
         ),
-        str(had + found - gave),
+        str(had + more - gave),
     )
 
 

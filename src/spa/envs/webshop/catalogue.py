@@ -78,7 +78,7 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
     products: dict[str, Product] = {}
     for where, entry in islice(_entries(path), limit):
         if not isinstance(entry, dict):
-            raise ValueError(f"{where}: must be a JSON object, not {_kind(entry)}")
+            raise ValueError(f"{where}: must be a JSON object, not {type(entry).__name__}")
         identity = plain(_text(entry, "asin", where)).upper()
         where += f" ({identity})"
         if not identity or identity == "NAN" or len(identity) > MAX_ID or identity in products:
@@ -87,7 +87,9 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
         if extra is not None:
             source = extra.get(identity, {})
             if not isinstance(source, dict):
-                raise ValueError(f"{attributes}, product {identity}: must be a JSON object, not {_kind(source)}")
+                raise ValueError(
+                    f"{attributes}, product {identity}: must be a JSON object, not {type(source).__name__}"
+                )
         names = text_list(source, "attributes", f"{attributes}, product {identity}" if extra is not None else where)
         products[identity] = _product(identity, entry, names, where)
     if not products:
@@ -99,7 +101,7 @@ def load_by_id(path: Path) -> Mapping[str, Any]:
     """A JSON object whose keys are product ids (here in capitals): the attribute file or the file of human goals."""
     loaded = _json(_read(path), path)
     if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: must be a JSON object by product id, not {_kind(loaded)}")
+        raise ValueError(f"{path}: must be a JSON object by product id, not {type(loaded).__name__}")
     return {plain(key).upper(): value for key, value in loaded.items()}
 
 
@@ -109,7 +111,7 @@ def text_list(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{where}: {key!r} must be a list of texts, not {_kind(value)}")
+        raise ValueError(f"{where}: {key!r} must be a list of texts, not {type(value).__name__}")
     return tuple(dict.fromkeys(name for text in value if (name := plain(text).lower())))
 
 
@@ -117,7 +119,9 @@ def _product(identity: str, entry: dict[str, Any], attributes: tuple[str, ...], 
     bullets = entry.get("small_description") or []
     features = [bullets] if isinstance(bullets, str) else bullets
     if not isinstance(features, list) or not all(isinstance(line, (str, type(None))) for line in features):
-        raise ValueError(f"{where}: 'small_description' must be a text or a list of texts, not {_kind(bullets)}")
+        raise ValueError(
+            f"{where}: 'small_description' must be a text or a list of texts, not {type(bullets).__name__}"
+        )
     title = plain(_text(entry, "name", where))
     if not title:
         raise ValueError(f"{where}: 'name' is empty")
@@ -155,13 +159,13 @@ def _options(entry: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not entry:
         return ()
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {_kind(entry)}")
+        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {type(entry).__name__}")
     options: dict[str, dict[str, None]] = {}
     for name, contents in entry.items():
         if contents is None:
             continue
         if not isinstance(contents, list):
-            raise ValueError(f"{where}: option {name!r} must be a list, not {_kind(contents)}")
+            raise ValueError(f"{where}: option {name!r} must be a list, not {type(contents).__name__}")
         values = options.setdefault(plain(name).lower(), {})
         for content in contents:
             value = content.get("value") if isinstance(content, dict) else None
@@ -176,7 +180,7 @@ def _reviews(entries: Any, where: str) -> tuple[str, ...]:
     if not entries:
         return ()
     if not isinstance(entries, list) or not all(isinstance(review, dict) for review in entries):
-        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {_kind(entries)}")
+        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {type(entries).__name__}")
     parts = ([review.get("score", review.get("stars")), review.get("title"), review.get("body")] for review in entries)
     return tuple(" - ".join(plain(str(part)) for part in review if part is not None) for review in parts)
 
@@ -186,7 +190,7 @@ def _text(entry: Mapping[str, Any], key: str, where: str, default: str | None = 
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be a text, not {_kind(value)}"
+        what = "is missing" if value is None else f"must be a text, not {type(value).__name__}"
         raise ValueError(f"{where}: {key!r} {what}")
     return value
 
@@ -220,15 +224,3 @@ def _json(text: str, path: Path, first_line: int = 1) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {first_line + error.lineno - 1}: no JSON: {error.msg}") from None
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-    }
-    return "null" if value is None else names.get(type(value), type(value).__name__)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from spa.envs.tables import version
 from spa.envs.webshop.catalogue import SHIPPED, Product, load_products
 from spa.envs.webshop.goals import Goal, human_goals, permuted, synthetic_goals
 from spa.envs.webshop.search import Search
@@ -45,7 +46,10 @@ def open_shop(
 ) -> Shop:
     """The shop of these files; one that is open already, unless a file changed since."""
     paths = [_path(path) for path in (products, attributes, human)]
-    return _open(*paths, goals, num_products, tuple(map(_stamp, paths)))
+    versions = tuple(
+        version(path) if path and path.is_file() else None for path in paths
+    )  # reading names a missing one
+    return _open(*paths, goals, num_products, versions)
 
 
 def _path(path: str | None) -> Path | None:
@@ -61,18 +65,10 @@ def _open(
     human: Path | None,
     goals: str,
     num_products: int | None,
-    stamps: tuple[object, ...],
+    versions: tuple[object, ...],
 ) -> Shop:
     stock = load_products(products or SHIPPED, attributes, num_products)
     if goals == "human":
         assert human is not None, "checked by the world"
         return Shop(stock, human_goals(human, stock))
     return Shop(stock, synthetic_goals(stock, attributes))
-
-
-def _stamp(path: Path | None) -> object:
-    try:
-        status = path.stat() if path else None
-    except OSError:  # reading it will say so
-        return None
-    return status and (status.st_mtime_ns, status.st_size)
