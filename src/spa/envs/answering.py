@@ -1,4 +1,4 @@
-"""What worlds that ask one question have in common: a number of tries, and a state that shows those made."""
+"""Base class of worlds that ask one question: a limit on tries, and a state that lists them."""
 
 from __future__ import annotations
 

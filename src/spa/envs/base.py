@@ -1,4 +1,4 @@
-"""The contract of a world: text in, text out, seeded. Knows nothing of prompts, tags, tokens or models."""
+"""The contract of a world: text in, text out, seeded. It supplies words for a prompt, and knows no tags, tokens or models."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class TextEnv(gym.Env[str, str]):
     def legal(self, state: str, before: str | None = None) -> bool | None:
         """Whether this world could be in ``state``, and, where ``before`` is given, could come there from it by some moves.
 
-        It says what rules out a state at sight (one player, all boxes there, walls where they were), not whether moves that lead
-        there exist. None where the world cannot say, which is the default. Never raises, and changes nothing.
+        A quick check of invariants (one player, all boxes present, walls unchanged), not a search for moves that lead there. None
+        where the world cannot say, which is the default. Never raises, and changes nothing.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Whether a world keeps the contract: ``check_world`` asks everything that training relies on."""
+"""``check_world``: does a world keep the contract that training relies on?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NONSENSE = (
     "([{" * 7000,
     "None",
 )
-_MOVES = 1_000  # random moves after which a world that has not ended is let be
+_MOVES = 1_000  # random moves after which a world counts as one that never ends
 _SECONDS = 120  # until another process counts as hanging
 
 
@@ -83,9 +83,9 @@ class _Problem(Exception):
 def check_world(
     make: MakeEnv, *, seeds: int = 5, episodes: int = 200, name: str = "", settings: dict[str, Any] | None = None
 ) -> list[Finding]:
-    """Asks a world everything that training relies on.
+    """Checks everything that training relies on.
 
-    Whatever the world raises is a finding, in one line.
+    An exception that the world raises becomes a finding, in one line.
 
     Args:
         make: makes a new instance.
@@ -118,7 +118,7 @@ def check_world(
             findings.append(Finding(question, str(problem), problem.warning))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever a stranger's world raises (SystemExit, too) is a finding
+        except BaseException as error:  # third-party code may raise anything, SystemExit included
             findings.append(Finding(question, one_line(error)))
     return findings
 
@@ -371,7 +371,7 @@ def _can_sample(env: TextEnv) -> bool:
 
 
 def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Random actions and what ``step`` gave, until the end; nonsense where the world cannot say what there is to do."""
+    """Random actions and the results of ``step``, until the episode ends; nonsense actions where none can be sampled."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -386,6 +386,6 @@ def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Ite
 
 
 def _short(text: Any) -> str:
-    """A text as it may be printed."""
+    """A text in printable ASCII, at most 60 characters."""
     shown = ascii(text)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,4 +1,4 @@
-"""Whether a world's state says enough: equal state and equal action must give an equal next state."""
+"""Detects hidden information: equal state and equal action must give an equal next state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worlds drawn cell by cell share: symbols, action names and the sentence with positions."""
+"""Base class of grid worlds: symbols, action names and the coordinate sentence."""
 
 from __future__ import annotations
 

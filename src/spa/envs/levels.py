@@ -1,4 +1,4 @@
-"""Given instances: one as text, or a file of them. Splits text into instances; what the rows mean is the world's business.
+"""Levels, maps and boards as text, or files of them: splits text into instances, whose rows each world parses itself.
 
 A file is plain UTF-8 text. A blank line, or one that starts with ``;`` (Boxoban's headers), ends an instance.
 """

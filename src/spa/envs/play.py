@@ -1,4 +1,4 @@
-"""Playing a world by hand: ``play_world`` reads moves line by line, or key by key from a terminal."""
+"""``play_world``: a person plays a world, with moves read from lines or from single keys of a terminal."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def keys(read: Callable[[], str], pending: Callable[[], bool]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def terminal_keys(stream: TextIO) -> Iterator[Iterator[str]]:
-    """The keys of a terminal, unbuffered and without echo; the terminal is restored whatever happens.
+    """The keys of a terminal, unbuffered and without echo; the terminal is always restored.
 
     Raises:
         ValueError: the system knows no such terminals.

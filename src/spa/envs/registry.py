@@ -193,7 +193,7 @@ def _import_module(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A module that is there but misses one of its own imports should say so itself.
+        # A failed import inside an existing module is reported as it is.
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise
         raise ValueError(f"unknown world {name!r}: there is no module {error.name!r} to import") from None

@@ -1,4 +1,4 @@
-"""What the built-in worlds share: seeding, the step bookkeeping and the checks of their settings."""
+"""Base class of the built-in worlds: seeding, step bookkeeping and checks of settings."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class SeededEnv(TextEnv):
         try:
             twin = copy.copy(self)
             twin._load(state.strip())
-        except Exception:  # whatever a model wrote
+        except Exception:  # a model may have written anything
             return False
         if before is None:
             return True

@@ -63,6 +63,7 @@ def test_a_ride_in_a_taxi():
     assert (reward, terminated, info["success"]) == (20, True, True)
     assert text.startswith("|T:_|") and "Passenger: R. Destination: R." in text
     assert env.legal(text) is None
+    assert "Taxi (T) is at (" in make_env("gym:Taxi", state_format="coordinates").reset(seed=0)[0]
 
 
 def test_the_cliff_and_the_lake():
@@ -72,10 +73,11 @@ def test_the_cliff_and_the_lake():
     for action in ("Up", *["Right"] * 11, "Down"):
         text, _, terminated, _, info = cliff.step(action)
     assert text.endswith("SCCCCCCCCCC√") and terminated and info["success"]
-    lake = make_env("gym:FrozenLake", desc=["SFH", "HFG"], is_slippery=False)
-    assert lake.reset(seed=0)[0] == "P_O\nO_G"
+    lake = make_env("gym:FrozenLake", desc=["SFH", "HFG"], is_slippery=False, state_format="coordinates")
+    sentence = "holes (O) are at (0,2), (1,0); goal (G) is at (1,2)."
+    assert lake.reset(seed=0)[0] == f"P_O\nO_G\nPlayer (P) is at (0,0); {sentence}"
     text, _, terminated, _, info = lake.step("Down")
-    assert text == "__O\nX_G" and terminated and not info["success"]
+    assert text == f"__O\nX_G\nPlayer (P) is at (1,0); {sentence}" and terminated and not info["success"]
 
 
 def test_random_starts_and_worlds():
@@ -140,6 +142,11 @@ def test_noise_is_the_noise_seeds():
         ("gym:", {}, "unknown world 'gym:'"),
         ("gym:Taxi", {"rainy": True}, "unknown setting 'rainy' of world 'gym:Taxi'. Did you mean 'is_rainy'\\?"),
         ("gym:Blackjack", {"random_start": True}, "unknown setting 'random_start'"),
+        (
+            "gym:Taxi",
+            {"state_format": "random_coordinates"},
+            "state_format of Taxi must be one of 'grid', 'coordinates'",
+        ),
         ("gym:FrozenLake", {"map_name": "9x9"}, "cannot be made with these settings: KeyError: '9x9'"),
         ("gym:FrozenLake", {"map_name": None}, "needs map_name or desc"),
         ("gym:Taxi", {"max_steps": 0}, "max_steps must be an integer of at least 1"),

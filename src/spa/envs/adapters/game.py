@@ -1,4 +1,4 @@
-"""What games of other libraries share: guarded randomness, moves that can be taken back, a state made of what the game says."""
+"""Base class of games of other libraries: isolated randomness, moves played on a copy, a state made of the game's messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BIG = 500  # a container with more entries is a word list or such, which no mov
 
 
 class Reply(NamedTuple):
-    """What a game said after a move or at the start."""
+    """A game's answer to a move, or its opening."""
 
     board: str | None  # the board as it is now; None where it has none
     message: str  # what happened
@@ -126,7 +126,7 @@ class ForeignGame(SeededEnv):
         try:
             with guard:
                 reply = self._move(game, action)
-        except Exception:  # a game that trips over a strange move
+        except Exception:  # the game cannot handle the move
             return None
         if not reply.valid:
             return None
@@ -165,7 +165,7 @@ def _is_big(value: Any) -> bool:
 
 
 def digest(game: Any, without: frozenset[str] = frozenset()) -> str:
-    """Sixteen digits that are equal for two games exactly if all their data are, whatever the order of their sets."""
+    """Sixteen hexadecimal digits of a hash of the game's data, independent of the order of sets."""
     data = {name: _plain(value) for name, value in vars(game).items() if name not in without and not _is_big(value)}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 

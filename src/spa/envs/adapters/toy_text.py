@@ -23,45 +23,58 @@ import gymnasium as gym
 import numpy as np
 
 from spa.envs.adapters.guard import build, check_settings, find_name
-from spa.envs.seeded import WORLD_STREAM, Outcome, SeededEnv, generator, pick
+from spa.envs.seeded import WORLD_STREAM, Outcome, SeededEnv, generator, one_of, pick
 
 
-def _taxi(inner: Any, over: bool) -> str:
+def _taxi(inner: Any, over: bool) -> tuple[str, str]:
     row, column, passenger, destination = inner.decode(inner.s)
     lines = [b"".join(line).decode().replace(" ", "_") for line in inner.desc[1:-1]]
     lines[row] = lines[row][: 2 * column + 1] + "T" + lines[row][2 * column + 2 :]
     places = [*"RGYB", "in the taxi"]
-    return "\n".join([*lines, f"Passenger: {places[passenger]}. Destination: {places[destination]}."])
+    grid = "\n".join([*lines, f"Passenger: {places[passenger]}. Destination: {places[destination]}."])
+    spots = [*(f"at ({r},{c})" for r, c in inner.locs), "in the taxi"]
+    return (
+        grid,
+        f"Taxi (T) is at ({row},{column}); passenger is {spots[passenger]}; destination is {spots[destination]}.",
+    )
 
 
-def _cliff(inner: Any, over: bool) -> str:
+def _cliff(inner: Any, over: bool) -> tuple[str, str]:
     cells = np.where(inner._cliff, "C", "_")
     cells.flat[inner.start_state_index], cells[-1, -1] = "S", "G"
     return _with_player(cells, inner.s)
 
 
-def _lake(inner: Any, over: bool) -> str:
+def _lake(inner: Any, over: bool) -> tuple[str, str]:
     symbols = {"S": "_", "F": "_", "H": "O", "G": "G"}
-    return _with_player(np.array([[symbols[tile.decode()] for tile in row] for row in inner.desc]), inner.s)
+    return _with_player(np.array([[symbols[tile.decode()] for tile in row] for row in inner.desc]), inner.s, holes=True)
 
 
-def _with_player(cells: Any, s: int) -> str:
+def _with_player(cells: Any, s: int, holes: bool = False) -> tuple[str, str]:
+    def where(symbol: str) -> str:
+        return ", ".join(f"({row},{column})" for row, column in np.argwhere(cells == symbol))
+
+    row, column = divmod(s, cells.shape[1])
+    pits = f" holes (O) are at {where('O')};" if holes else ""
+    sentence = f"Player (P) is at ({row},{column});{pits} goal (G) is at {where('G')}."
     cells.flat[s] = {"O": "X", "G": "√"}.get(str(cells.flat[s]), "P")
-    return "\n".join("".join(row) for row in cells)
+    return "\n".join("".join(row) for row in cells), sentence
 
 
-def _cards(inner: Any, over: bool) -> str:
+def _cards(inner: Any, over: bool) -> tuple[str, str]:
     def hand(cards: list[int]) -> str:
         total = sum(cards) + (10 if 1 in cards and sum(cards) <= 11 else 0)
         return f"{', '.join(map(str, cards))} ({total})"
 
-    return f"You: {hand(inner.player)}. Dealer: {hand(inner.dealer) if over else f'{inner.dealer[0]}, ?'}"
+    return f"You: {hand(inner.player)}. Dealer: {hand(inner.dealer) if over else f'{inner.dealer[0]}, ?'}", ""
 
 
 class _World(NamedTuple):
     """What Gymnasium does not say of a world in words."""
 
-    text: Callable[[Any, bool], str]  # (Gymnasium's world, whether the episode is over) -> state
+    text: Callable[
+        [Any, bool], tuple[str, str]
+    ]  # (Gymnasium's world, whether the episode is over) -> grid, coordinate sentence
     actions: tuple[str, ...]
     symbols: dict[str, str]
     rules: str
@@ -114,8 +127,9 @@ class ToyText(SeededEnv):
 
     Args:
         game: its Gymnasium id (``"Taxi-v4"``), or that without the version for the newest there is.
-        settings: ``max_steps`` (default: the registration's time limit), ``random_start`` (start in any state that is not final;
-            not for Blackjack) and the keyword arguments of Gymnasium's world.
+        settings: ``max_steps`` (default: the registration's time limit), the keyword arguments of Gymnasium's world and, except
+            for Blackjack, ``random_start`` (start in any state that is not final) and ``state_format`` (``"grid"`` or
+            ``"coordinates"``, which adds zero-indexed positions).
 
     Raises:
         ValueError: there is no such world or setting, or a bad value.
@@ -128,22 +142,26 @@ class ToyText(SeededEnv):
         spec = gym.spec(gym_id)
         kind = str(spec.entry_point).rpartition(":")[2]
         make: Any = gym.envs.registration.load_env_creator(str(spec.entry_point))
-        ours = ("max_steps",) if kind == "BlackjackEnv" else ("max_steps", "random_start")
+        ours = ("max_steps",) if kind == "BlackjackEnv" else ("max_steps", "random_start", "state_format")
         check_settings(world, settings, make, (*ours, "render_mode"))
         options = {"max_steps": spec.max_episode_steps, **settings}
         theirs = spec.kwargs | {name: value for name, value in settings.items() if name not in (*ours, "render_mode")}
         if kind == "FrozenLakeEnv" and theirs.get("map_name") is None and theirs.get("desc") is None:
             raise ValueError(f"{world} needs map_name or desc; the world frozen_lake has a new map for every seed")
-        super().__init__(state_format="grid", max_steps=options["max_steps"], render_mode="ansi")
-        self.inner = build(world, make, theirs)  # Gymnasium checks few of the values
         self.name, self._world = game.partition("-v")[0], _WORLDS[kind]
+        state_format = one_of(
+            "state_format", options.get("state_format", "grid"), ("grid", "coordinates"), of=self.name
+        )
+        super().__init__(state_format=state_format, max_steps=options["max_steps"], render_mode="ansi")
+        self.inner = build(world, make, theirs)  # Gymnasium checks few of the values
         self.rules, self.actions, self.symbols = self._world.rules, self._world.actions, self._world.symbols
         self._starts = _starts(self.inner, bool(options.get("random_start")))
         self._over = self._won = False
 
     def render(self) -> str:
         """The true state as text; Blackjack's hides the dealer's second card until the end."""
-        return self._world.text(self.inner, self._over)
+        grid, sentence = self._world.text(self.inner, self._over)
+        return grid if self.state_format == "grid" else f"{grid}\n{sentence}"
 
     def _make(self, world_seed: int) -> None:
         self._over = self._won = False
@@ -164,7 +182,11 @@ class ToyText(SeededEnv):
         return self._won
 
     def _problem(self) -> str:
-        return f"\n{self.render()}" if self._starts else f"{self.inner.player} {self.inner.dealer}"
+        return (
+            f"\n{self._world.text(self.inner, False)[0]}"
+            if self._starts
+            else f"{self.inner.player} {self.inner.dealer}"
+        )
 
 
 @cache

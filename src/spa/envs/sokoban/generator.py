@@ -164,9 +164,9 @@ def min_moves(room: Room) -> int | None:
 
 
 def min_pushes(room: Room, max_pushes: int | None = None) -> int | None:
-    """The fewest pushes of a solution, whatever its moves; None where there is none (within the limit)."""
+    """The fewest pushes of any solution, moves not counted; None where there is none (within the limit)."""
     walls, offsets = room.walls, room.offsets()
-    queue = deque([(room.player, room.boxes, 0)])  # a move without a push goes on at once, the others wait
+    queue = deque([(room.player, room.boxes, 0)])  # 0-1 BFS: moves without a push first
     seen: set[tuple[int, int]] = set()
     while queue:
         player, boxes, pushes = queue.popleft()

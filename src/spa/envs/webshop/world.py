@@ -64,8 +64,8 @@ class WebShop(SeededEnv):
     ## Goals
     Goals are numbered in a fixed random order. In a catalogue of 6,000 goals or more, 0-499 are for test, 500-1499 for
     validation, the others for training; of a smaller one a twelfth and a sixth. ``info["split"]`` says which it is: ``test``,
-    ``val`` or ``train``. A seed gives any of them; ``reset(options={"goal": 7})`` a certain one, and ``{"state": page}`` goes on
-    from a page.
+    ``val`` or ``train``. A seed gives any of them; ``reset(options={"goal": 7})`` a particular one, and ``{"state": page}``
+    continues from a page.
 
     Args:
         products: a product file in WebShop's format (JSON array or one object a line, gzipped or not); None is the
