@@ -112,13 +112,13 @@ class Kind(NamedTuple):
 
 
 def kinds() -> list[Kind]:
-    found = []
+    rows = []
     for line in KINDS.strip().splitlines():
         query, noun, path, pool, names, prices, use = line.split(" | ")
         options = {name.removeprefix("shoe "): OPTIONS[name].split(", ") for name in names.split(", ")}
         amounts = [int(amount) for amount in prices.split(", ")]
-        found.append(Kind(query, noun, path.split(", "), ATTRIBUTES[pool].split(", "), options, amounts, use))
-    return found
+        rows.append(Kind(query, noun, path.split(", "), ATTRIBUTES[pool].split(", "), options, amounts, use))
+    return rows
 
 
 SENTENCES = (
@@ -137,8 +137,8 @@ def draw(key: str, count: int) -> int:
 
 def some(values: Sequence[str], count: int, key: str) -> list[str]:
     """``count`` of the values, in their order."""
-    kept = sorted(values, key=lambda value: hashlib.sha256(f"{key} {value}".encode()).digest())[:count]
-    return [value for value in values if value in kept]
+    chosen = sorted(values, key=lambda value: hashlib.sha256(f"{key} {value}".encode()).digest())[:count]
+    return [value for value in values if value in chosen]
 
 
 def make_product(kind: Kind, number: int, identity: str, brand: str) -> dict[str, Any]:

@@ -180,11 +180,11 @@ def test_mistakes_name_the_fix(change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize("world", ["sokoban", "frozen_lake", "sudoku"])
 @pytest.mark.parametrize("states", ["grid", "coordinates"])
 def test_worked_examples_are_what_the_world_does(world: str, states: str) -> None:
-    from spa.agent.prompt import _EXAMPLES
-
-    state, _, after, actions = _EXAMPLES[world][states]
     settings = {"is_slippery": False} if world == "frozen_lake" else {}
     env = make_env(world, state_format=states, **settings)
+    state, _, after, actions, positions = env.example
+    if states == "coordinates":
+        state, after = f"{state}\n{positions[0]}", f"{after}\n{positions[1]}"
     assert env.reset(seed=0, options={"state": state})[0] == state
     for action in actions.split(" || "):
         shown, *_ = env.step(action)
@@ -194,7 +194,7 @@ def test_worked_examples_are_what_the_world_does(world: str, states: str) -> Non
 def test_a_world_without_a_text_is_never_given_an_empty_instruction() -> None:
     from spa.agent.prompt import instruction
 
-    env = make_env("sudoku")
-    text = instruction(EnvConfig(id="my:World", tag="Mine"), "world_model", env)
+    env = make_env("bandit")
+    text = instruction(EnvConfig(id="bandit"), "world_model", env)
     assert env.rules in text
     assert "<observation>" in text

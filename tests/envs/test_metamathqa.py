@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import runpy
 import sys
 from fractions import Fraction
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +20,7 @@ from hypothesis import strategies as st
 
 from spa.envs import MetamathQA, make_env
 from spa.envs.metamathqa.answers import is_number, same_answer, tidy
-from spa.envs.metamathqa.word_problems import COUNT, word_problems
-from spa.envs.metamathqa.world import gold_answer
+from spa.envs.metamathqa.world import PROBLEMS, gold_answer
 
 
 @pytest.mark.parametrize(
@@ -192,9 +195,19 @@ def test_long_and_nested_texts_are_answered(text: str) -> None:
     assert same_answer(text, "1") is False
 
 
+@cache
+def word_problems() -> list[dict[str, str]]:
+    return [json.loads(line) for line in gzip.decompress(PROBLEMS.read_bytes()).decode().splitlines()]
+
+
+def test_the_script_makes_our_own_problems() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_word_problems.py"))
+    assert script["word_problems"]() == word_problems()
+
+
 def test_our_own_problems_are_many_and_distinct() -> None:
     problems = word_problems()
-    assert len({problem["query"] for problem in problems}) == len(problems) == COUNT
+    assert len({problem["query"] for problem in problems}) == len(problems) == 2000
     assert all(problem["query"].isascii() and problem["query"].endswith("?") for problem in problems)
 
 
@@ -294,15 +307,13 @@ def test_legality(data: str) -> None:
 
 
 def test_the_example_of_the_prompt_is_what_the_world_does(tmp_path) -> None:
-    from spa.agent.prompt import _EXAMPLES
-
-    state, _, after, action = _EXAMPLES["metamathqa"]["grid"]
+    state, _, after, action, _ = MetamathQA.example
     path = tmp_path / "example.json"
     path.write_text(json.dumps([{"query": state, "response": "The answer is: 42"}]), encoding="utf-8")
     env = MetamathQA(data=str(path))
     assert env.reset(seed=0)[0] == state and env.step(action)[0] == after
-    state, _, after, action = _EXAMPLES["countdown"]["grid"]
     countdown = make_env("countdown")
+    state, _, after, action, _ = countdown.example
     assert countdown.reset(options={"state": state})[0] == state and countdown.step(action)[0] == after
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from spa.agent.prompt import instruction
 from spa.agent.task import STYLES, Task
 from spa.config.load import config_names, load_config
 from spa.config.schema import AgentConfig, EnvConfig
-from spa.envs import Sokoban, make_env
+from spa.envs import STATE_FORMATS, Sokoban, make_env
 
 # The original's tags and what it says of them.
 TAGS = {
@@ -108,3 +112,17 @@ def test_only_slippery_lakes_are_said_to_be_slippery() -> None:
     for name, slippery in (("frozen_lake", False), ("frozen_lake_slippery", True)):
         played = task(name, "paper")
         assert ("slippery ice" in played.header(played.make_env())) is slippery
+
+
+def test_golden_instructions() -> None:
+    """The instructions of every packaged config stay as they are, to the byte (``golden_instructions.json`` has their SHA-256)."""
+    golden = json.loads(Path(__file__).with_name("golden_instructions.json").read_text())
+    digests = {}
+    for name in config_names():
+        for state_format in STATE_FORMATS:
+            config = replace(env_of(name), state_format=state_format)
+            env = Task(config).make_env()
+            for prompt in ("base", "world_model"):
+                text = instruction(config, prompt, env)
+                digests[f"{name} {state_format} {prompt}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert digests == golden

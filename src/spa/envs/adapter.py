@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import string
 from typing import Any, Protocol, runtime_checkable
 
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Text
 
 from spa.envs.base import TextEnv
+from spa.envs.spaces import AnyText
 
 
 @runtime_checkable
@@ -35,15 +34,12 @@ class AdaptedEnv(TextEnv):
 
     def __init__(self, env: Playable) -> None:
         self.env = env
-        own = getattr(env, "unwrapped", env)
-        self.rules = str(getattr(own, "rules", ""))
-        self.actions = tuple(getattr(own, "actions", ()))
-        self.symbols = dict(getattr(own, "symbols", {}))
-        self.state_format = str(getattr(own, "state_format", "grid"))
-        anything = Text(100_000, min_length=0, charset=string.printable)
-        for space in ("observation_space", "action_space"):
-            given = getattr(env, space, None)
-            setattr(self, space, given if isinstance(given, Text) else anything)
+        inner = getattr(env, "unwrapped", env)
+        self.rules = str(getattr(inner, "rules", ""))
+        self.actions = tuple(getattr(inner, "actions", ()))
+        self.symbols = dict(getattr(inner, "symbols", {}))
+        self.state_format = str(getattr(inner, "state_format", "grid"))
+        self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self._state = ""
         self._content = ""
         self._running: bool | None = None
@@ -76,13 +72,13 @@ class AdaptedEnv(TextEnv):
         return self._state
 
     def legal(self, state: str, before: str | None = None) -> bool | None:
-        own = getattr(self.env, "unwrapped", self.env)
-        return own.legal(state, before) if isinstance(own, TextEnv) else None
+        inner = getattr(self.env, "unwrapped", self.env)
+        return inner.legal(state, before) if isinstance(inner, TextEnv) else None
 
     @property
     def num_cell_values(self) -> int | None:
-        own = getattr(self.env, "unwrapped", self.env)
-        return own.num_cell_values if isinstance(own, TextEnv) else super().num_cell_values
+        inner = getattr(self.env, "unwrapped", self.env)
+        return inner.num_cell_values if isinstance(inner, TextEnv) else super().num_cell_values
 
     def close(self) -> None:
         close = getattr(self.env, "close", None)

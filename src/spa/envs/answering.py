@@ -1,4 +1,4 @@
-"""What worlds that ask one question have in common: a number of tries, and a state that shows those made."""
+"""Base class of worlds that ask one question: a limit on tries, and a state that lists them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ class AnswerEnv(SeededEnv):
         self.tries = ()
 
     def _load(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         lines = text.strip().split("\n")
         shown: list[re.Match[str]] = []
         while len(lines) > 1 and (match := _TRY.fullmatch(lines[-1].rstrip())):

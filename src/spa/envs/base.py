@@ -1,16 +1,26 @@
-"""The contract of a world: text in, text out, seeded. Knows nothing of prompts, tags, tokens or models."""
+"""The contract of a world: text in, text out, seeded. It supplies words for a prompt, and knows no tags, tokens or models."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import gymnasium as gym
 import numpy as np
 
 StateFormat = Literal["grid", "coordinates", "random_coordinates"]
 STATE_FORMATS: tuple[str, ...] = get_args(StateFormat)
+
+
+class Example(NamedTuple):
+    """A worked example for prompts in world-model mode, in the world's default symbols and action names."""
+
+    state: str  # in the format ``grid``
+    thoughts: str
+    next_state: str  # what the world really shows after ``actions``
+    actions: str  # separated by `` || ``
+    positions: tuple[str, str] = ("", "")  # the lines that the formats with coordinates add to the two states
 
 
 class TextEnv(gym.Env[str, str]):
@@ -36,6 +46,8 @@ class TextEnv(gym.Env[str, str]):
 
     Attributes:
         rules: what the player should know, in a sentence or two, without symbols and action names.
+        instruction: the text that begins a prompt of style ``paper``; empty: ``rules`` takes its place.
+        example: a worked example for the world-model mode, or None.
         actions: the names of all actions in listing order, or ``()`` where actions are free text.
         symbols: cell symbol -> meaning, in listing order; ``{}`` where there are none.
         state_format: ``"grid"`` (the bare state), ``"coordinates"`` (followed by a sentence with positions) or
@@ -44,6 +56,8 @@ class TextEnv(gym.Env[str, str]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}
     rules: str = ""
+    instruction: str = ""
+    example: Example | None = None
     actions: Sequence[str] = ()
     symbols: Mapping[str, str] = {}
     state_format: str = "grid"
@@ -56,8 +70,8 @@ class TextEnv(gym.Env[str, str]):
     def legal(self, state: str, before: str | None = None) -> bool | None:
         """Whether this world could be in ``state``, and, where ``before`` is given, could come there from it by some moves.
 
-        It says what rules out a state at sight (one player, all boxes there, walls where they were), not whether moves that lead
-        there exist. None where the world cannot say, which is the default. Never raises, and changes nothing.
+        A quick check of invariants (one player, all boxes present, walls unchanged), not a search for moves that lead there. None
+        where the world cannot say, which is the default. Never raises, and changes nothing.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Whether a world keeps the contract: ``check_world`` asks everything that training relies on."""
+"""``check_world``: does a world keep the contract that training relies on?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from spa.envs.adapters.guard import RandomGuard
 from spa.envs.seeded import one_line
@@ -40,7 +40,7 @@ _NONSENSE = (
     "([{" * 7000,
     "None",
 )
-_MOVES = 1_000  # random moves after which a world that has not ended is let be
+_MOVES = 1_000  # random moves after which a world counts as one that never ends
 _SECONDS = 120  # until another process counts as hanging
 
 
@@ -74,18 +74,18 @@ class Finding:
         return f"{'warning' if self.warning else 'FAILED '} {self.question}: {self.problem}"
 
 
-class _Said(NamedTuple):
-    problem: str = ""
-    warning: bool = False
-    note: str = ""
+class _Problem(Exception):
+    def __init__(self, text: str, *, warning: bool = False) -> None:
+        super().__init__(text)
+        self.warning = warning
 
 
 def check_world(
     make: MakeEnv, *, seeds: int = 5, episodes: int = 200, name: str = "", settings: dict[str, Any] | None = None
 ) -> list[Finding]:
-    """Asks a world everything that training relies on.
+    """Checks everything that training relies on.
 
-    Whatever the world raises is a finding, in one line.
+    An exception that the world raises becomes a finding, in one line.
 
     Args:
         make: makes a new instance.
@@ -93,7 +93,8 @@ def check_world(
         episodes: how many random episodes to play in the question whether the state says enough.
         name, settings: what ``make_env`` takes to make it; without a name no other process is asked.
     """
-    checks: list[tuple[str, Callable[[], str | _Said]]] = [
+    # A check raises _Problem, or returns a note.
+    checks: list[tuple[str, Callable[[], str | None]]] = [
         ("Gymnasium's check_env", lambda: _gymnasium(make)),
         ("info holds success, valid, effective and content", lambda: _info(make)),
         ("states, rewards and flags have their types", lambda: _types(make, seeds)),
@@ -112,102 +113,74 @@ def check_world(
     findings = []
     for question, check in checks:
         try:
-            said = check()
+            findings.append(Finding(question, note=check() or ""))
+        except _Problem as problem:
+            findings.append(Finding(question, str(problem), problem.warning))
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever a stranger's world raises (SystemExit, too) is a finding
-            said = one_line(error)
-        findings.append(Finding(question, *((said,) if isinstance(said, str) else said)))
+        except BaseException as error:  # third-party code may raise anything, SystemExit included
+            findings.append(Finding(question, one_line(error)))
     return findings
 
 
-def _gymnasium(make: MakeEnv) -> str:
-    from gymnasium.spaces import Text
+def _gymnasium(make: MakeEnv) -> None:
     from gymnasium.utils.env_checker import check_env
 
-    from spa.envs import AdaptedEnv
-
-    env = make()
-    if isinstance(env, AdaptedEnv):  # its spaces are guesses: let them hold what it says
-        state, _ = env.reset(seed=0)
-        letters = frozenset(state) | frozenset(map(chr, range(32, 127))) | frozenset("\n\t")
-        for action in _actions(env, 0, 50):
-            state, _, terminated, truncated, _ = env.step(action)
-            letters |= frozenset(state)
-            if terminated or truncated:
-                break
-        env.observation_space = Text(100_000, min_length=0, charset=letters)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_env(env, skip_render_check=True)
-    return ""
+        check_env(make(), skip_render_check=True)
 
 
-def _info(make: MakeEnv) -> str:
+def _info(make: MakeEnv) -> None:
     env = make()
     _, info = env.reset(seed=0)
-    problem = _info_problem("reset", info)
-    if not problem and not info["valid"]:
-        problem = "reset: info['valid'] must be True"
-    for action in _actions(env, 0, 20):
-        if problem:
-            break
-        _, _, terminated, truncated, info = env.step(action)
-        problem = _info_problem("step", info)
-        if terminated or truncated:
-            break
-    return problem
+    _check_info("reset", info)
+    if not info["valid"]:
+        raise _Problem("reset: info['valid'] must be True")
+    for _, step in _steps(env, 0, 20):
+        _check_info("step", step[4])
 
 
-def _info_problem(where: str, info: Any) -> str:
+def _check_info(method: str, info: Any) -> None:
     if not isinstance(info, dict):
-        return f"{where}: info must be a dict, not {type(info).__name__}"
+        raise _Problem(f"{method}: info must be a dict, not {type(info).__name__}")
     for key, kind in _INFO.items():
         if key not in info:
-            return f"{where}: info has no {key!r}"
+            raise _Problem(f"{method}: info has no {key!r}")
         if not isinstance(info[key], kind):
-            return f"{where}: info[{key!r}] must be {kind.__name__}, not {type(info[key]).__name__}"
-    return ""
+            raise _Problem(f"{method}: info[{key!r}] must be {kind.__name__}, not {type(info[key]).__name__}")
 
 
-def _types(make: MakeEnv, seeds: int) -> str:
+def _types(make: MakeEnv, seeds: int) -> None:
     env = make()
     for seed in range(seeds):
         state, _ = env.reset(seed=seed)
         if not isinstance(state, str) or not state.strip():
-            return f"reset gave the state {state!r}, which is no text"
-        for action in _actions(env, seed, 30):
-            state, reward, terminated, truncated, _ = env.step(action)
-            for what, value, kind in (
+            raise _Problem(f"reset gave the state {state!r}, which is no text")
+        for action, (state, reward, terminated, truncated, _) in _steps(env, seed, 30):
+            for key, value, kind in (
                 ("state", state, str),
                 ("terminated", terminated, bool),
                 ("truncated", truncated, bool),
             ):
                 if not isinstance(value, kind):
-                    return f"{what} must be {kind.__name__}, not {type(value).__name__}, after {_short(action)}"
+                    raise _Problem(f"{key} must be {kind.__name__}, not {type(value).__name__}, after {_short(action)}")
             if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-                return f"the reward after {_short(action)} is {reward!r}; it must be a finite number"
+                raise _Problem(f"the reward after {_short(action)} is {reward!r}; it must be a finite number")
             if getattr(env, "render_mode", None) != "rgb_array" and env.render() != state:
-                return f"render() gives another text than step() after {_short(action)}"
-            if terminated or truncated:
-                break
-    return ""
+                raise _Problem(f"render() gives another text than step() after {_short(action)}")
 
 
-def _determinism(make: MakeEnv, seeds: int) -> str:
+def _determinism(make: MakeEnv, seeds: int) -> None:
     one, two = make(), make()
     for seed in range(seeds):
         if one.reset(seed=seed) != two.reset(seed=seed):
-            return f"seed {seed}: the first states or infos differ"
-        for number, action in enumerate(_actions(one, seed, 30), 1):
-            first, second = one.step(action), two.step(action)
-            if first != second:
-                return f"seed {seed}: they differ after move {number} ({_short(action)})"
-            if first[2] or first[3]:
-                break
+            raise _Problem(f"seed {seed}: the first states or infos differ")
+        for number, (action, step) in enumerate(_steps(one, seed, 30), 1):
+            if step != two.step(action):
+                raise _Problem(f"seed {seed}: they differ after move {number} ({_short(action)})")
         if one.reset(seed=seed) != two.reset(seed=seed) or one.reset(seed=seed) != make().reset(seed=seed):
-            return f"seed {seed}: what was played before changes the world"
-    return ""
+            raise _Problem(f"seed {seed}: what was played before changes the world")
 
 
 def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
@@ -216,18 +189,15 @@ def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
     for seed in range(seeds):
         state, info = env.reset(seed=seed)
         lines.append([seed, "reset", state, str(info.get("content"))])
-        for action in _actions(env, seed, 20):
-            state, reward, terminated, truncated, info = env.step(action)
+        for action, (state, reward, terminated, truncated, info) in _steps(env, seed, 20):
             lines.append([seed, action, state, float(reward), bool(terminated), bool(truncated), info.get("valid")])
-            if terminated or truncated:
-                break
     return lines
 
 
-def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -> _Said:
+def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -> str | None:
     if not name:
-        return _Said(note="not asked: it has no name")
-    ours = transcript(make(), seeds)
+        return "not asked: it has no name"
+    ours = json.loads(json.dumps(transcript(make(), seeds)))
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.json"
@@ -242,15 +212,17 @@ def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -
                 timeout=_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            return _Said(f"another process gave no answer within {_SECONDS} seconds")
+            raise _Problem(f"another process gave no answer within {_SECONDS} seconds") from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-            return _Said(f"another process failed: {last[:300]}")
+            raise _Problem(f"another process failed: {last[:300]}")
         theirs = json.loads(job.read_text(encoding="utf-8"))
-    for one, two in zip(json.loads(json.dumps(ours)), theirs, strict=False):
+    for one, two in zip(ours, theirs, strict=False):
         if one != two:
-            return _Said(f"seed {one[0]}: another process sees something else after {_short(one[1])}")
-    return _Said("" if len(ours) == len(theirs) else "another process plays episodes of another length")
+            raise _Problem(f"seed {one[0]}: another process sees something else after {_short(one[1])}")
+    if len(ours) != len(theirs):
+        raise _Problem("another process plays episodes of another length")
+    return None
 
 
 def answer(path: str) -> None:
@@ -262,53 +234,45 @@ def answer(path: str) -> None:
     Path(path).write_text(json.dumps(lines), encoding="utf-8")
 
 
-def _variety(make: MakeEnv) -> _Said:
+def _variety(make: MakeEnv) -> str:
     env = make()
     contents = {str(env.reset(seed=seed)[1].get("content")) for seed in range(20)}
     if len(contents) == 1:
-        return _Said("20 seeds gave one and the same world; training on it needs env.disjoint=seed", warning=True)
-    return _Said(note=f"{len(contents)} worlds of 20 seeds")
+        raise _Problem("20 seeds gave one and the same world; training on it needs env.disjoint=seed", warning=True)
+    return f"{len(contents)} worlds of 20 seeds"
 
 
-def _continues(make: MakeEnv) -> str:
+def _continues(make: MakeEnv) -> None:
     one, two = make(), make()
     worlds = []
     for env in (one, two):
         env.reset(seed=3)
         worlds.append([env.reset() for _ in range(10)])
     if worlds[0] != worlds[1]:
-        return "after the same seed, reset() without one gives different worlds"
+        raise _Problem("after the same seed, reset() without one gives different worlds")
     several = {str(one.reset(seed=seed)[1].get("content")) for seed in range(10)}
     if len(several) > 1 and len({str(info.get("content")) for _, info in worlds[0]}) == 1:
-        return "reset() without a seed gives the same world over and over"
-    return ""
+        raise _Problem("reset() without a seed gives the same world over and over")
 
 
-def _noise_option(make: MakeEnv) -> str:
+def _noise_option(make: MakeEnv) -> None:
     env = make()
-    plain = env.reset(seed=0)
-    given = [env.reset(seed=0, options={"noise_seed": number}) for number in (1, 2, 1)]
-    if any(one != plain for one in given):
-        return "the option noise_seed changes the first state; it is for what is random after it"
-    return ""
+    first = env.reset(seed=0)
+    if any(env.reset(seed=0, options={"noise_seed": number}) != first for number in (1, 2, 1)):
+        raise _Problem("the option noise_seed changes the first state; it is for what is random after it")
 
 
-def _content(make: MakeEnv, seeds: int) -> str:
+def _content(make: MakeEnv, seeds: int) -> None:
     env = make()
     for seed in range(seeds):
         _, info = env.reset(seed=seed)
-        for action in (_NONSENSE[0], *_actions(env, seed, 30)):
-            _, _, terminated, truncated, later = env.step(action)
-            if later.get("content") != info.get("content"):
-                return f"seed {seed}: info['content'] changed after {_short(action)}"
-            if terminated or truncated:
-                break
-    return ""
+        for action, step in _steps(env, seed, 30, first=_NONSENSE[0]):
+            if step[4].get("content") != info.get("content"):
+                raise _Problem(f"seed {seed}: info['content'] changed after {_short(action)}")
 
 
-def _nonsense(make: MakeEnv) -> str:
+def _nonsense(make: MakeEnv) -> None:
     env, twin = make(), make()
-    free = not env.actions
     for text in _NONSENSE:
         if text in env.actions:
             continue
@@ -317,89 +281,83 @@ def _nonsense(make: MakeEnv) -> str:
         try:
             after, reward, terminated, truncated, info = env.step(text)
         except Exception as error:
-            return f"the action {_short(text)} raised {one_line(error)}"
+            raise _Problem(f"the action {_short(text)} raised {one_line(error)}") from error
         if info.get("valid") is not False:
-            if free:  # any text may be an answer
+            if not env.actions:  # any text may be an answer
                 continue
-            return f"info['valid'] is {info.get('valid')!r} after the action {_short(text)}"
+            raise _Problem(f"info['valid'] is {info.get('valid')!r} after the action {_short(text)}")
         if after != before or reward or terminated or truncated or info.get("effective"):
-            return f"the action {_short(text)} changed the state, gave a reward or ended the episode"
-        for action in _actions(env, 0, 20):  # nor may it change what comes later
-            one, two = env.step(action), twin.step(action)
-            if one[:4] != two[:4]:
-                return f"after the action {_short(text)} the world goes on differently"
-            if one[2] or one[3]:
-                break
-    return ""
+            raise _Problem(f"the action {_short(text)} changed the state, gave a reward or ended the episode")
+        for action, step in _steps(env, 0, 20):  # nor may it change what comes later
+            if step[:4] != twin.step(action)[:4]:
+                raise _Problem(f"after the action {_short(text)} the world goes on differently")
 
 
-def _global_state(make: MakeEnv) -> str:
+def _global_state(make: MakeEnv) -> None:
     import numpy as np
 
-    def play() -> list[list[Any]]:
-        return transcript(make(), 2)
+    def state() -> tuple[Any, Any]:
+        return random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
 
+    played = []
     with RandomGuard():
-        played = []
         for number in range(4):
             random.seed(number)
             np.random.seed(number)
-            before = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
-            played.append(play())
-            after = (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
-            if before != after:
-                return "reset or step changed the global state of random or numpy.random"
-        return (
-            "" if played.count(played[0]) == len(played) else "it depends on the global state of random or numpy.random"
-        )
+            before = state()
+            played.append(transcript(make(), 2))
+            if state() != before:
+                raise _Problem("reset or step changed the global state of random or numpy.random")
+    if played.count(played[0]) < len(played):
+        raise _Problem("it depends on the global state of random or numpy.random")
 
 
-def _step_after_end(make: MakeEnv) -> _Said:
+def _step_after_end(make: MakeEnv) -> str | None:
     from gymnasium.error import ResetNeeded
 
+    def refuses(action: str) -> bool:
+        try:
+            env.step(action)
+        except ResetNeeded:
+            return True
+        return False
+
     env = make()
-    try:
-        env.step(next(iter(env.actions), _NONSENSE[0]))
-        return _Said("step() before the first reset() raised no gymnasium.error.ResetNeeded")
-    except ResetNeeded:
-        pass
+    if not refuses(next(iter(env.actions), _NONSENSE[0])):
+        raise _Problem("step() before the first reset() raised no gymnasium.error.ResetNeeded")
     for seed in range(3):
         env.reset(seed=seed)
-        for action in _actions(env, seed, _MOVES if _can_sample(env) else 20):
-            if any(env.step(action)[2:4]):
-                try:
-                    env.step(action)
-                except ResetNeeded:
-                    return _Said()
-                return _Said("step() after the end raised no gymnasium.error.ResetNeeded")
-    return _Said(note="no random episode ended")
+        for action, step in _steps(env, seed, _MOVES if _can_sample(env) else 20):
+            if step[2] or step[3]:
+                if not refuses(action):
+                    raise _Problem("step() after the end raised no gymnasium.error.ResetNeeded")
+                return None
+    return "no random episode ended"
 
 
-def _pickle(make: MakeEnv) -> _Said:
+def _pickle(make: MakeEnv) -> None:
     env = make()
     env.reset(seed=1)
     try:
         copy = pickle.loads(pickle.dumps(env))
     except Exception as error:
-        return _Said(f"it cannot be sent to another process ({one_line(error)})", warning=True)
-    for action in _actions(env, 1, 20):
-        one, two = env.step(action), copy.step(action)
-        if one != two:
-            return _Said(f"its copy goes on differently after {_short(action)}")
-        if one[2] or one[3]:
-            break
-    return _Said()
+        raise _Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
+    for action, step in _steps(env, 1, 20):
+        if step != copy.step(action):
+            raise _Problem(f"its copy goes on differently after {_short(action)}")
 
 
-def _predictable(make: MakeEnv, episodes: int) -> _Said:
-    from spa.envs.check_markov import explore
+def _predictable(make: MakeEnv, episodes: int) -> str:
+    from spa.envs.check_markov import outcomes
 
-    env = make()
-    if not _can_sample(env):
-        return _Said(
+    if not _can_sample(make()):
+        raise _Problem(
             "not asked: it lists no actions and has no sample_action(rng), so nothing plays it at random", warning=True
         )
-    return _Said(*explore(make, episodes))
+    answer = outcomes(make, episodes)
+    if answer.kind != "certain":
+        raise _Problem(answer.text, warning=True)
+    return answer.text
 
 
 def _can_sample(env: TextEnv) -> bool:
@@ -412,17 +370,22 @@ def _can_sample(env: TextEnv) -> bool:
     return True
 
 
-def _actions(env: TextEnv, seed: int, count: int) -> Iterator[str]:
-    """Random actions; nonsense where the world cannot say what there is to do."""
+def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Random actions and the results of ``step``, until the episode ends; nonsense actions where none can be sampled."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
     sample = _can_sample(env)
-    for _ in range(count):
-        yield env.sample_action(rng) if sample else _NONSENSE[0]
+    for number in range(count):
+        known = first if number == 0 and first is not None else None if sample else _NONSENSE[0]
+        action = env.sample_action(rng) if known is None else known
+        step = env.step(action)
+        yield action, step
+        if step[2] or step[3]:
+            return
 
 
 def _short(text: Any) -> str:
-    """A text as it may be printed."""
+    """A text in printable ASCII, at most 60 characters."""
     shown = ascii(text)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

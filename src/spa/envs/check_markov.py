@@ -1,4 +1,4 @@
-"""Whether a world's state says enough: equal state and equal action must give an equal next state."""
+"""Detects hidden information: equal state and equal action must give an equal next state."""
 
 from __future__ import annotations
 
@@ -38,12 +38,6 @@ class Outcomes:
 
     kind: str
     text: str
-
-
-def explore(make: Callable[[], TextEnv], episodes: int) -> tuple[str, bool, str]:
-    """``outcomes`` as problem, whether it is a warning, and note: as in ``Finding``."""
-    found = outcomes(make, episodes)
-    return ("", False, found.text) if found.kind == "certain" else (found.text, True, "")
 
 
 def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:

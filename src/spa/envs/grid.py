@@ -1,4 +1,4 @@
-"""What the worlds drawn cell by cell share: symbols, action names and the sentence with positions."""
+"""Base class of grid worlds: symbols, action names and the coordinate sentence."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gymnasium.spaces import Text
-
 from spa.envs.levels import read_level, read_levels
 from spa.envs.seeded import SeededEnv
 
 Vocabulary = str | Sequence[str] | Mapping[str, str]
-# Every character a sentence with positions can hold, besides the symbols.
-SENTENCE = frozenset("Player boxes targets holes goal is are at no (0123456789,);.")
 
 
 class GridEnv(SeededEnv):
@@ -23,8 +19,7 @@ class GridEnv(SeededEnv):
 
     Cells are numbered in reading order: ``row * width + column``.
 
-    The size is that of the settings, or of the given instance that is being played. The observation space grows where such an
-    instance needs it.
+    The size is that of the settings, or of the given instance that is being played.
 
     Attributes:
         height, width: rows and columns of the state.
@@ -47,17 +42,14 @@ class GridEnv(SeededEnv):
         state_format: str,
         max_steps: int | None,
         render_mode: str | None,
-        longest_sentence: int,
     ) -> None:
         super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
         self.height, self.width = self._set_size = height, width
-        self._longest_state = 0
         self.symbols = _symbols(grid_vocab, self.meanings)
         self.actions = _actions(action_names, self.moves)
+        if tuple(self.symbols) != tuple(self.meanings.values()) or self.actions != self.moves:
+            self.example = None  # it is written with the default symbols and action names
         self._symbol = {meaning: symbol for symbol, meaning in self.symbols.items()}
-        self._index = {name.casefold(): i for i, name in enumerate(self.actions)}
-        self._make_space(height, width, longest_sentence)
-        self.action_space = Text(max(map(len, self.actions)), charset=frozenset("".join(self.actions)))
 
     def render(self) -> Any:
         """The text of the state, or a picture of it: see ``render_mode`` of the world."""
@@ -71,23 +63,7 @@ class GridEnv(SeededEnv):
         grid = "".join(drawn)
         return grid if self.state_format == "grid" else f"{grid}\n{self._sentence()}"
 
-    def action_index(self, action: str) -> int | None:
-        """The place of an action in ``actions``, whatever its case and the space around it; None where it is none."""
-        return self._index.get(action.strip().casefold())
-
-    def _make_space(self, height: int, width: int, longest_sentence: int) -> None:
-        """Makes the observation space, or a larger one where states of this size do not fit into it."""
-        length = height * (width + 1) - 1
-        charset = frozenset(self.symbols) | {"\n"}
-        if self.state_format != "grid":
-            length, charset = length + 1 + longest_sentence, charset | SENTENCE
-        if length > self._longest_state:
-            self._longest_state = length
-            self.observation_space = Text(length, charset=charset)
-
     def _load(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         lines = text.strip("\n").split("\n")
         rows = list(takewhile(lambda line: " " not in line, lines))  # no symbol is a space; a sentence has some
         size = (len(rows), len(rows[0]) if rows else 0)
@@ -129,17 +105,11 @@ class GridEnv(SeededEnv):
         return f"{noun} ({symbol}) {verb} at {', '.join(positions)}"
 
     def _take_levels(self, path: str | Path) -> None:
-        """Plays the instances of a file; the observation space holds them all."""
+        """Plays the instances of a file."""
         self._levels = read_levels(path, self.parse)
-        for instance in self._levels:
-            self._make_space_for(instance)
 
     def _read_instance(self, text: Any) -> Any:
-        return read_level(text, self.given, self.parse)
-
-    def _take_instance(self, instance: Any) -> None:
-        self._make_space_for(instance)
-        self._enter(instance)
+        return read_level(text, self.instance_option, self.parse)
 
     def _lay(self, ground: Sequence[str]) -> None:
         """Takes over what each cell holds of what never moves, once an instance."""
@@ -155,14 +125,8 @@ class GridEnv(SeededEnv):
             cells[cell] = meaning
         return cells
 
-    # A subclass makes space for instances and enters them, lays their ground, says what stands on it (see `meanings`), takes a list
-    # of cells over, and writes the sentence.
-
-    def _make_space_for(self, instance: Any) -> None:
-        raise NotImplementedError
-
-    def _enter(self, instance: Any) -> None:
-        raise NotImplementedError
+    # A subclass takes over instances, lays their ground, says what stands on it (see `meanings`), takes over a list of cells and
+    # writes the sentence.
 
     def _moving(self) -> Iterable[tuple[int, str]]:
         raise NotImplementedError
@@ -185,28 +149,28 @@ def canonical_grid(grid: str) -> str:
     return min(images)
 
 
-def _symbols(given: Vocabulary | None, meanings: Mapping[str, str]) -> dict[str, str]:
+def _symbols(vocabulary: Vocabulary | None, meanings: Mapping[str, str]) -> dict[str, str]:
     """Symbol -> meaning, in listing order, from symbols in that order or from such a mapping in any order."""
-    if given is None:
+    if vocabulary is None:
         return {symbol: meaning for meaning, symbol in meanings.items()}
     wanted = f"one symbol for each of: {', '.join(meanings)}"
-    if isinstance(given, Mapping):
-        by_meaning: dict[Any, Any] = {meaning: symbol for symbol, meaning in given.items()}
-        if set(by_meaning) != set(meanings) or len(given) != len(meanings):
-            raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(given)!r}")
+    if isinstance(vocabulary, Mapping):
+        by_meaning: dict[Any, Any] = {meaning: symbol for symbol, meaning in vocabulary.items()}
+        if set(by_meaning) != set(meanings) or len(vocabulary) != len(meanings):
+            raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(vocabulary)!r}")
         chosen = [by_meaning[meaning] for meaning in meanings]
     else:
-        chosen = list(given)
+        chosen = list(vocabulary)
     if len(chosen) != len(meanings) or len(set(chosen)) != len(chosen):
-        raise ValueError(f"grid_vocab must give {wanted}, all different; got {given!r}")
+        raise ValueError(f"grid_vocab must give {wanted}, all different; got {vocabulary!r}")
     for symbol in chosen:
         if not isinstance(symbol, str) or len(symbol) != 1 or symbol.isspace():
             raise ValueError(f"every symbol of grid_vocab must be one visible character, got {symbol!r}")
     return dict(zip(chosen, meanings, strict=True))
 
 
-def _actions(given: Sequence[str] | None, moves: tuple[str, ...]) -> tuple[str, ...]:
-    names = moves if given is None else tuple(given)
+def _actions(action_names: Sequence[str] | None, moves: tuple[str, ...]) -> tuple[str, ...]:
+    names = moves if action_names is None else tuple(action_names)
     if not all(isinstance(name, str) and name.strip() == name and name for name in names):
         raise ValueError(f"every action name must be non-empty text without surrounding space, got {names!r}")
     if len({name.casefold() for name in names}) != len(moves) or len(names) != len(moves):

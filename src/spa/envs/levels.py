@@ -1,4 +1,4 @@
-"""Given instances: one as text, or a file of them. Splits text into instances; what the rows mean is the world's business.
+"""Levels, maps and boards as text, or files of them: splits text into instances, whose rows each world parses itself.
 
 A file is plain UTF-8 text. A blank line, or one that starts with ``;`` (Boxoban's headers), ends an instance.
 """
@@ -35,10 +35,12 @@ def read_level(text: object, what: str, parse: Parse[Instance], *settings: objec
     """
     if not isinstance(text, str):
         raise ValueError(f"a {what} must be text, rows joined by newlines, got {type(text).__name__}")
-    found = _read(text, what, parse, settings, None)
-    if len(found) != 1:
-        raise ValueError(f"a {what} must be one instance, got {len(found)} (blank lines and lines with ';' part them)")
-    return found[0]
+    instances = _read(text, what, parse, settings, None)
+    if len(instances) != 1:
+        raise ValueError(
+            f"a {what} must be one instance, got {len(instances)} (blank lines and lines with ';' part them)"
+        )
+    return instances[0]
 
 
 def read_levels(
@@ -78,22 +80,22 @@ def _read_file(
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise ValueError(f"{shown}, line {line}: this is no UTF-8 text") from None
-    found = _read(text, shown, parse, settings, whole)
-    if not found:
+    instances = _read(text, shown, parse, settings, whole)
+    if not instances:
         raise ValueError(f"{shown} holds no instance")
-    return tuple(found)
+    return tuple(instances)
 
 
 def _read(
     text: str, where: str, parse: Parse[Instance], settings: tuple[object, ...], whole: IsWhole | None
 ) -> list[Instance]:
-    found = []
+    instances = []
     for first, rows in _blocks(text, whole):
         try:
-            found.append(parse(rows, *settings))
+            instances.append(parse(rows, *settings))
         except BadRow as error:
             raise ValueError(f"{where}, line {first + error.row}: {error}") from None
-    return found
+    return instances
 
 
 def _blocks(text: str, whole: IsWhole | None) -> Iterator[tuple[int, list[str]]]:

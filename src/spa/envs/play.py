@@ -1,4 +1,4 @@
-"""Playing a world by hand: ``play_world`` reads moves line by line, or key by key from a terminal."""
+"""``play_world``: a person plays a world, with moves read from lines or from single keys of a terminal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _ESCAPE_WAIT = 0.05  # seconds until an Escape is a key of its own
 def arrow_actions(actions: Sequence[str]) -> dict[str, str]:
     """Arrow -> action, for worlds in which at least two opposite arrows mean something; else empty."""
     by_name = {name.casefold(): name for name in actions}
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for names in _NAMES:
         known = {arrow: by_name[name] for arrow, name in zip(_ARROWS, names, strict=True) if name in by_name}
-        if len(known) > len(found) and ({"up", "down"} <= set(known) or {"left", "right"} <= set(known)):
-            found = known
-    return found
+        if len(known) > len(mapping) and ({"up", "down"} <= set(known) or {"left", "right"} <= set(known)):
+            mapping = known
+    return mapping
 
 
 def play_world(
@@ -139,7 +139,7 @@ def keys(read: Callable[[], str], pending: Callable[[], bool]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def terminal_keys(stream: TextIO) -> Iterator[Iterator[str]]:
-    """The keys of a terminal, unbuffered and without echo; the terminal is restored whatever happens.
+    """The keys of a terminal, unbuffered and without echo; the terminal is always restored.
 
     Raises:
         ValueError: the system knows no such terminals.

@@ -110,10 +110,10 @@ def imported_for(name: str) -> str | None:
 
 def _world_class(name: str) -> Callable[..., Any]:
     """The class that ``module:Class`` names. A config must not call what is no world: ``os:system`` would be a program."""
-    found = _import(name, name)
-    if inspect.isclass(found) and all(callable(getattr(found, method, None)) for method in ("reset", "step")):
-        return found
-    what = "a class without them" if inspect.isclass(found) else f"an object of type {type(found).__name__}"
+    world = _import(name, name)
+    if inspect.isclass(world) and all(callable(getattr(world, method, None)) for method in ("reset", "step")):
+        return world
+    what = "a class without them" if inspect.isclass(world) else f"an object of type {type(world).__name__}"
     raise ValueError(
         f"{name!r} is not a world: give a class with reset() and step(), not {what} (a function that makes worlds can be "
         f"registered as an entry point in the group {ENTRY_POINT_GROUP} or with Gymnasium)"
@@ -177,23 +177,23 @@ def _plugins() -> dict[str, EntryPoint]:
 
 def _import(path: str, name: str) -> Any:
     module_name, _, attribute = path.partition(":")
-    found = module = _import_module(module_name, name)
+    value = module = _import_module(module_name, name)
     try:
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except AttributeError:
         public = [known for known in vars(module) if not known.startswith("_")]
         near = did_you_mean(attribute, public) if attribute else ""
         hint = near if "Did you mean" in near else ""
         raise ValueError(f"unknown world {name!r}: {module_name} has no {attribute!r}.{hint}") from None
-    return found
+    return value
 
 
 def _import_module(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A module that is there but misses one of its own imports should say so itself.
+        # A failed import inside an existing module is reported as it is.
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise
         raise ValueError(f"unknown world {name!r}: there is no module {error.name!r} to import") from None

@@ -1,4 +1,4 @@
-"""What the built-in worlds share: seeding, the step bookkeeping and the checks of their settings."""
+"""Base class of the built-in worlds: seeding, step bookkeeping and checks of settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 
 from spa.envs.base import STATE_FORMATS, TextEnv
+from spa.envs.spaces import AnyText
 
 # A world's seed feeds independent streams, told apart by the first entry of the spawn key.
 WORLD_STREAM, NOISE_STREAM, POSITION_STREAM = 0, 1, 2
@@ -40,7 +41,7 @@ class SeededEnv(TextEnv):
     * ``"state"``: the text of a state to start from, in the world's own symbols, with or without its coordinates.
       A state that is already finished may be loaded and rendered, but not stepped.
     * ``"noise_seed"``: a non-negative int; the noise then depends on it alone.
-    * ``given`` (``"level"``, ``"map"``, ``"board"``; where a world has one): the text of an instance to play.
+    * ``instance_option`` (``"level"``, ``"map"``, ``"board"``; where a world has one): the text of an instance to play.
 
     A world may also have a file of instances (``_levels``): seed ``s`` then plays number ``s`` of them, counted from 0 and
     starting over after the last, and ``reset()`` without a seed a random one.
@@ -49,9 +50,10 @@ class SeededEnv(TextEnv):
     """
 
     name: str = ""  # the first word of info["content"]
-    given: ClassVar[str] = ""  # the option of `reset` that takes an instance as text
+    instance_option: ClassVar[str] = ""  # the option of `reset` that takes an instance as text
 
     def __init__(self, *, state_format: str, max_steps: int | None, render_mode: str | None) -> None:
+        self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self.state_format = one_of("state_format", state_format, STATE_FORMATS)
         modes = self.metadata["render_modes"]
         if render_mode is not None and render_mode not in modes:
@@ -70,10 +72,12 @@ class SeededEnv(TextEnv):
         """Starts a new world. Returns its state and info; raises ValueError for an unknown option or a bad state."""
         options = dict(options or {})
         for key in options:
-            one_of("option", key, (*OPTIONS, self.given) if self.given else OPTIONS, of=type(self).__name__)
-        state, given = options.get("state"), options.get(self.given)
-        if state is not None and given is not None:
-            raise ValueError(f"give one of the options 'state' and {self.given!r}, not both")
+            one_of("option", key, filter(None, (*OPTIONS, self.instance_option)), of=type(self).__name__)
+        state, instance = options.get("state"), options.get(self.instance_option)
+        if state is not None and not isinstance(state, str):
+            raise ValueError(f"a state must be text, got {type(state).__name__}")
+        if state is not None and instance is not None:
+            raise ValueError(f"give one of the options 'state' and {self.instance_option!r}, not both")
         noise_seed = options.get("noise_seed")
         if noise_seed is not None:
             noise_seed = at_least("noise_seed", noise_seed, 0)
@@ -83,8 +87,8 @@ class SeededEnv(TextEnv):
         world_seed = int(self.np_random.bit_generator.random_raw())
         if state is not None:
             self._load(state)
-        elif given is not None:
-            self._take_instance(self._read_instance(given))
+        elif instance is not None:
+            self._take_instance(self._read_instance(instance))
         elif self._levels:
             self._take_instance(self._levels[(world_seed if seed is None else seed) % len(self._levels)])
         else:
@@ -140,11 +144,18 @@ class SeededEnv(TextEnv):
             cells[last], cells[other] = cells[other], cells[last]
         return cells
 
+    def action_index(self, action: str) -> int | None:
+        """The place of an action in ``actions``, whatever its case and the space around it; None where it is none."""
+        wanted = action.strip().casefold()
+        return next((index for index, name in enumerate(self.actions) if name.casefold() == wanted), None)
+
     def legal(self, state: str, before: str | None = None) -> bool | None:
+        if type(self)._load is SeededEnv._load:
+            return None
         try:
             twin = copy.copy(self)
             twin._load(state.strip())
-        except Exception:  # whatever a model wrote
+        except Exception:  # a model may have written anything
             return False
         if before is None:
             return True
@@ -168,16 +179,16 @@ class SeededEnv(TextEnv):
         """Makes the world of this seed."""
 
     def _read_instance(self, text: Any) -> Any:
-        """The instance of the option ``given``; raises ValueError where it is none."""
+        """The instance of the option ``instance_option``; raises ValueError where it is none."""
         raise NotImplementedError
 
     def _take_instance(self, instance: Any) -> None:
         """Takes over an instance from ``_read_instance`` or ``_levels``."""
         raise NotImplementedError
 
-    @abstractmethod
     def _load(self, text: str) -> None:
-        """Takes over a written state; raises ValueError where it is none."""
+        """Takes over a written state; raises ValueError where it is none. Worlds that can start from one override this."""
+        raise ValueError(f"{self.name} cannot start from a given state")
 
     def _keeps(self, earlier: Any) -> bool:
         """Whether what no move can change is as in ``earlier``, an instance of this class with the same settings."""
@@ -216,11 +227,11 @@ def pick(uniform: float, count: int) -> int:
     return int(uniform * count)
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` for the nearest known name, or a list of what is known where nothing is near."""
     names = list(known)
     folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(given.casefold(), list(folded), n=1)
+    near = difflib.get_close_matches(word.casefold(), list(folded), n=1)
     if near:
         return f" Did you mean {folded[near[0]]!r}?"
     return f" Known: {', '.join(names)}." if names else ""

@@ -1,4 +1,4 @@
-"""The space of texts whose characters are not known beforehand."""
+"""A Gymnasium space of texts with arbitrary characters."""
 
 from __future__ import annotations
 

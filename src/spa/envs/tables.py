@@ -17,12 +17,12 @@ Row = tuple[str, dict[str, Any]]
 
 def data_file(path: str) -> Path:
     """The path of a data file that exists; otherwise ValueError."""
-    found = Path(path).expanduser()
-    if not found.is_file():
+    file = Path(path).expanduser()
+    if not file.is_file():
         raise ValueError(f"there is no data file {path}")
-    if found.suffix not in SUFFIXES:
+    if file.suffix not in SUFFIXES:
         raise ValueError(f"{path}: a data file must end in {', '.join(SUFFIXES)}")
-    return found
+    return file
 
 
 def version(path: Path) -> tuple[str, int, int]:

@@ -21,7 +21,7 @@ class Adapter(NamedTuple):
 # Name before the colon -> adapter. Such a name is never read as module:Class.
 ADAPTERS = {
     "gym": Adapter(
-        "spa.envs.adapters.toy_text:make_toy_text",
+        "spa.envs.adapters.toy_text:ToyText",
         "Gymnasium's toy-text worlds: Taxi, CliffWalking, FrozenLake, Blackjack",
         "gym:Taxi-v4",
     ),

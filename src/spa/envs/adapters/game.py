@@ -1,4 +1,4 @@
-"""What games of other libraries share: guarded randomness, moves that can be taken back, a state made of what the game says."""
+"""Base class of games of other libraries: isolated randomness, moves played on a copy, a state made of the game's messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from spa.envs.adapters.guard import RandomGuard, build, check_settings, untouched
 from spa.envs.seeded import NOISE_STREAM, WORLD_STREAM, Outcome, SeededEnv, one_line, one_of
-from spa.envs.spaces import AnyText
 
 MAX_ACTION = 1000  # characters; anything longer is no move
 VIEWS = ("auto", "board", "history", "last")
@@ -25,8 +24,8 @@ PEGS = ("A B", "A C", "B A", "B C", "C A", "C B")  # from one of three to anothe
 _BIG = 500  # a container with more entries is a word list or such, which no move changes
 
 
-class Told(NamedTuple):
-    """What a game said after a move or at the start."""
+class Reply(NamedTuple):
+    """A game's answer to a move, or its opening."""
 
     board: str | None  # the board as it is now; None where it has none
     message: str  # what happened
@@ -62,10 +61,9 @@ class ForeignGame(SeededEnv):
         if isinstance(actions, str) or not all(isinstance(name, str) and name.strip() for name in actions or ()):
             raise ValueError(f"actions of {world} must be a list of names, got {actions!r}")
         self.actions = tuple(actions or ())
-        self.observation_space, self.action_space = AnyText(1_000_000), AnyText(MAX_ACTION)
         self._guard = RandomGuard()
         self._game: Any = None
-        self._said: list[str] = []
+        self._history: list[str] = []
         self._board: str | None = None
         self._won = self._over = False
 
@@ -83,11 +81,11 @@ class ForeignGame(SeededEnv):
         self.actions = self.actions or self.listed.get(type(self._game).__name__, ())
 
     @abstractmethod
-    def _open(self, seed: int) -> tuple[str, Told]:
+    def _open(self, seed: int) -> tuple[str, Reply]:
         """Starts ``self._game`` with a seed below 2**31; returns the rules and what it shows first."""
 
     @abstractmethod
-    def _move(self, game: Any, action: str) -> Told:
+    def _move(self, game: Any, action: str) -> Reply:
         """Plays one move; whatever it raises makes the move invalid."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -101,51 +99,45 @@ class ForeignGame(SeededEnv):
         """The true state, as ``view`` says."""
         if self._board is not None and self.view in ("auto", "board"):
             return self._board
-        said = self._said[-1:] if self.view == "last" else self._said
-        return "\n".join(said) or "No moves yet."
-
-    def legal(self, state: str, before: str | None = None) -> bool | None:
-        return None
+        shown = self._history[-1:] if self.view == "last" else self._history
+        return "\n".join(shown) or "No moves yet."
 
     def _make(self, world_seed: int) -> None:
         self._guard.seed(_derive(world_seed, WORLD_STREAM))
         try:
             with untouched(), self._guard:
-                self.rules, told = self._open(world_seed % 2**31)
+                self.rules, reply = self._open(world_seed % 2**31)
         except Exception as error:
             raise ValueError(f"{self.name} cannot be started: {one_line(error)}") from error
         self.rules = self.rules.strip()
-        self._board, self._said = told.board, [told.message.strip()] if told.message.strip() else []
+        self._board, self._history = reply.board, [reply.message.strip()] if reply.message.strip() else []
         self._won = self._over = False
-
-    def _load(self, text: str) -> None:
-        raise ValueError(f"{self.name} cannot start from a given state")
 
     def _play(self, action: str) -> Outcome | None:
         action = action.strip()
         if self.actions:
-            named = {name.casefold(): name for name in self.actions}.get(action.casefold())
-            if named is None:
+            index = self.action_index(action)
+            if index is None:
                 return None
-            action = named
+            action = self.actions[index]
         if not action or len(action) > MAX_ACTION:
             return None
         game, guard, before = copy_game(self._game), self._guard.fork(), self.render()
         try:
             with guard:
-                told = self._move(game, action)
-        except Exception:  # a game that trips over a strange move
+                reply = self._move(game, action)
+        except Exception:  # the game cannot handle the move
             return None
-        if not told.valid:
+        if not reply.valid:
             return None
         self._game, self._guard = game, guard
-        self._over, self._won = told.over, told.won
-        message = told.message.strip()
-        self._said = [*self._said, f"> {action}\n{message}" if message else f"> {action}"]
-        self._board = told.board
-        if told.over and told.board is not None and message:
-            self._board = f"{told.board}\n{message}"
-        return Outcome(told.reward, self.render() != before, told.over)
+        self._over, self._won = reply.over, reply.won
+        message = reply.message.strip()
+        self._history = [*self._history, f"> {action}\n{message}" if message else f"> {action}"]
+        self._board = reply.board
+        if reply.over and reply.board is not None and message:
+            self._board = f"{reply.board}\n{message}"
+        return Outcome(reply.reward, self.render() != before, reply.over)
 
     def _success(self) -> bool:
         return self._won
@@ -173,7 +165,7 @@ def _is_big(value: Any) -> bool:
 
 
 def digest(game: Any, without: frozenset[str] = frozenset()) -> str:
-    """Sixteen digits that are equal for two games exactly if all their data are, whatever the order of their sets."""
+    """Sixteen hexadecimal digits of a hash of the game's data, independent of the order of sets."""
     data = {name: _plain(value) for name, value in vars(game).items() if name not in without and not _is_big(value)}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 

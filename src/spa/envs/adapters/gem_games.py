@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spa.envs.adapters.game import MOVES, PEGS, ForeignGame, Told, copy_game, digest
+from spa.envs.adapters.game import MOVES, PEGS, ForeignGame, Reply, copy_game, digest
 from spa.envs.adapters.guard import RandomGuard, find_name, import_library
 
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
@@ -80,20 +80,20 @@ class GemGame(ForeignGame):
                 action = str(game.sample_random_action())
         except NotImplementedError:
             return super().sample_action(rng)
-        found = _BOX.search(action)
-        return found[1] if found else action
+        match = _BOX.search(action)
+        return match[1] if match else action
 
-    def _open(self, seed: int) -> tuple[str, Told]:
+    def _open(self, seed: int) -> tuple[str, Reply]:
         rules, info = self._game.reset(seed=seed)
-        return str(rules), Told(_board(info), "")
+        return str(rules), Reply(_board(info), "")
 
-    def _move(self, game: Any, action: str) -> Told:
+    def _move(self, game: Any, action: str) -> Reply:
         before = digest(game, _COUNTERS)
         said, reward, terminated, truncated, info = game.step(action if "\\boxed" in action else f"\\boxed{{{action}}}")
         if float(reward) == self._format_error or digest(game, _COUNTERS) == before:
-            return Told(None, "", valid=False)
+            return Reply(None, "", valid=False)
         won = bool(terminated) and not truncated and float(reward) > 0
-        return Told(_board(info), str(said), float(reward), bool(terminated or truncated), won)
+        return Reply(_board(info), str(said), float(reward), bool(terminated or truncated), won)
 
 
 def _board(info: dict[str, Any]) -> str | None:

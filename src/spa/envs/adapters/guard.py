@@ -1,4 +1,4 @@
-"""Keeping other libraries' use of the global random state apart."""
+"""Isolates other libraries from the global random state, and checks their names and settings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from spa.envs.seeded import did_you_mean, one_line
 
 
 class RandomGuard:
-    """A global random state (``random`` and ``numpy.random``) of one's own.
+    """A private copy of the global random state (``random`` and ``numpy.random``).
 
-    Inside ``with guard:`` the global state is the guard's; it goes on where the last such block left it. Outside it is everyone
-    else's, as if the block had drawn nothing. So a world that draws from the global state depends on its own seed alone, also while
+    Inside ``with guard:`` the global state is the guard's and continues from the previous such block. Outside it is as if the block
+    had drawn nothing. So a world that draws from the global state depends on its own seed alone, also while
     others play in between.
     """
 
@@ -31,12 +31,12 @@ class RandomGuard:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Begins anew from a seed (a non-negative int of any size)."""
+        """Restarts from a seed (a non-negative int of any size)."""
         python, legacy = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
         self._own: tuple[Any, Any] = (random.Random(python).getstate(), np.random.RandomState(legacy).get_state())
 
     def fork(self) -> RandomGuard:
-        """A guard that goes on from here on its own."""
+        """An independent copy of this guard."""
         other = RandomGuard()
         other._own = self._own
         return other
@@ -119,10 +119,10 @@ def find_name(world: str, name: str, known: Iterable[str]) -> None:
     raise ValueError(f"unknown world {world!r}.{hint}")
 
 
-def check_settings(world: str, settings: Iterable[str], make: Callable[..., Any], own: Iterable[str]) -> None:
+def check_settings(world: str, settings: Iterable[str], make: Callable[..., Any], reserved: Iterable[str]) -> None:
     """Raises ValueError for a setting that is neither the adapter's ``own`` nor a named parameter of ``make``."""
     named = (name for name, one in inspect.signature(make).parameters.items() if one.kind is not one.VAR_KEYWORD)
-    known = [*own, *(name for name in named if name not in ("self", "render_mode"))]
+    known = [*reserved, *(name for name in named if name not in ("self", "render_mode"))]
     for name in settings:
         if name not in known:
             hint = did_you_mean(name, known) or " It has no settings."

@@ -12,7 +12,6 @@ import numpy as np
 
 from spa.envs.adapters.guard import RandomGuard, build, check_settings, find_name, import_library, untouched
 from spa.envs.seeded import Outcome, SeededEnv
-from spa.envs.spaces import AnyText
 
 MAX_ANSWER = 2000  # characters; anything longer is no answer
 
@@ -65,13 +64,12 @@ class Question(SeededEnv):
         if name not in _LISTS | _SUMS | _HARMLESS and _EVALUATES.search(source):
             raise ValueError(f"{world} is not offered: its scorer evaluates the answer as Python code")
         settings.pop("render_mode", None)
-        for own in ("seed", "size"):
-            if own in settings:
-                raise ValueError(f"{own!r} is no setting of {world!r}: the seed of reset() chooses the question")
+        for reserved in ("seed", "size"):
+            if reserved in settings:
+                raise ValueError(f"{reserved!r} is no setting of {world!r}: the seed of reset() chooses the question")
         check_settings(world, settings, sets[name][1], ())
         self.name, self._settings = world, settings
         self.rules = "Answer the question. An action is the whole answer and nothing else."
-        self.observation_space, self.action_space = AnyText(100_000), AnyText(MAX_ANSWER)
         self._guard = RandomGuard()
         self._entry: dict[str, Any] = {"question": "", "answer": ""}
         self._data: Any = None
@@ -83,9 +81,6 @@ class Question(SeededEnv):
         """The question and, once it was given, the answer."""
         question = str(self._entry["question"])
         return question if self._answer is None else f"{question}\nAnswer: {self._answer}"
-
-    def legal(self, state: str, before: str | None = None) -> bool | None:
-        return None
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """The data set's answer to another question."""
@@ -106,9 +101,6 @@ class Question(SeededEnv):
     def _make(self, world_seed: int) -> None:
         self._ask(world_seed)
         self._answer, self._score = None, 0.0
-
-    def _load(self, text: str) -> None:
-        raise ValueError(f"{self.name} cannot start from a given state")
 
     def _play(self, action: str) -> Outcome | None:
         answer = action.strip()

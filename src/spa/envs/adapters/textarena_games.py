@@ -7,7 +7,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any, ClassVar
 
-from spa.envs.adapters.game import MOVES, PEGS, ForeignGame, Told
+from spa.envs.adapters.game import MOVES, PEGS, ForeignGame, Reply
 from spa.envs.adapters.guard import find_name, import_library, untouched
 
 
@@ -61,35 +61,35 @@ class TextArenaGame(ForeignGame):
         if not _for_one(name):
             raise ValueError(f"{world} is not for one player")
 
-    def _open(self, seed: int) -> tuple[str, Told]:
+    def _open(self, seed: int) -> tuple[str, Reply]:
         self._game.reset(num_players=1, seed=seed)
         # An invalid move is taken back, not counted.
         self._game.state.error_allowance = 10**9
         _, messages = self._game.get_observation()
         kinds = _library().ObservationType
         prompt = "\n".join(text for _, text, kind in messages if kind == kinds.PROMPT)
-        return prompt, self._told([message for message in messages if message[2] != kinds.PROMPT], None)
+        return prompt, self._reply([message for message in messages if message[2] != kinds.PROMPT], None)
 
-    def _move(self, game: Any, action: str) -> Told:
+    def _move(self, game: Any, action: str) -> Reply:
         over, _ = game.step(action if "[" in action else f"[{action}]")
         messages = game.state.observations[0]
         game.state.observations[0] = []
         kinds = _library().ObservationType
-        told = self._told([message for message in messages if message[2] != kinds.PLAYER_ACTION], self._board)
+        reply = self._reply([message for message in messages if message[2] != kinds.PLAYER_ACTION], self._board)
         if any(kind == kinds.GAME_ADMIN for _, _, kind in messages) or game.state.game_info[0].get("invalid_move"):
-            return told._replace(valid=False)
+            return reply._replace(valid=False)
         if not over:
-            return told
+            return reply
         reward = float((game.state.rewards or {}).get(0, 0.0))
         verdict = str(game.state.game_info[0].get("reason") or "")
-        return told._replace(message=f"{told.message}\n{verdict}", reward=reward, over=True, won=reward >= 1.0)
+        return reply._replace(message=f"{reply.message}\n{verdict}", reward=reward, over=True, won=reward >= 1.0)
 
-    def _told(self, messages: Sequence[tuple[int, str, Any]], board: str | None) -> Told:
+    def _reply(self, messages: Sequence[tuple[int, str, Any]], board: str | None) -> Reply:
         """The newest board, and all that was said besides; where boards are not looked at, they are said."""
         boards = [text for _, text, kind in messages if kind == _library().ObservationType.GAME_BOARD]
         keep = self.view in ("history", "last")
-        said = [text for _, text, kind in messages if keep or kind != _library().ObservationType.GAME_BOARD]
-        return Told(boards[-1].strip("\n") if boards else board, "\n".join(text.strip("\n") for text in said))
+        lines = [text for _, text, kind in messages if keep or kind != _library().ObservationType.GAME_BOARD]
+        return Reply(boards[-1].strip("\n") if boards else board, "\n".join(text.strip("\n") for text in lines))
 
 
 def _library() -> ModuleType:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import string
 from math import isfinite
 from typing import Any
-
-from gymnasium.spaces import Text
 
 from spa.envs.seeded import Outcome, SeededEnv, attempts
 
@@ -83,10 +80,6 @@ class Bandit(SeededEnv):
             )
         self.actions: tuple[str, ...] = (self.lo_arm_name, self.hi_arm_name)
         self.pulled: Pull | None = None
-        letters = frozenset(self.lo_arm_name + self.hi_arm_name)
-        text = frozenset(string.ascii_letters + string.digits + " ,.:-+()\n'")
-        self.observation_space = Text(400, charset=letters | text)
-        self.action_space = Text(max(map(len, self.actions)), charset=letters)
 
     def render(self) -> str:
         """The true state."""
@@ -98,8 +91,6 @@ class Bandit(SeededEnv):
         self.pulled = None
 
     def _load(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         names = (self.lo_arm_name, self.hi_arm_name)
         pulls: list[Pull | None] = [None, (self.lo_arm_name, self.lo_arm_score)]
         pulls += [(self.hi_arm_name, score) for score in (self.hi_arm_loscore, self.hi_arm_hiscore)]
@@ -112,10 +103,10 @@ class Bandit(SeededEnv):
         return bool(self.actions == earlier.actions and earlier.pulled in (None, self.pulled))
 
     def _play(self, action: str) -> Outcome | None:
-        wanted = action.strip().casefold()
-        arm = next((name for name in self.actions if name.casefold() == wanted), None)
-        if arm is None:
+        index = self.action_index(action)
+        if index is None:
             return None
+        arm = self.actions[index]
         reward = self.lo_arm_score
         if arm == self.hi_arm_name:
             reward = self.hi_arm_hiscore if self.noise.random() < self.hi_arm_hiscore_prob else self.hi_arm_loscore

@@ -1,16 +1,19 @@
-"""Reading arithmetic that a model wrote: a parser of its own, exact, with bounds; nothing is ever evaluated as code."""
+"""Reading arithmetic that a model wrote: Python's grammar, exact fractions, with bounds; nothing is ever evaluated as code."""
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 from fractions import Fraction
 from typing import NamedTuple
 
 MAX_LENGTH = 200  # characters of an expression
-MAX_DEPTH = 40  # nested parentheses and signs
+MAX_DEPTH = 40  # nested parentheses, or signs
 
-_OPERATORS = str.maketrans("×✕⋅·÷\u2215\u2044−–", "****///--")
+_SIGNS = str.maketrans("×✕⋅·÷\u2215\u2044−–", "****///--")
 _TOKEN = re.compile(r"\s*([0-9]+|[-+*/()])")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class Expression(NamedTuple):
@@ -28,84 +31,36 @@ def parse_expression(text: str) -> Expression | None:
     """
     if len(text) > MAX_LENGTH:
         return None
-    text = text.translate(_OPERATORS).strip()
-    tokens: list[str] = []
-    position = 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            return None
-        tokens.append(match[1])
-        position = match.end()
-    parser = _Parser(tokens)
-    try:
-        written, value = parser.sum(0)
-    except _NoExpressionError:
+    text = text.translate(_SIGNS).strip()
+    if _TOKEN.sub("", text):
         return None
-    return Expression(written, tuple(parser.numbers), value) if parser.next is None else None
+    written, before, numbers, depth = "", "", [], 0
+    for token in _TOKEN.findall(text):
+        after_part = before == ")" or before.isdigit()
+        if token.isdigit():
+            numbers.append(int(token))
+            token = str(int(token))  # Python has no leading zeros
+        depth += (token == "(") - (token == ")")
+        if depth > MAX_DEPTH or (after_part and (token == "(" or token.isdigit())):
+            return None
+        written += f" {token} " if after_part and token != ")" else token
+        before = token
+    try:
+        value = _value(ast.parse(written, mode="eval").body, 0)
+    except ZeroDivisionError:
+        value = None
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+    return Expression(written, tuple(numbers), value)
 
 
-class _NoExpressionError(Exception):
-    pass
-
-
-_Part = tuple[str, Fraction | None]
-
-
-class _Parser:
-    """Recursive descent: sum = product (+|- product)*, product = factor (*|/ factor)*, factor = number, (sum) or -factor."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.tokens = tokens
-        self.position = 0
-        self.numbers: list[int] = []
-
-    @property
-    def next(self) -> str | None:
-        return self.tokens[self.position] if self.position < len(self.tokens) else None
-
-    def take(self) -> str | None:
-        token = self.next
-        self.position += 1
-        return token
-
-    def sum(self, depth: int) -> _Part:
-        text, value = self.product(depth)
-        while self.next in ("+", "-"):
-            operator = self.take()
-            right, other = self.product(depth)
-            text = f"{text} {operator} {right}"
-            if value is None or other is None:
-                value = None
-            else:
-                value = value + other if operator == "+" else value - other
-        return text, value
-
-    def product(self, depth: int) -> _Part:
-        text, value = self.factor(depth)
-        while self.next in ("*", "/"):
-            operator = self.take()
-            right, other = self.factor(depth)
-            text = f"{text} {operator} {right}"
-            if value is None or other is None or (operator == "/" and not other):
-                value = None
-            else:
-                value = value * other if operator == "*" else value / other
-        return text, value
-
-    def factor(self, depth: int) -> _Part:
-        if depth > MAX_DEPTH:
-            raise _NoExpressionError
-        token = self.take()
-        if token == "-":
-            text, value = self.factor(depth + 1)
-            return f"-{text}", None if value is None else -value
-        if token == "(":
-            text, value = self.sum(depth + 1)
-            if self.take() != ")":
-                raise _NoExpressionError
-            return f"({text})", value
-        if token is None or not token.isdigit():
-            raise _NoExpressionError
-        self.numbers.append(int(token))
-        return str(int(token)), Fraction(int(token))
+def _value(node: ast.expr, signs: int) -> Fraction:
+    match node:
+        case ast.Constant(int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(ast.USub(), operand) if signs < MAX_DEPTH:
+            return -_value(operand, signs + 1)
+        case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+            value: Fraction = _OPERATORS[type(sign)](_value(left, 0), _value(right, 0))
+            return value
+    raise ValueError("no such arithmetic")

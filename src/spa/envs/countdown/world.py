@@ -9,9 +9,9 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Text
 
 from spa.envs.answering import RIGHT, AnswerEnv, Try
+from spa.envs.base import Example
 from spa.envs.countdown.arithmetic import MAX_LENGTH, parse_expression
 from spa.envs.seeded import attempts, pick
 from spa.envs.tables import data_file, read_rows, version
@@ -79,6 +79,17 @@ class Countdown(AnswerEnv):
         "Write an arithmetic expression that equals the target and uses every one of the given numbers exactly once, with "
         "+, -, *, / and parentheses."
     )
+    instruction = (
+        "You are solving the Countdown puzzle. Write an arithmetic expression that equals the target. Use every number of nums "
+        "exactly once, with +, -, *, / and parentheses. Example answer format: <think>For the target 8 with nums [6, 3, 4], I try "
+        "6 / 3 = 2 and 2 * 4 = 8.</think><answer>6 / 3 * 4</answer>"
+    )
+    example = Example(
+        "Target: 8, nums: [6, 3, 4]",
+        "6 / 3 = 2, and 2 * 4 = 8.",
+        "Target: 8, nums: [6, 3, 4]\nTry 1: 6 / 3 * 4 = 8 (right)",
+        "6 / 3 * 4",
+    )
 
     def __init__(
         self,
@@ -108,10 +119,6 @@ class Countdown(AnswerEnv):
             self._instances()
         self.target = 0
         self.nums: tuple[int, ...] = ()
-        symbols = "0123456789+-*/() "
-        length = 100 + 12 * MAX_NUMBERS + 8 * MAX_LENGTH * self.max_tries
-        self.observation_space = Text(length, charset=symbols + "Target: ,nums[]\nTry=wrong value numbers right")
-        self.action_space = Text(MAX_LENGTH, charset=symbols + "=.×÷−")
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """The world's numbers (before the first reset: any) in random order with random operations, blind to the target."""

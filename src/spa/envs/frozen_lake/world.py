@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from spa.envs.base import Example
 from spa.envs.grid import GridEnv, Vocabulary
 from spa.envs.levels import BadRow
 from spa.envs.seeded import Outcome, at_least, attempts, pick
@@ -102,12 +103,12 @@ def read_lake(rows: Sequence[str]) -> Lake:
             cells.append(MAP_SYMBOLS[symbol])
     ends = {}
     for what in ("start", "goal"):
-        found = [cell for cell, meaning in enumerate(cells) if meaning == what]
-        if len(found) != 1:
+        places = [cell for cell, meaning in enumerate(cells) if meaning == what]
+        if len(places) != 1:
             raise BadRow(
-                found[1] // width if found else 0, f"a map needs exactly one {what}, this one has {len(found)}"
+                places[1] // width if places else 0, f"a map needs exactly one {what}, this one has {len(places)}"
             )
-        ends[what] = found[0]
+        ends[what] = places[0]
     holes = frozenset(cell for cell, meaning in enumerate(cells) if meaning == "hole")
     lake = Lake(len(rows), width, holes, **ends)
     if not lake.has_path():
@@ -169,7 +170,7 @@ class FrozenLake(GridEnv):
     """
 
     name = "FrozenLake"
-    given = "map"
+    instance_option = "map"
     parse = staticmethod(read_lake)
     meanings: ClassVar[Mapping[str, str]] = {
         "player": "P",
@@ -180,6 +181,16 @@ class FrozenLake(GridEnv):
         "player on goal": "√",
     }
     moves = ("Left", "Down", "Right", "Up")
+    example = Example(
+        "_O__\nO___\nG___\n__P_",
+        "The goal is one row up and two columns to the left.",
+        "_O__\nO___\nG_P_\n____",
+        "Up",
+        (
+            "Player (P) is at (3,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).",
+            "Player (P) is at (2,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).",
+        ),
+    )
 
     def __init__(
         self,
@@ -207,14 +218,20 @@ class FrozenLake(GridEnv):
             state_format=state_format,
             max_steps=None,
             render_mode=render_mode,
-            longest_sentence=_longest_sentence(self.size, self.size),
         )
         self.rules = "You walk on a frozen lake and must reach the goal without falling into a hole." + (
             " The ice is slippery: a move may go in a direction perpendicular to the one you chose."
             if is_slippery
             else ""
         )
-        self._enter(Lake(self.size, self.size, frozenset(), 0, 0))
+        left, _, _, up = self.actions
+        slippery = "You may move to the unintended direction due to the slippery ice. " if is_slippery else ""
+        self.instruction = (
+            f"You are solving the FrozenLake puzzle. Forbid the hole and go to the target. {slippery}Example answer format: "
+            f"<think>To forbid the hole and go to the target, I should go {left.lower()} then go {up.lower()}.</think>"
+            f"<answer>{left} || {up}</answer>"
+        )
+        self._take_instance(Lake(self.size, self.size, frozenset(), 0, 0))
         if levels is not None:
             self._take_levels(levels)
 
@@ -227,9 +244,9 @@ class FrozenLake(GridEnv):
         return [(1.0 / len(cells), to, float(to == self.lake.goal), self.lake.ends(to)) for to in cells]
 
     def _make(self, world_seed: int) -> None:
-        self._enter(make_lake(self.size, self.p, world_seed))
+        self._take_instance(make_lake(self.size, self.p, world_seed))
 
-    def _enter(self, instance: Lake) -> None:
+    def _take_instance(self, instance: Lake) -> None:
         lake = instance
         self.lake, self.player, self.height, self.width = lake, lake.start, lake.height, lake.width
         ground = ["empty"] * (lake.height * lake.width)
@@ -237,10 +254,6 @@ class FrozenLake(GridEnv):
             ground[hole] = "hole"
         ground[lake.goal] = "goal"
         self._lay(ground)
-
-    def _make_space_for(self, instance: Lake) -> None:
-        height, width = instance.height, instance.width
-        self._make_space(height, width, _longest_sentence(height, width))
 
     def _play(self, action: str) -> Outcome | None:
         direction = self.action_index(action)
@@ -277,16 +290,12 @@ class FrozenLake(GridEnv):
             return [cell for cell, meaning in enumerate(cells) if meaning in meanings]
 
         players, goals = where("player", "player in hole", "player on goal"), where("goal", "player on goal")
-        for what, found in (("player", players), ("goal", goals)):
-            if len(found) != 1:
-                raise ValueError(f"a state needs exactly one {what}, got {len(found)}")
+        for what, places in (("player", players), ("goal", goals)):
+            if len(places) != 1:
+                raise ValueError(f"a state needs exactly one {what}, got {len(places)}")
         self._take_instance(Lake(height, width, frozenset(where("hole", "player in hole")), goals[0], players[0]))
 
     def _sentence(self) -> str:
         holes = self._list("hole", "holes", "hole", sorted(self.lake.holes))
         goal = self._list("goal", "goals", "goal", [self.lake.goal])
         return f"Player ({self._symbol['player']}) is at {self._positions([self.player])[0]}; {holes}; {goal}."
-
-
-def _longest_sentence(height: int, width: int) -> int:
-    return 64 + (height * width + 1) * len(f"({height},{width}), ")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
-import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spa.envs.answering import RIGHT, AnswerEnv, Try
+from spa.envs.base import Example
 from spa.envs.metamathqa.answers import MAX_ANSWER, is_number, same_answer, tidy
-from spa.envs.metamathqa.word_problems import word_problems
 from spa.envs.seeded import attempts, pick
-from spa.envs.spaces import AnyText
 from spa.envs.tables import SUFFIXES, Row, data_file, read_rows, version
 
+PROBLEMS = Path(__file__).with_name("problems.jsonl.gz")
 WRONG = "wrong"
 MARK = "The answer is:"
 MAX_QUERY = 20_000  # characters
@@ -69,8 +70,8 @@ class MetamathQA(AnswerEnv):
     Terminated with the right answer and after ``max_tries`` tries.
 
     ## Problems
-    2,000 of our own, made from templates (``word_problems``), or those of a data set with the columns ``query`` and
-    ``response``, where the right answer follows the last ``The answer is:`` of the response.
+    2,000 of our own (``problems.jsonl.gz``, made by ``scripts/make_word_problems.py``), or those of a data set with the columns
+    ``query`` and ``response``, where the right answer follows the last ``The answer is:`` of the response.
 
     Args:
         data: None for our own problems, a file (``.parquet``, ``.jsonl``, ``.json``), or the name of a data set on the Hugging Face
@@ -88,6 +89,16 @@ class MetamathQA(AnswerEnv):
 
     name = "MetamathQA"
     rules = "Solve the mathematical problem. Answer with the final result alone, such as 42."
+    instruction = (
+        "You are solving math problems. Think step by step, then answer with the final result alone. "
+        "Example answer format: <answer>42</answer>"
+    )
+    example = Example(
+        "A box holds 6 pens. How many pens are in 7 boxes?",
+        "7 boxes of 6 pens hold 7 * 6 = 42 pens.",
+        "A box holds 6 pens. How many pens are in 7 boxes?\nTry 1: 42 (right)",
+        "42",
+    )
 
     def __init__(
         self,
@@ -104,10 +115,6 @@ class MetamathQA(AnswerEnv):
         self.data, self.skip_bad_rows = data, bool(skip_bad_rows)
         self.problem = Problem("", "", "")
         self._problems()
-        self.observation_space = AnyText(MAX_QUERY + (MAX_ANSWER + 30) * self.max_tries, min_length=1)
-        self.action_space = AnyText(
-            MAX_ANSWER, min_length=1, charset=string.digits + string.ascii_letters + " .,/$%\\{}()=+-^"
-        )
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """A random whole number up to 100, blind to the question."""
@@ -151,14 +158,15 @@ class MetamathQA(AnswerEnv):
 
 def gold_answer(response: str) -> str | None:
     """What follows the last ``The answer is:``; None where there is nothing."""
-    _, found, rest = response.rpartition(MARK)
-    return tidy(rest) if found else None
+    _, mark, rest = response.rpartition(MARK)
+    return tidy(rest) if mark else None
 
 
 @lru_cache(1)
 def _own() -> Problems:
-    rows = ((f"our problem {number}", row) for number, row in enumerate(word_problems(), 1))
-    return _read(rows, "our problems", skip_bad_rows=False)
+    lines = gzip.decompress(PROBLEMS.read_bytes()).decode().splitlines()
+    rows = ((f"{PROBLEMS}, line {number}", json.loads(line)) for number, line in enumerate(lines, 1))
+    return _read(rows, str(PROBLEMS), skip_bad_rows=False)
 
 
 @lru_cache(4)

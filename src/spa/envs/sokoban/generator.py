@@ -126,10 +126,10 @@ def generate_room(rng: np.random.Generator, spec: RoomSpec) -> Room | None:
     player = free.pop(pick(draws[0], len(free)))
     targets = tuple(free.pop(pick(draw, len(free))) for draw in draws[1 : 1 + spec.num_boxes])
     walls = (1 << spec.height * spec.width) - 1 & ~floor
-    found = _play_in_reverse(spec, walls, player, targets)
-    if found is None:
+    start = _play_in_reverse(spec, walls, player, targets)
+    if start is None:
         return None
-    player, boxes, displacement = found
+    player, boxes, displacement = start
     player = _walk(spec.width, walls | boxes, player, 0.8 if displacement == 1 else 0.5, draws[1 + spec.num_boxes :])
     return Room(spec.height, spec.width, walls, _mask(targets), boxes, player)
 
@@ -164,9 +164,9 @@ def min_moves(room: Room) -> int | None:
 
 
 def min_pushes(room: Room, max_pushes: int | None = None) -> int | None:
-    """The fewest pushes of a solution, whatever its moves; None where there is none (within the limit)."""
+    """The fewest pushes of any solution, moves not counted; None where there is none (within the limit)."""
     walls, offsets = room.walls, room.offsets()
-    queue = deque([(room.player, room.boxes, 0)])  # a move without a push goes on at once, the others wait
+    queue = deque([(room.player, room.boxes, 0)])  # 0-1 BFS: moves without a push first
     seen: set[tuple[int, int]] = set()
     while queue:
         player, boxes, pushes = queue.popleft()

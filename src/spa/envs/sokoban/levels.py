@@ -1,4 +1,4 @@
-"""Sokoban levels: what the rows of a given room mean. In our symbols or in XSB, which Boxoban's files are written in."""
+"""Parses Sokoban levels, in the default symbols or in XSB (the format of Boxoban's files)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a Sokoban room, for people: 16 x 16 pixels a cell, drawn here. What plays a world reads its text."""
+"""Pictures of a Sokoban room for human viewers, 16 x 16 pixels a cell. Agents read the text."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from spa.envs.base import Example
 from spa.envs.grid import GridEnv, Vocabulary
 from spa.envs.seeded import Outcome, at_least
 from spa.envs.sokoban import pictures
@@ -76,7 +77,7 @@ class Sokoban(GridEnv):
     """
 
     name = "Sokoban"
-    given = "level"
+    instance_option = "level"
     parse = staticmethod(read_room)
     metadata: dict[str, Any] = {**GridEnv.metadata, "render_modes": ["ansi", "rgb_array"]}
     meanings: ClassVar[Mapping[str, str]] = {
@@ -92,6 +93,16 @@ class Sokoban(GridEnv):
     rules = (
         "You are the player in a Sokoban room and must push every box onto a target. Walking against a box pushes it "
         "one cell, unless a wall or another box is behind it. Boxes cannot be pulled."
+    )
+    example = Example(  # the paper's second state with the true outcome of its actions
+        "######\n#_####\n#_P###\n#_X#_#\n#__O_#\n######",
+        "I push the box down, go around it and push it on.",
+        "######\n#_####\n#__###\n#__#_#\n#PXO_#\n######",
+        "Down || Left || Down",
+        (
+            "Player (P) is at (2,2); box (X) is at (3,2); target (O) is at (4,3).",
+            "Player (P) is at (4,1); box (X) is at (4,2); target (O) is at (4,3).",
+        ),
     )
 
     def __init__(
@@ -133,9 +144,15 @@ class Sokoban(GridEnv):
             state_format=state_format,
             max_steps=max_steps,
             render_mode=render_mode,
-            longest_sentence=_longest_sentence(height, width, num_boxes),
         )
-        self._enter(Room(height, width, 0, 0, 0, 0))
+        up, _, _, right = self.actions
+        self.instruction = (
+            "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets. "
+            "When you are right next to a box, you can push it by moving in the same direction. "
+            "You cannot push a box through a wall, and you cannot pull a box. "
+            f"The answer must be one of action in a turn, format is <answer>{right} || {up}</answer>."
+        )
+        self._take_instance(Room(height, width, 0, 0, 0, 0))
         if levels is not None:
             if max_moves is not None or max_pushes is not None:
                 raise ValueError("max_moves and max_pushes choose among rooms made here: leave them out with levels")
@@ -146,16 +163,12 @@ class Sokoban(GridEnv):
         return pictures.draw(self._cells(), self.width) if self.render_mode == "rgb_array" else self.text()
 
     def _make(self, world_seed: int) -> None:
-        self._enter(make_room(self.room_spec, world_seed))
+        self._take_instance(make_room(self.room_spec, world_seed))
 
-    def _enter(self, instance: Room) -> None:
+    def _take_instance(self, instance: Room) -> None:
         room = instance
         self.room, self.height, self.width = room, room.height, room.width
         self._lay(_ground(room.height * room.width, room.walls, room.targets))
-
-    def _make_space_for(self, instance: Room) -> None:
-        height, width = instance.height, instance.width
-        self._make_space(height, width, _longest_sentence(height, width, instance.boxes.bit_count()))
 
     def _play(self, action: str) -> Outcome | None:
         direction = self.action_index(action)
@@ -204,10 +217,6 @@ class Sokoban(GridEnv):
         return f"Player ({self._symbol['player']}) is at {self._positions([room.player])[0]}; {boxes}; {targets}."
 
 
-def _longest_sentence(height: int, width: int, num_boxes: int) -> int:
-    return 64 + (2 * num_boxes + 1) * len(f"({height},{width}), ")
-
-
 def _bits(mask: int) -> list[int]:
     cells = []
     while mask:
@@ -226,10 +235,10 @@ def _ground(count: int, walls: int, targets: int) -> tuple[str, ...]:
 def _moving(room: Room) -> list[tuple[int, str]]:
     """Boxes and player with their cells; a negative ``player`` leaves the player out."""
     player, targets = room.player, room.targets
-    found = [(box, "box on target" if targets >> box & 1 else "box") for box in _bits(room.boxes)]
+    things = [(box, "box on target" if targets >> box & 1 else "box") for box in _bits(room.boxes)]
     if player >= 0:
-        found.append((player, "player on target" if targets >> player & 1 else "player"))
-    return found
+        things.append((player, "player on target" if targets >> player & 1 else "player"))
+    return things
 
 
 def grid_text(room: Room) -> str:

@@ -117,14 +117,14 @@ def count_solutions(board: Board, size: int, limit: int = 2, barred: tuple[int, 
             return 0
         row, column, box = of[cells[best]]
         rest = cells[:best] + cells[best + 1 :]
-        found = 0
-        while candidates and found < limit:
+        solutions = 0
+        while candidates and solutions < limit:
             bit = candidates & -candidates
             candidates ^= bit
             rows[row], columns[column], boxes[box] = rows[row] ^ bit, columns[column] ^ bit, boxes[box] ^ bit
-            found += count(rest, limit - found)
+            solutions += count(rest, limit - solutions)
             rows[row], columns[column], boxes[box] = rows[row] ^ bit, columns[column] ^ bit, boxes[box] ^ bit
-        return found
+        return solutions
 
     return count(empty, limit)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Text
 
+from spa.envs.base import Example
 from spa.envs.levels import BadRow, read_level, read_levels
 from spa.envs.seeded import Outcome, SeededEnv, one_of
 from spa.envs.sudoku.generator import CLUES, FEWEST_CLUES, Board, conflicts, count_solutions, make_board
@@ -139,7 +139,19 @@ class Sudoku(SeededEnv):
     """
 
     name = "Sudoku"
-    given = "board"
+    instance_option = "board"
+    instruction = (
+        "You are solving a Sudoku puzzle. Fill in the empty cells so that every row, column and box holds each digit "
+        "once. An action places one digit: row, column, value, counted from 1. "
+        "Example answer format: <answer>1,1,4 || 2,3,1</answer>"
+    )
+    example = Example(
+        "| 1 2 3 4 | 3 4 1 2 | 2 1 4 . | 4 3 2 1 ",
+        "Row 3 holds 2, 1 and 4, so the empty cell is 3.",
+        "| 1 2 3 4 | 3 4 1 2 | 2 1 4 3 | 4 3 2 1 ",
+        "3,4,3",
+        ("Empty position to be filled is at (3,4).", "No empty positions found (board might be complete)."),
+    )
 
     def __init__(
         self,
@@ -165,12 +177,6 @@ class Sudoku(SeededEnv):
         )
         self.clues: Board = (0,) * self.size**2
         self.board: list[int] = list(self.clues)
-        length, charset = 2 * self.size * (self.size + 1), frozenset("| .123456789")
-        if state_format != "grid":
-            length += 64 + 7 * self.size**2
-            charset |= frozenset("\nEmpty positions to be filled are at (0,1). No found might complete")
-        self.observation_space = Text(length, charset=charset)
-        self.action_space = Text(64, charset=string.digits + string.ascii_letters + ", ")
         if levels is not None:
             self._levels = read_levels(levels, read_board, self.size, whole=_is_whole)
 
@@ -188,15 +194,13 @@ class Sudoku(SeededEnv):
         self._take_instance(make_board(self.size, self.num_clues, world_seed))
 
     def _read_instance(self, text: Any) -> Board:
-        return read_level(text, self.given, read_board, self.size)
+        return read_level(text, self.instance_option, read_board, self.size)
 
     def _take_instance(self, instance: Board) -> None:
         self.clues, self.board = instance, list(instance)
 
     def _load(self, text: str) -> None:
         """Takes over a board; all its digits count as given."""
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         line, _, rest = text.strip("\n").partition("\n")
         rows = [row.split() for row in line.strip().strip("|").split("|")]
         allowed = {".": 0} | {str(digit): digit for digit in range(1, self.size + 1)}
@@ -211,8 +215,8 @@ class Sudoku(SeededEnv):
                 row, column = divmod(cell, self.size)
                 raise ValueError(f"the {digit} at ({row + 1},{column + 1}) is repeated in its row, column or box")
         self._take_instance(tuple(board))
-        given = "" if self.state_format == "random_coordinates" else rest.strip()
-        if given and given != self._sentence():
+        sentence = "" if self.state_format == "random_coordinates" else rest.strip()
+        if sentence and sentence != self._sentence():
             raise ValueError(
                 f"the positions {rest!r} disagree with the board, whose positions are {self._sentence()!r}"
             )

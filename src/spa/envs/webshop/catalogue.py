@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +76,21 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
     """
     extra = load_by_id(attributes) if attributes else None
     products: dict[str, Product] = {}
-    for number, (line, entry) in enumerate(_entries(path), start=1):
-        if limit is not None and number > limit:
-            break
-        where = f"{path}, line {line}, product {number}"
+    for where, entry in islice(_entries(path), limit):
         if not isinstance(entry, dict):
-            raise ValueError(f"{where}: must be a JSON object, not {_kind(entry)}")
+            raise ValueError(f"{where}: must be a JSON object, not {type(entry).__name__}")
         identity = plain(_text(entry, "asin", where)).upper()
         where += f" ({identity})"
         if not identity or identity == "NAN" or len(identity) > MAX_ID or identity in products:
             continue
-        own: Any = entry
+        source: Any = entry
         if extra is not None:
-            own = extra.get(identity, {})
-            if not isinstance(own, dict):
-                raise ValueError(f"{attributes}, product {identity}: must be a JSON object, not {_kind(own)}")
-        names = text_list(own, "attributes", f"{attributes}, product {identity}" if extra is not None else where)
+            source = extra.get(identity, {})
+            if not isinstance(source, dict):
+                raise ValueError(
+                    f"{attributes}, product {identity}: must be a JSON object, not {type(source).__name__}"
+                )
+        names = text_list(source, "attributes", f"{attributes}, product {identity}" if extra is not None else where)
         products[identity] = _product(identity, entry, names, where)
     if not products:
         raise ValueError(f"{path}: holds no products")
@@ -99,13 +99,9 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
 
 def load_by_id(path: Path) -> Mapping[str, Any]:
     """A JSON object whose keys are product ids (here in capitals): the attribute file or the file of human goals."""
-    text = _read(path)
-    try:
-        loaded = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: no JSON: {error.msg}") from None
+    loaded = _json(_read(path), path)
     if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: must be a JSON object by product id, not {_kind(loaded)}")
+        raise ValueError(f"{path}: must be a JSON object by product id, not {type(loaded).__name__}")
     return {plain(key).upper(): value for key, value in loaded.items()}
 
 
@@ -115,7 +111,7 @@ def text_list(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{where}: {key!r} must be a list of texts, not {_kind(value)}")
+        raise ValueError(f"{where}: {key!r} must be a list of texts, not {type(value).__name__}")
     return tuple(dict.fromkeys(name for text in value if (name := plain(text).lower())))
 
 
@@ -123,7 +119,9 @@ def _product(identity: str, entry: dict[str, Any], attributes: tuple[str, ...], 
     bullets = entry.get("small_description") or []
     features = [bullets] if isinstance(bullets, str) else bullets
     if not isinstance(features, list) or not all(isinstance(line, (str, type(None))) for line in features):
-        raise ValueError(f"{where}: 'small_description' must be a text or a list of texts, not {_kind(bullets)}")
+        raise ValueError(
+            f"{where}: 'small_description' must be a text or a list of texts, not {type(bullets).__name__}"
+        )
     title = plain(_text(entry, "name", where))
     if not title:
         raise ValueError(f"{where}: 'name' is empty")
@@ -157,17 +155,17 @@ def _price(pricing: Any, where: str) -> tuple[float, str]:
     return round((amounts[0] + amounts[1]) / 2, 2), f"${amounts[0]:.2f} to ${amounts[1]:.2f}"
 
 
-def _options(given: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    if not given:
+def _options(entry: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    if not entry:
         return ()
-    if not isinstance(given, dict):
-        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {_kind(given)}")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {type(entry).__name__}")
     options: dict[str, dict[str, None]] = {}
-    for name, contents in given.items():
+    for name, contents in entry.items():
         if contents is None:
             continue
         if not isinstance(contents, list):
-            raise ValueError(f"{where}: option {name!r} must be a list, not {_kind(contents)}")
+            raise ValueError(f"{where}: option {name!r} must be a list, not {type(contents).__name__}")
         values = options.setdefault(plain(name).lower(), {})
         for content in contents:
             value = content.get("value") if isinstance(content, dict) else None
@@ -178,12 +176,12 @@ def _options(given: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple((name, tuple(values)) for name, values in options.items() if name and values)
 
 
-def _reviews(given: Any, where: str) -> tuple[str, ...]:
-    if not given:
+def _reviews(entries: Any, where: str) -> tuple[str, ...]:
+    if not entries:
         return ()
-    if not isinstance(given, list) or not all(isinstance(review, dict) for review in given):
-        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {_kind(given)}")
-    parts = ([review.get("score", review.get("stars")), review.get("title"), review.get("body")] for review in given)
+    if not isinstance(entries, list) or not all(isinstance(review, dict) for review in entries):
+        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {type(entries).__name__}")
+    parts = ([review.get("score", review.get("stars")), review.get("title"), review.get("body")] for review in entries)
     return tuple(" - ".join(plain(str(part)) for part in review if part is not None) for review in parts)
 
 
@@ -192,7 +190,7 @@ def _text(entry: Mapping[str, Any], key: str, where: str, default: str | None = 
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be a text, not {_kind(value)}"
+        what = "is missing" if value is None else f"must be a text, not {type(value).__name__}"
         raise ValueError(f"{where}: {key!r} {what}")
     return value
 
@@ -209,40 +207,20 @@ def _read(path: Path) -> str:
         raise ValueError(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def _entries(path: Path) -> Iterator[tuple[int, Any]]:
-    """The entries of a JSON array, or of a file with one a line, each with the number of the line on which it begins."""
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """The entries of a JSON array, or of a file with one a line, each with where it stands."""
     text = _read(path)
-    decoder = json.JSONDecoder()
-    array = text.lstrip()[:1] == "["
-    position, line, seen = text.index("[") + 1 if array else 0, 1, 0
-
-    def skip(characters: str) -> None:
-        nonlocal position
-        while position < len(text) and text[position] in characters:
-            position += 1
-
-    skip(" \t\r\n")
-    while position < len(text) and not (array and text[position] == "]"):
-        line, seen = line + text.count("\n", seen, position), position
-        try:
-            entry, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {error.lineno}: no JSON: {error.msg}") from None
-        yield line, entry
-        skip(" \t\r\n")
-        if array and text[position : position + 1] not in (",", "]"):
-            line += text.count("\n", seen, position)
-            raise ValueError(f"{path}, line {line}: no JSON: ',' or ']' must follow a product")
-        skip(" \t\r\n," if array else " \t\r\n")
+    if text.lstrip()[:1] == "[":
+        for number, entry in enumerate(_json(text, path), start=1):
+            yield f"{path}, product {number}", entry
+    else:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield f"{path}, line {number}", _json(line, path, number)
 
 
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-    }
-    return "null" if value is None else names.get(type(value), type(value).__name__)
+def _json(text: str, path: Path, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {first_line + error.lineno - 1}: no JSON: {error.msg}") from None

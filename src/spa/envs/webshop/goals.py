@@ -78,10 +78,10 @@ def human_goals(path: Path, products: Sequence[Product]) -> list[Goal]:
     Raises:
         ValueError: names file, product and what is wrong.
     """
-    given = load_by_id(path)
+    goals_by_id = load_by_id(path)
     goals = []
     for product in products:
-        entries = given.get(product.id, [])
+        entries = goals_by_id.get(product.id, [])
         if not isinstance(entries, list):
             raise ValueError(f"{path}, product {product.id}: must be a list of goals")
         for number, entry in enumerate(entries, start=1):
@@ -114,16 +114,16 @@ def synthetic_goals(products: Sequence[Product], instructions: Path | None = Non
         instructions: the public attribute file; what it holds as ``instruction`` and ``instruction_attributes`` of a
             product is used instead of a sentence of our own.
     """
-    given: Mapping[str, Any] = load_by_id(instructions) if instructions else {}
+    instructions_by_id: Mapping[str, Any] = load_by_id(instructions) if instructions else {}
     goals = []
     for product in products:
-        entry = given.get(product.id) or {}
-        own = text_list(entry, "instruction_attributes", f"{instructions}, product {product.id}")
+        entry = instructions_by_id.get(product.id) or {}
+        instruction_attributes = text_list(entry, "instruction_attributes", f"{instructions}, product {product.id}")
         written = entry.get("instruction")
         for number, chosen in enumerate(_combinations(product)):
             key = f"{product.id} {number}"
-            if isinstance(written, str) and own:
-                text, attributes = plain(written), own
+            if isinstance(written, str) and instruction_attributes:
+                text, attributes = plain(written), instruction_attributes
             elif product.attributes and product.query:
                 attributes = _some(product.attributes, key)
                 text = f"{_OPENINGS[_draw(key, len(_OPENINGS))]} {_listed(attributes)} {product.query}"
@@ -155,8 +155,8 @@ def _combinations(product: Product) -> Iterator[tuple[tuple[str, str], ...]]:
 def _some(attributes: tuple[str, ...], key: str) -> tuple[str, ...]:
     """One to three of the attributes."""
     count = 1 + _draw(f"{key} count", min(MAX_ATTRIBUTES, len(attributes)))
-    kept = sorted(attributes, key=lambda attribute: _digest(f"{key} {attribute}"))[:count]
-    return tuple(attribute for attribute in attributes if attribute in kept)
+    chosen = sorted(attributes, key=lambda attribute: _digest(f"{key} {attribute}"))[:count]
+    return tuple(attribute for attribute in attributes if attribute in chosen)
 
 
 def _price_limit(product: Product, key: str) -> tuple[float | None, str]:

@@ -60,12 +60,12 @@ def buttons(place: Place, shop: Shop, attributes: bool = False) -> dict[str, Pla
     back = {BACK: Place()}
     results = place._replace(kind="results", product=None, chosen=())
     if place.kind == "results":
-        found = shop.find(place.query)
+        products = shop.find(place.query)
         if place.number > 1:
             back[PREVIOUS] = place._replace(number=place.number - 1)
-        if place.number < _pages(len(found)):
+        if place.number < _pages(len(products)):
             back[NEXT] = place._replace(number=place.number + 1)
-        on_page = found[PER_PAGE * (place.number - 1) : PER_PAGE * place.number]
+        on_page = products[PER_PAGE * (place.number - 1) : PER_PAGE * place.number]
         return back | {product.id.lower(): place._replace(kind="item", product=product) for product in on_page}
     if place.kind != "item":
         return back | {PREVIOUS: place._replace(kind="item")}
@@ -91,11 +91,11 @@ def render(goal: Goal, place: Place, shop: Shop, attributes: bool = False) -> st
         return "\n".join([*lines, "Page: search", f"Actions: {SEARCH}"])
     origin = f'from results {place.number} for "{place.query}"'
     if place.kind == "results":
-        found = shop.find(place.query)
+        products = shop.find(place.query)
         lines.append(
-            f'Page: results {place.number} of {_pages(len(found))} for "{place.query}" ({len(found)} products)'
+            f'Page: results {place.number} of {_pages(len(products))} for "{place.query}" ({len(products)} products)'
         )
-        on_page = found[PER_PAGE * (place.number - 1) : PER_PAGE * place.number]
+        on_page = products[PER_PAGE * (place.number - 1) : PER_PAGE * place.number]
         lines += [f"[{product.id}] {_clip(product.title, MAX_TITLE)}, {product.price_tag}" for product in on_page]
         more = "click[<id>]" if on_page else None
     elif place.kind == "bought":
@@ -118,13 +118,6 @@ def render(goal: Goal, place: Place, shop: Shop, attributes: bool = False) -> st
 def score(goal: Goal, place: Place) -> Reward:
     """What buying the product of this place, with the options chosen, earns."""
     return reward(goal, place.item, (value for _, value in place.chosen))
-
-
-def longest(product: Product) -> int:
-    """A bound for the characters that pages of the product need beyond titles and texts: its options, listed and chosen."""
-    return sum(
-        2 * len(name) + 4 + sum(len(name) + 2 * len(value) + 8 for value in values) for name, values in product.options
-    )
 
 
 def _product_lines(product: Product) -> list[str]:
@@ -168,18 +161,18 @@ def parse(text: str, shop: Shop, number: int, attributes: bool = False) -> tuple
     """
     lines = text.split("\n")
     written = lines[0].removeprefix("Instruction: ")
-    found = number if shop.goals[number].text == written else shop.number_of(written)
-    if found is None:
+    goal_number = number if shop.goals[number].text == written else shop.number_of(written)
+    if goal_number is None:
         raise ValueError("the first line of a page must be 'Instruction: ' and the text of one of the goals")
     place = _place(lines[1] if len(lines) > 1 else "", lines, shop)
     if place is None:
         raise ValueError("the second line must say which page it is, as 'Page: search' does, and of what")
-    shown = render(shop.goals[found], place, shop, attributes)
+    shown = render(shop.goals[goal_number], place, shop, attributes)
     if shown != text:
         pairs = enumerate(zip_longest(shown.split("\n"), lines), start=1)
-        at, line = next((at, must) for at, (must, given) in pairs if must != given)
+        at, line = next((at, must) for at, (must, actual) in pairs if must != actual)
         raise ValueError(f"line {at} of this page must be {line!r}" if line is not None else f"line {at} is too much")
-    return found, place
+    return goal_number, place
 
 
 def _place(heading: str, lines: list[str], shop: Shop) -> Place | None:

@@ -146,7 +146,7 @@ def _lcs(one: str, other: str) -> int:
 
 
 def _has(product: Product, attribute: str) -> bool:
-    if any(same(own, attribute) for own in product.attributes):
+    if any(same(known, attribute) for known in product.attributes):
         return True
     text = "\n".join([product.title, *product.features, product.description]).lower()
     return attribute in text

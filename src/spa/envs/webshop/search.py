@@ -72,10 +72,10 @@ class Search:
             return ()
         # Rounded, so that a last bit, which may differ between machines, decides nothing.
         scores = np.round(self._index.get_scores_from_ids(list(words)), 4)
-        found = np.flatnonzero(scores > 0)
-        if len(found) > HITS:
-            found = found[scores[found] >= np.partition(scores[found], -HITS)[-HITS]]
-        best = found[np.argsort(-scores[found], kind="stable")][:HITS]
+        hits = np.flatnonzero(scores > 0)
+        if len(hits) > HITS:
+            hits = hits[scores[hits] >= np.partition(scores[hits], -HITS)[-HITS]]
+        best = hits[np.argsort(-scores[hits], kind="stable")][:HITS]
         return tuple(int(index) for index in self._order[best])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from spa.envs.tables import version
 from spa.envs.webshop.catalogue import SHIPPED, Product, load_products
 from spa.envs.webshop.goals import Goal, human_goals, permuted, synthetic_goals
 from spa.envs.webshop.search import Search
@@ -44,14 +45,17 @@ def open_shop(
     products: str | None, attributes: str | None, human: str | None, goals: str, num_products: int | None
 ) -> Shop:
     """The shop of these files; one that is open already, unless a file changed since."""
-    paths = [_path(given) for given in (products, attributes, human)]
-    return _open(*paths, goals, num_products, tuple(map(_stamp, paths)))
+    paths = [_path(path) for path in (products, attributes, human)]
+    versions = tuple(
+        version(path) if path and path.is_file() else None for path in paths
+    )  # reading names a missing one
+    return _open(*paths, goals, num_products, versions)
 
 
-def _path(given: str | None) -> Path | None:
-    if given is not None and not isinstance(given, (str, Path)):
-        raise ValueError(f"a file of the shop must be given by its path, not {given!r}")
-    return Path(given).expanduser() if given else None
+def _path(path: str | None) -> Path | None:
+    if path is not None and not isinstance(path, (str, Path)):
+        raise ValueError(f"a file of the shop must be given by its path, not {path!r}")
+    return Path(path).expanduser() if path else None
 
 
 @lru_cache(4)
@@ -61,18 +65,10 @@ def _open(
     human: Path | None,
     goals: str,
     num_products: int | None,
-    stamps: tuple[object, ...],
+    versions: tuple[object, ...],
 ) -> Shop:
     stock = load_products(products or SHIPPED, attributes, num_products)
     if goals == "human":
         assert human is not None, "checked by the world"
         return Shop(stock, human_goals(human, stock))
     return Shop(stock, synthetic_goals(stock, attributes))
-
-
-def _stamp(path: Path | None) -> object:
-    try:
-        found = path.stat() if path else None
-    except OSError:  # reading it will say so
-        return None
-    return found and (found.st_mtime_ns, found.st_size)

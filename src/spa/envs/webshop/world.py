@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import string
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Text
 
+from spa.envs.base import Example
 from spa.envs.seeded import Outcome, SeededEnv, at_least, one_of
 from spa.envs.webshop import pages, search
 from spa.envs.webshop.catalogue import plain
 from spa.envs.webshop.goals import Goal, split_of
 from spa.envs.webshop.pages import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Place
-from spa.envs.webshop.shop import GOALS, Shop, open_shop
+from spa.envs.webshop.shop import GOALS, open_shop
 
 MAX_ACTION = 400  # characters; anything longer is no action
 FAVOURITES = 6  # products that a blind shopper asks for most
+
+# A page of the catalogue that comes with the package; the goal is one for training.
+_LAMP = """
+Instruction: find me dimmable and heavy duty desk lamps with color: brown, and finish: matte, and price lower than 40.00 dollars
+Page: item of S1286E462E, from results 1 for "heavy duty dimmable desk lamp"
+Wilarra Desk Lamp, Heavy Duty, for Late Reading
+Price: $28.49, rating: 4.9
+color: [white] [red] [pink] [brown] [gray]
+finish: [matte] [glossy]
+Chosen: nothing
+Actions: click[back to search], click[< prev], click[description], click[features], click[reviews], click[buy now], \
+click[<option>]
+""".strip()
 
 
 class WebShop(SeededEnv):
@@ -53,8 +64,8 @@ class WebShop(SeededEnv):
     ## Goals
     Goals are numbered in a fixed random order. In a catalogue of 6,000 goals or more, 0-499 are for test, 500-1499 for
     validation, the others for training; of a smaller one a twelfth and a sixth. ``info["split"]`` says which it is: ``test``,
-    ``val`` or ``train``. A seed gives any of them; ``reset(options={"goal": 7})`` a certain one, and ``{"state": page}`` goes on
-    from a page.
+    ``val`` or ``train``. A seed gives any of them; ``reset(options={"goal": 7})`` a particular one, and ``{"state": page}``
+    continues from a page.
 
     Args:
         products: a product file in WebShop's format (JSON array or one object a line, gzipped or not); None is the
@@ -74,12 +85,25 @@ class WebShop(SeededEnv):
     """
 
     name = "WebShop"
-    given = "goal"
+    instance_option = "goal"
     rules = (
         "Buy a product that fits the instruction: its kind, its attributes, the options and the price. "
         "search[red shoes] searches, on the search page only; click[back to search] clicks a button. Buttons are shown in square "
         "brackets: ids of products, values of options, and those in the last line. Choose every option that the instruction "
         "names before click[buy now], which ends the episode."
+    )
+    instruction = (
+        "You are shopping online. Buy a product that fits the instruction: the kind of product, its attributes, the options and "
+        "the price. On the search page, search[words] finds products. On other pages, click[...] presses a button: the id of a "
+        "product or the value of an option that stands in square brackets, or one of the page's list of actions. Click every "
+        "option that the instruction names, one a turn, then click[buy now], which ends the shopping. One action in a turn. "
+        "Example answer format: <answer>search[red running shoes]</answer>"
+    )
+    example = Example(
+        _LAMP,
+        "It is a heavy duty, dimmable desk lamp for less than 40 dollars. The color must be brown, so I choose it first.",
+        _LAMP.replace("Chosen: nothing", "Chosen: color: brown"),
+        "click[brown]",
     )
 
     def __init__(
@@ -105,8 +129,6 @@ class WebShop(SeededEnv):
         self._shop = open_shop(*self._files)
         self._number = 0  # of the goal
         self.place = Place()
-        self.observation_space = Text(_bound(self._shop), charset=string.ascii_letters + string.digits + _SIGNS)
-        self.action_space = Text(MAX_ACTION, charset=string.ascii_letters + string.digits + _SIGNS[1:])
 
     @property
     def goal(self) -> Goal:
@@ -151,8 +173,6 @@ class WebShop(SeededEnv):
 
     def _load(self, text: str) -> None:
         """Takes over a page as text, with the instruction that it shows."""
-        if not isinstance(text, str):
-            raise ValueError(f"a state must be text, got {type(text).__name__}")
         self._number, self.place = pages.parse(text.strip(), self._shop, self._number, self.show_attributes)
 
     def _keeps(self, earlier: Any) -> bool:
@@ -198,15 +218,3 @@ class WebShop(SeededEnv):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._shop = open_shop(*self._files)
-
-
-_SIGNS = "\n" + string.punctuation + " "
-
-
-@lru_cache(4)
-def _bound(shop: Shop) -> int:
-    """More characters than any page of the shop has."""
-    frame = 600 + max(len(goal.text) for goal in shop.goals) + pages.MAX_QUERY
-    results = pages.PER_PAGE * (pages.MAX_TITLE + 80)
-    item = pages.MAX_TITLE + max(pages.longest(product) for product in shop.products)
-    return frame + max(results, item + pages.MAX_TEXT)

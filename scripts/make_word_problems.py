@@ -1,19 +1,24 @@
-"""Word problems of our own, made from templates: the form of the public data, for use without a network.
+"""Makes the word problems that come with the package, from templates, in the form of the public data.
+
+    python scripts/make_word_problems.py           writes src/spa/envs/metamathqa/problems.jsonl.gz
+    python scripts/make_word_problems.py --print   shows them
 
 Each has a working whose lines end in ``a * b = c`` and then ``The answer is:``.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
+import sys
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from spa.envs.seeded import pick
-
+TARGET = Path(__file__).parents[1] / "src" / "spa" / "envs" / "metamathqa" / "problems.jsonl.gz"
 COUNT = 2000
 _SEED = 20_251_015  # of the whole collection
 _NAMES = [
@@ -38,18 +43,7 @@ _NAMES = [
     "Sami",
     "Tara",
 ]
-_THINGS = [
-    "pencils",
-    "marbles",
-    "stickers",
-    "apples",
-    "buttons",
-    "shells",
-    "stamps",
-    "beads",
-    "postcards",
-    "walnuts",
-]
+_THINGS = ["pencils", "marbles", "stickers", "apples", "buttons", "shells", "stamps", "beads", "postcards", "walnuts"]
 
 
 class WordProblem(NamedTuple):
@@ -66,17 +60,20 @@ class Draw:
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
 
+    def _below(self, count: int) -> int:
+        return int(self.rng.random() * count)
+
     def int(self, low: int, high: int) -> int:
         """From ``low`` to ``high``, both included."""
-        return low + pick(self.rng.random(), high - low + 1)
+        return low + self._below(high - low + 1)
 
     def of(self, words: list[str]) -> str:
-        return words[pick(self.rng.random(), len(words))]
+        return words[self._below(len(words))]
 
     def names(self) -> tuple[str, str]:
         """Two different names."""
-        first = pick(self.rng.random(), len(_NAMES))
-        second = (first + 1 + pick(self.rng.random(), len(_NAMES) - 1)) % len(_NAMES)
+        first = self._below(len(_NAMES))
+        second = (first + 1 + self._below(len(_NAMES) - 1)) % len(_NAMES)
         return _NAMES[first], _NAMES[second]
 
 
@@ -90,15 +87,15 @@ def _boxes(d: Draw) -> WordProblem:
 
 
 def _given_away(d: Draw) -> WordProblem:
-    (who, friend), thing, had, found, gave = d.names(), d.of(_THINGS), d.int(20, 80), d.int(5, 40), d.int(3, 18)
+    (who, friend), thing, had, more, gave = d.names(), d.of(_THINGS), d.int(20, 80), d.int(5, 40), d.int(3, 18)
     return WordProblem(
-        f"{who} has {had} {thing}, finds {found} more and then gives {gave} of them to {friend}. "
+        f"{who} has {had} {thing}, finds {more} more and then gives {gave} of them to {friend}. "
         f"How many {thing} does {who} have left?",
         (
-            f"With those found: {had} + {found} = {had + found}",
-            f"After the gift: {had + found} - {gave} = {had + found - gave}",
+            f"With those found: {had} + {more} = {had + more}",
+            f"After the gift: {had + more} - {gave} = {had + more - gave}",
         ),
-        str(had + found - gave),
+        str(had + more - gave),
     )
 
 
@@ -326,20 +323,27 @@ def _half_hours(d: Draw) -> WordProblem:
 
 
 _TEMPLATES: tuple[Callable[[Draw], WordProblem], ...] = (
-    *(
-        _boxes,
-        _given_away,
-        _shared,
-        _change,
-        _cents,
-        _distance,
-        _speed,
-        _percent_of,
-        _discount,
-        _which_percent,
-        _fraction_left,
-    ),
-    *(_fraction_of, _average, _fence, _tiles, _ages, _sum_and_difference, _savings, _factory, _recipe, _half_hours),
+    _boxes,
+    _given_away,
+    _shared,
+    _change,
+    _cents,
+    _distance,
+    _speed,
+    _percent_of,
+    _discount,
+    _which_percent,
+    _fraction_left,
+    _fraction_of,
+    _average,
+    _fence,
+    _tiles,
+    _ages,
+    _sum_and_difference,
+    _savings,
+    _factory,
+    _recipe,
+    _half_hours,
 )
 
 
@@ -348,8 +352,7 @@ def _decimal(value: Fraction) -> str:
     return f"{float(value):.2f}".rstrip("0").rstrip(".")
 
 
-@lru_cache(1)
-def word_problems() -> tuple[dict[str, str], ...]:
+def word_problems() -> list[dict[str, str]]:
     """``COUNT`` different problems, the same ones everywhere, with the fields ``query`` and ``response`` of the public data."""
     draw = Draw(np.random.Generator(np.random.PCG64(np.random.SeedSequence(_SEED))))
     made: dict[str, str] = {}
@@ -359,4 +362,17 @@ def word_problems() -> tuple[dict[str, str], ...]:
         number += 1
         working = "".join(f"{step}.\n" for step in problem.steps)
         made.setdefault(problem.question, f"{working}The answer is: {problem.answer}")
-    return tuple({"query": query, "response": response} for query, response in made.items())
+    return [{"query": query, "response": response} for query, response in made.items()]
+
+
+def main() -> None:
+    text = "".join(json.dumps(problem) + "\n" for problem in word_problems())
+    if "--print" in sys.argv[1:]:
+        sys.stdout.write(text)
+        return
+    TARGET.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    print(f"{TARGET}: {COUNT} problems, {TARGET.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
