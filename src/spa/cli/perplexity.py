@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,7 +55,7 @@ def measure(name: str, settings: Sequence[str], model: str | None, count: int, s
     from spa.agent.policy import Policy, make_task
     from spa.agent.worlds import WorldSource
     from spa.config.load import load_config
-    from spa.evaluate.perplexity import CONTEXTS, formats, random_guess, sample_states, state_perplexity
+    from spa.evaluate.perplexity import CONTEXTS, perplexity_by_format, random_guess
 
     cfg = load_config(name, settings)
     policy = Policy.load(cfg, model)
@@ -64,12 +65,9 @@ def measure(name: str, settings: Sequence[str], model: str | None, count: int, s
         "model": model or cfg.model.path,
         "random_guess": random_guess(task, len(policy.tokenizer)),
     }
-    for state_format in formats(task):
-        shown = make_task(cfg, state_format=state_format)
-        states = sample_states(shown, chosen, seed=seed)
-        for context in CONTEXTS:
-            scored = state_perplexity(policy.model, policy.chat, shown, states, context=context)
-            result[f"{context}/{state_format}"] = scored.as_dict()
+    for context in CONTEXTS:
+        scored = perplexity_by_format(cfg, policy, task, chosen, seed=seed, context=context)
+        result |= {f"{context}/{state_format}": asdict(score) for state_format, score in scored.items()}
     return result
 
 
