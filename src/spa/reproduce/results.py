@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spa.agent.worlds import content_key
-from spa.common.clock import Spent
+from spa.common.clock import Elapsed
 from spa.config.load import load_config, load_variant
 from spa.config.schema import VariantConfig
 from spa.config.variants import dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder, variant_config
@@ -158,9 +158,9 @@ def _of_results(
     if all("actions" in found for stages in recorded for name, found in stages.items() if name != "SFT"):
         played = [sum(int(found.get("actions", 0)) for found in stages.values()) for stages in recorded]
         out.actions_played = dict(zip(out.seeds, played, strict=True))
-    times = [{name: Spent.of(found) for name, found in stages.items()} for stages in recorded]
+    times = [{name: Elapsed.from_record(found) for name, found in stages.items()} for stages in recorded]
     for stage in dict.fromkeys(name for found in times for name in found):
-        spent = sum((found.get(stage, Spent()) for found in times), Spent())
+        spent = sum((found.get(stage, Elapsed()) for found in times), Elapsed())
         out.seconds[stage], out.cpu_seconds[stage] = spent.wall / len(times), spent.cpu / len(times)
     records = [read_metrics(variants_folder(folder) / variant.name / "ppo" / "metrics.jsonl") for folder in done]
     for name in ("val/pass@1", "world_model/prediction_em", "world_model/observation_em", "calibration/top1"):
