@@ -61,9 +61,9 @@ def calibration_metrics(
     """
     from spa.models.scoring import score_rows
 
-    found = cases(chat, make_env, episodes, seed)
+    judged = cases(chat, make_env, episodes, seed)
     rows, owners = [], []
-    for number, case in enumerate(found):
+    for number, case in enumerate(judged):
         for kind, state in case.candidates:
             rows.append(chat.continuation(case.context, case.prefix, state + _CLOSING))
             owners.append((number, kind))
@@ -73,7 +73,7 @@ def calibration_metrics(
         by_case[number].append((kind, score.logprob, score.count))
     values: dict[str, list[float]] = defaultdict(list)
     for number, candidates in by_case.items():
-        groups = ("", f"turn_{found[number].turn}/", f"actions_{found[number].actions}/")
+        groups = ("", f"turn_{judged[number].turn}/", f"actions_{judged[number].actions}/")
         _, truth, count = candidates[0]
         others = [score for _, score, _ in candidates[1:]]
         for group in groups:
@@ -88,13 +88,13 @@ def calibration_metrics(
             if rivals:
                 values[f"beats_{kind}"].append(truth > max(rivals))
     means = {PREFIX + name: float(np.mean(entries)) for name, entries in sorted(values.items())}
-    return {**means, f"{PREFIX}cases": len(found)}
+    return {**means, f"{PREFIX}cases": len(judged)}
 
 
 def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: int) -> list[Case]:
     """The turns of ``calibration_metrics`` with their candidates; the same arguments give the same ones."""
     env = make_env()
-    found = []
+    out = []
     for episode in episodes:
         if episode.status == "error":
             continue
@@ -109,8 +109,8 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
             if others:
                 candidates = [("truth", turn.next_state), *others]
                 shaped = [(kind, _laid_out(turn.prediction, state)) for kind, state in candidates]
-                found.append(Case(context, head, shaped, turn.index + 1, len(turn.executed)))
-    return found
+                out.append(Case(context, head, shaped, turn.index + 1, len(turn.executed)))
+    return out
 
 
 def _laid_out(written: str, state: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spa.common.progress import duration
+from spa.common.tables import markdown_table
 from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.verdict import VariantScore, verdict
 from spa.reproduce.paper import paper_numbers
@@ -72,7 +73,7 @@ def markdown(scale: Scale, numbers: Numbers) -> str:
     for world in tables(scale, numbers):
         lines += [f"## {world.name}", "", *world.sentences, *([""] if world.sentences else [])]
         if world.rows:
-            lines += [*_markdown(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
+            lines += [*markdown_table(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
     return "\n".join([*lines, note(numbers)]) + "\n"
 
 
@@ -112,12 +113,3 @@ def _first(found: VariantNumbers) -> dict[str, Interval]:
 def _time(stages: dict[str, float]) -> str:
     total = sum(stages.values())
     return duration(total) if total else "-"
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-    return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]
