@@ -17,7 +17,6 @@ from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
 from spa.report.charts import (
-    Chart,
     Figure,
     comparison_chart,
     diagnostic_charts,
@@ -25,11 +24,11 @@ from spa.report.charts import (
     number,
     variant_colors,
 )
-from spa.report.data import MetricsRow, ReportData, VariantReport
+from spa.report.data import MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
 
 _FACTS = (
-    ("world", ("env.tag", "env.id")),
+    ("world", ("env.id",)),
     ("model", ("model.path",)),
     ("self-play worlds", ("selfplay.groups",)),
     ("PPO steps", ("ppo.steps",)),
@@ -100,14 +99,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _facts(config: Mapping[str, str]) -> list[tuple[str, str]]:
-    facts = []
-    for label, keys in _FACTS:
-        values = [config[key] for key in keys if key in config]
-        if label == "world":
-            values = values[:1]
-        if values:
-            facts.append((label, " × ".join(values)))
-    return facts
+    values = {label: [config[key] for key in keys if key in config] for label, keys in _FACTS}
+    if "env.tag" in config:
+        values["world"] = [config["env.tag"]]
+    return [(label, " × ".join(texts)) for label, texts in values.items() if texts]
 
 
 def _format(value: float | None, kind: str) -> str:
@@ -147,27 +142,18 @@ def _minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, float]]:
-    rows: dict[str, Mapping[str, float]] = {}
+def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, Any]]:
+    """The last measurement after each SFT, and that of each evaluation."""
+    rows: dict[str, Mapping[str, Any]] = {}
     for variant, stage in _stages_2(data).items():
         for row in stage:
             if any(str(key).startswith("world_model/") for key in row):
                 rows[f"after SFT, {variant}" if variant else "after SFT"] = row
-    return rows | {
-        variant: report.result.world_model for variant, report in data.variants.items() if report.result is not None
-    }
+    return rows | {variant: r.result.world_model for variant, r in data.variants.items() if r.result is not None}
 
 
 def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
     return {"": data.sft, **data.sft_of_variants}
-
-
-def _episodes(variants: Mapping[str, VariantReport], limit: int) -> list[tuple[str, list[Any], int]]:
-    shown = (
-        (variant, [view(e) for e in choose_episodes(r.episodes, limit)], len(r.episodes))
-        for variant, r in variants.items()
-    )
-    return [entry for entry in shown if entry[1]]
 
 
 def render(template: str, title: str, figures: Mapping[str, Figure], **values: Any) -> str:
@@ -198,14 +184,12 @@ def write_page(text: str, path: str | os.PathLike[str]) -> Path:
 
 def render_report(data: ReportData) -> str:
     """The report as an HTML document."""
-    colors = variant_colors(data.variants)
+    colors = variant_colors(list(data.variants))
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
     rows = comparison_table(results, data.baseline)
-    compare = comparison_chart(rows, colors)
     learning = learning_charts(data.variants, _stages_2(data), colors)
     diagnostics = diagnostic_charts(data.variants, colors)
-    charts = [*([Chart("comparison", "", "", compare)] if compare else []), *learning, *diagnostics]
-    figures: dict[str, Figure] = {chart.key: chart.figure for chart in charts}
+    figures = {chart.key: chart.figure for chart in [*comparison_chart(rows, colors), *learning, *diagnostics]}
     config = flatten(data.config)
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
     return render(
@@ -224,7 +208,15 @@ def render_report(data: ReportData) -> str:
         charts=figures,
         learning=learning,
         diagnostics=diagnostics,
-        episodes=_episodes(data.variants, data.episodes_per_variant),
+        episodes=[
+            (
+                variant,
+                [view(episode) for episode in choose_episodes(r.episodes, data.episodes_per_variant)],
+                len(r.episodes),
+            )
+            for variant, r in data.variants.items()
+            if r.episodes and data.episodes_per_variant > 0
+        ],
         timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
         total=duration(sum(timings.values())),
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spa.report.charts import Chart, axes, colors_of, line
+from spa.report.charts import Chart, axes, line, variant_colors
 from spa.report.html import render, write_page
 from spa.reproduce.results import Curve, Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
@@ -31,7 +31,7 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
 
 def _colors(numbers: Numbers) -> dict[str, str]:
     """A variant has one color in all worlds."""
-    return colors_of(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
+    return variant_colors(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
 def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
