@@ -109,7 +109,7 @@ def test_convert_there_and_back(data, capsys) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["convert", "DATA", "--to", "verll", "--out", "x.parquet"], "unknown layout 'verll'. Did you mean 'verl'?"),
+        (["convert", "DATA", "--to", "verll", "--out", "x.parquet"], "unknown layout 'verll'; choose one of spa,"),
         (["convert", "DATA", "--to", "verl", "--out", "x.csv"], "must end in .parquet or .jsonl"),
         (["convert", "DATA", "--to", "verl", "--out", "DATA/train.parquet"], "exists; add --force"),
         (["convert", "nowhere.parquet", "--to", "verl", "--out", "x.parquet"], "no data file nowhere.parquet"),

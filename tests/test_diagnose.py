@@ -171,11 +171,7 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
     ],
 )
 def test_mistakes_are_one_line_before_any_work(
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()

@@ -80,10 +80,7 @@ def episode(*turns: Turn, group=0, success=False, status="completed", seed=None,
 
 def test_world_model_metrics_by_hand() -> None:
     found = world_model_metrics(
-        [
-            episode(turn(" #P\n_# ", "#_\nP#"), turn("#P\n__", "#P\n_#"), turn()),
-            episode(turn("x", "x"), status="error"),
-        ]
+        [episode(turn(" #P\n_# ", "#_\nP#"), turn("#P\n__", "#P\n_#"), turn()), episode(turn("x", "x"), status="error")]
     )
     assert found["world_model/observation_em"] == 0.5
     assert found["world_model/prediction_em"] == 0.5

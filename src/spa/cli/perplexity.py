@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-DEFAULT = ("sokoban", "frozen_lake", "sudoku")
+from spa.cli.arguments import split_words
+
+DEFAULT = "sokoban,frozen_lake,sudoku"
 FORMATS = {"grid": "raw", "coordinates": "with coordinates"}
 
 
@@ -34,12 +36,9 @@ def perplexity(
     ] = None,
 ) -> None:
     """Perplexity of worlds' states, raw and with coordinates, beside that of a random guess."""
-    given = list(words or [])
-    names = given.pop(0).split(",") if given and "=" not in given[0] else list(DEFAULT)
-    for word in given:
-        if "=" not in word:
-            raise ValueError(f"unexpected argument {word!r}; settings are written key=value, configs a,b,c")
-    results = {name: measure(name, given, model, worlds, seed) for name in dict.fromkeys(names)}
+    names, settings = split_words(words)
+    configs = dict.fromkeys((names or DEFAULT).split(","))
+    results = {name: measure(name, settings, model, worlds, seed) for name in configs}
     print(render(results))
     if output is not None:
         from spa.common.files import atomic_write

@@ -83,14 +83,12 @@ def reproduce(
         print(f"{len(runs)} runs in {folder}")
         for name in chosen.worlds:
             for variant in chosen.variants_of(name):
-                if variant in (own := chosen.own_variants_of(name)):
-                    print(
-                        f"{name}, variant {variant}: {', '.join(f'{key}={value}' for key, value in own[variant].items())}"
-                    )
+                if definition := chosen.own_variants_of(name).get(variant):
+                    text = ", ".join(f"{key}={value}" for key, value in definition.items())
+                    print(f"{name}, variant {variant}: {text}")
                 elif variant in chosen.bases:
-                    print(
-                        f"{name}, variant {variant}: from the model of spa pretrain {' '.join(chosen.bases[variant])}"
-                    )
+                    text = " ".join(chosen.bases[variant])
+                    print(f"{name}, variant {variant}: from the model of spa pretrain {text}")
         for cell, cfg in zip(runs, configs, strict=False):
             print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
             for line in imports(cfg, variants_of(cfg)):

@@ -73,9 +73,9 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 def sweep(folder: str | os.PathLike[str]) -> None:
     """Removes what killed writes and removals left of ``folder`` and below it; nobody else may be writing there."""
-    own = Path(folder)
-    of_itself = own.parent.glob(f".{glob.escape(own.name)}.*{_SUFFIX}")
-    for path in [*of_itself, *sorted(own.rglob(f".*{_SUFFIX}"))]:
+    root = Path(folder)
+    siblings = root.parent.glob(f".{glob.escape(root.name)}.*{_SUFFIX}")
+    for path in [*siblings, *sorted(root.rglob(f".*{_SUFFIX}"))]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

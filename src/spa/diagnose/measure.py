@@ -274,13 +274,13 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
 def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | None) -> VariantTime:
     """How long a variant's stages will take, from small measurements; ``speed`` is that of stage 2, in tokens a second."""
     episode: float | None = 0.0
-    kept: float | None = None
+    row_rate: float | None = None
     step: float | None = 0.0
     stage_1: float | None = 0.0
     stage_2: float | None = 0.0
     if needs_sft(cfg, variant):
         source = source_config(cfg, variant)
-        episode, kept, tokens = _probe(source, policy)
+        episode, row_rate, tokens = _probe(source, policy)
         count = source.selfplay.groups * source.selfplay.group_size
         stage_1 = None if episode is None else count * episode
         step = stage_2 = None
@@ -293,7 +293,7 @@ def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | No
     ppo = _ppo_step(variant_config(cfg, variant), variant) if variant.rl else 0.0
     before = variant_config(cfg, load_variant(variant.continues)).ppo.steps if variant.continues else 0
     stage_3 = None if ppo is None else ppo * (variant_config(cfg, variant).ppo.steps - before)
-    return VariantTime(variant.name, episode, kept, step, ppo, stage_1, stage_2, stage_3)
+    return VariantTime(variant.name, episode, row_rate, step, ppo, stage_1, stage_2, stage_3)
 
 
 def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tuple[float, float] | None]:
@@ -311,16 +311,16 @@ def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tup
     seconds = (time.perf_counter() - started) / PROBED
     rows, _ = training_rows(cfg, _played(episodes))
     turns = sum(len(episode.turns) for episode in episodes)
-    kept = len(rows) / max(1, turns)
+    row_rate = len(rows) / max(1, turns)
     try:
         examples, _ = encode_rows(
             rows, policy.chat, loss=cfg.sft.loss, train_end=cfg.sft.train_end, max_length=cfg.sft.max_length
         )
     except ValueError:  # no row
-        return seconds, kept, None
+        return seconds, row_rate, None
     if cfg.sft.merge_turns:
         examples = merge_turns(examples)
-    return seconds, kept, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
+    return seconds, row_rate, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
 
 
 def _played(episodes: list[Episode]) -> list[Episode]:
@@ -340,8 +340,8 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
         started = time.perf_counter()
         seed = stream_seed(cfg.seeds.run, ROLLOUT, 0)
         episodes = policy.play(task, worlds, samples=cfg.ppo.group_size, seed=seed)
-        kept = [episode for episode in _played(episodes) if episode.group < learned]
-        update(trainer.learner, kept, policy.chat, rng=np.random.default_rng(seed))
+        trained = [episode for episode in _played(episodes) if episode.group < learned]
+        update(trainer.learner, trained, policy.chat, rng=np.random.default_rng(seed))
     except (ValueError, torch.OutOfMemoryError) as error:
         note(f"variant {variant.name}: no PPO step could be timed: {_line(error)}")
         return None

@@ -16,14 +16,7 @@ from spa.common.files import atomic_write
 from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
-from spa.report.charts import (
-    Figure,
-    comparison_chart,
-    diagnostic_charts,
-    learning_charts,
-    number,
-    variant_colors,
-)
+from spa.report.charts import Figure, comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
 from spa.report.data import MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
 
