@@ -53,7 +53,6 @@ def test_a_paired_difference_is_narrower_than_two_intervals() -> None:
     paired = bootstrap_difference(base + 0.1, base, 500, 0)
     assert paired.mean == pytest.approx(0.1)
     assert paired.low == pytest.approx(0.1)
-    assert paired.excludes(0.0)
 
 
 def turn(observation=None, prediction=None, state="#P\n_#", after="#_\nP#", executed=("Down",), **kwargs) -> Turn:

@@ -20,8 +20,6 @@ from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mea
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.verdict import BASE, VariantScore, verdict
 
-LEVEL = 0.95
-
 
 def _failed(episode: Episode) -> bool:
     return episode.status == "error"
@@ -72,7 +70,7 @@ def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, see
         ValueError: no worlds, or ``k`` is larger than the samples of some world.
     """
     values, weights = _estimate(worlds, k)
-    return bootstrap_mean(values, num_resamples, seed, LEVEL, weights)
+    return bootstrap_mean(values, num_resamples, seed, weights)
 
 
 def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -259,7 +257,7 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
     if pairs is None or min(world.samples for side in pairs for world in side) < k:
         return None
     (a, weights_a), (b, weights_b) = _estimate(pairs[0], k), _estimate(pairs[1], k)
-    return bootstrap_difference(a, b, result.bootstrap, result.seed, LEVEL, weights_a, weights_b)
+    return bootstrap_difference(a, b, result.bootstrap, result.seed, weights_a, weights_b)
 
 
 def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
