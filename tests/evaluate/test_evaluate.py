@@ -177,3 +177,8 @@ def test_other_worlds_give_no_paired_difference() -> None:
     a = EvalResult.from_episodes("a", grouped([1, 2]), [1], 50)
     b = EvalResult.from_episodes("b", grouped([1, 2, 3]), [1], 50)
     assert paired_difference(a, b, 1) is None
+
+
+def test_pass_1_weighs_worlds_by_their_samples() -> None:
+    episodes = [*grouped([4]), episode(turn(), group=1)]
+    assert summarize(episodes, [1], 50)["pass@1"] == pytest.approx(4 / 5)

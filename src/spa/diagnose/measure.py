@@ -1,4 +1,4 @@
-"""``spa diagnose``: what the recipe can do in a world with a model, measured in small before anything is trained for hours."""
+"""``spa diagnose``: small measurements of what the recipe can do with a world and a model, before hours of training."""
 
 from __future__ import annotations
 

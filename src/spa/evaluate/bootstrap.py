@@ -74,7 +74,7 @@ def _interval(
 
 
 def bootstrap_mean(
-    values: ArrayLike, num_resamples: int = 2000, seed: int = 0, level: float = 0.95, weights: ArrayLike | None = None
+    values: ArrayLike, num_resamples: int = 2000, seed: int = 0, weights: ArrayLike | None = None
 ) -> Interval:
     """Mean of ``values`` with its 95% percentile bootstrap interval over worlds.
 

@@ -1,4 +1,4 @@
-"""Does a model find the true next state more likely than false ones? Sampling can hide it; likelihoods cannot."""
+"""Likelihood of the true next state against corrupted ones, which shows knowledge that sampling can hide."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from spa.envs import TextEnv
 PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
 _TRIES = 32  # random action sequences from one state
-_LOOKS = 500  # changed states that a world is asked about
+_LOOKS = 500  # edited states checked for legality
 _CLOSING = "</prediction>"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A turn whose prediction is to be judged: what stands before it, and what could stand in it.
+    """A turn whose prediction is judged: the tokens before it, and the candidates for its text.
 
     ``candidates`` maps a kind (``truth``, ``stay``, ``other_move``, ``swap``) to states; only ``truth`` and at
     least one other are always there.
@@ -44,7 +44,7 @@ def calibration_metrics(
 ) -> dict[str, float]:
     """How the log-likelihood of the true next state compares with that of its corruptions.
 
-    Judged are the turns that wrote a prediction in the world-model format and whose state changed. The model reads its own turn
+    Only turns that wrote a prediction in the world-model format and whose state changed are judged. The model reads its own turn
     up to ``<prediction>``, with the true state in its observation, and the candidates are scored as if it had written them, up
     to and with ``</prediction>``.
 

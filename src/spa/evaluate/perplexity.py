@@ -1,4 +1,4 @@
-"""How unfamiliar a world's states are to a model: their perplexity (paper, Table 1)."""
+"""Perplexity of a world's states under a model: how unfamiliar they are (paper, Table 1)."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ CHUNK = 32  # worlds played at once; also how often the progress bar moves
 
 
 def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: Path) -> dict[str, Any]:
-    """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each and measures the world model on some of them.
+    """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each, and measures the world model on some of them.
 
     ``model`` None is the model behind the chat server of ``engine``, which plays nothing else here.
 
-    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world); with ``agent.planner`` also what that planner reaches
-    on the same worlds (``evaluate_planner``).
+    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world); with ``agent.planner`` also that planner's result on
+    the same worlds (``evaluate_planner``).
 
     Returns:
-        what the stage records: the model, Pass@k, the world keys.
+        the stage's record: model, Pass@k, world keys.
 
     Raises:
         ValueError: a model, world or setting that cannot be used, or every episode failed (the first error is named).
@@ -76,7 +76,7 @@ def play_chunks(
     title: str,
     store: EpisodeStore | None = None,
 ) -> list[Episode]:
-    """Plays worlds with a progress bar; groups are numbered through.
+    """Plays worlds with a progress bar; groups are numbered consecutively.
 
     Args:
         store: episodes already played, which are not played again. The others are added as they finish, except those that a
@@ -106,7 +106,7 @@ def in_chunks(
     *,
     size: int,
 ) -> list[Episode]:
-    """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered through."""
+    """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered consecutively."""
     store = EpisodeStore() if store is None else store
     with progress(len(worlds), title) as bar:
         for number, start in enumerate(range(0, len(worlds), size)):
@@ -135,6 +135,6 @@ def _play_served(
 
         left = [job for job in jobs if (job.group, job.member) not in store]
         played = play_jobs(policy.server, task, left, sampling_for(task, policy.sampling), seed=seed, on_done=finished)
-        store.add(played, write=False)  # what failed is tried again by a resumed run
+        store.add(played, write=False)  # a resumed run retries what failed
         bar.advance(len(jobs) - bar.done)
     return store.in_order()

@@ -22,7 +22,7 @@ def probe_world_model(
     seed: int,
     perplexity: bool = True,
 ) -> tuple[dict[str, float], list[Episode]]:
-    """Plays ``worlds`` held-out worlds once with the world-model prompt and measures what the model knows of them.
+    """Plays ``worlds`` held-out worlds once with the world-model prompt and measures the world model on them.
 
     Returns:
         ``world_model/*`` (with legality), ``calibration/*`` and ``perplexity/*`` as in ``measure_episodes``; the episodes.

@@ -1,4 +1,4 @@
-"""An episode as the report shows it: marked-up responses and states side by side. Plain strings; the template escapes."""
+"""Episodes for the report: marked-up responses and states side by side. Plain strings; the template escapes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times.
 
-What was measured (successes of every test world) is kept beside what is computed from it, so that tables can be made again from the
-file (``from_json``).
+The file holds the measurements (successes of every test world) beside the numbers computed from them, so that tables can be made
+again from it (``from_json``).
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ Curve = list[tuple[float, float]]
 
 @dataclass
 class VariantNumbers:
-    """One variant in one world, in shares of [0, 1]. What is not by seed is a mean over the seeds that are finished.
+    """One variant in one world, as shares in [0, 1]. Values that are not by seed are means over the finished seeds.
 
     Attributes:
         worlds: digest of the test worlds; the same in all seeds and variants that are compared.
         samples: of each test world.
         successes: by seed, how many samples of each test world were won, in the order of the worlds' seeds.
         passes: Pass@k by k.
-        differences: to other variants, by their names, the same on the seeds that both have.
+        differences: in Pass@k to other variants, by name and k, on the seeds that both have.
         by_seed: Pass@1 of each seed.
-        actions_by_seed: actions a turn on the test worlds: whether a policy acts step by step or writes whole plans can differ
-            between seeds, and counts for much.
-        tokens_by_seed: tokens written in an episode, those of what a planner imagined included.
-        actions_played: by seed, actions that the world had to answer before the evaluation: self-play, practice and RL.
-        seconds: what the variant's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
+        actions_by_seed: actions per turn on the test worlds. Whether a policy acts step by step or writes whole plans can differ
+            between seeds, and matters a lot.
+        tokens_by_seed: tokens written per episode, including a planner's.
+        actions_played: by seed, actions executed in the world before the evaluation: self-play, practice and RL.
+        seconds: wall time of each of the variant's stages, without validation; ``cpu_seconds``: processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
         world_model: what was measured of the world model at the end.
     """
@@ -101,7 +101,7 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
 
 
 def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
-    """Sets what follows from the successes: Pass@k, its differences to the variants ``versus``, and each seed's Pass@1.
+    """Computes from the successes: Pass@k, its differences to the variants ``versus``, and each seed's Pass@1.
 
     Raises:
         ValueError: as ``collect_cells``.
@@ -126,7 +126,7 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
 
 
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
-    """What a variant's runs left, under its name, and what its planner did, under that of both; empty where none is finished."""
+    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty where no run is finished."""
     entries: ByVariant = {}
     for file in ("result.json", "planner.json"):
         paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
@@ -208,7 +208,7 @@ def to_json(numbers: Numbers) -> str:
 
 
 def from_json(text: str) -> Numbers:
-    """What ``to_json`` wrote, without what ``compute`` sets.
+    """Reads the output of ``to_json``, without what ``compute`` sets.
 
     Raises:
         ValueError: not such a file; the message says what is wrong.
