@@ -68,18 +68,6 @@ class Table:
     rows: list[tuple[str, list[str]]]
 
 
-def embed_json(value: Any) -> Markup:
-    """JSON for a ``<script type="application/json">``: no character that could end the element or start a comment.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # every markup character was replaced
-
-
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested config as ``a.b.c`` -> text."""
     out: dict[str, str] = {}
@@ -160,9 +148,10 @@ def render(template: str, title: str, figures: Mapping[str, Figure], **values: A
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.get_template(template).render(
         title=title,
-        charts_json=embed_json(figures) if figures else "",
+        figures=figures,
         plotly_js=Markup(get_plotlyjs()) if figures else "",  # the library itself, not data
         **values,
     )
