@@ -270,29 +270,19 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
     rows = []
     for variant, result in results.items():
         settings = (result.bootstrap, result.seed)
-        diff_1 = diff_k = diff_base = None
+        diff_1 = diff_k = diff_base = pass_1 = pass_k = None
         if BASE in results and variant != BASE:
             diff_base = paired_difference(result, results[BASE], 1)
         if reference is not None and variant != baseline:
             diff_1 = paired_difference(result, reference, 1)
             diff_k = paired_difference(result, reference, k) if k > 1 else None
-        rows.append(
-            ComparisonRow(
-                variant=variant,
-                worlds=len(result.worlds),
-                samples=sum(world.samples for world in result.worlds),
-                errors=int(result.metrics.get("errors", 0)),
-                pass_1=pass_interval(result.worlds, 1, *settings) if result.worlds else None,
-                k=k,
-                pass_k=pass_interval(result.worlds, k, *settings)
-                if k in result.ks and k > 1 and result.worlds
-                else None,
-                baseline=baseline if diff_1 is not None else "",
-                diff_1=diff_1,
-                diff_k=diff_k,
-                diff_base=diff_base,
-            )
-        )
+        if result.worlds:
+            pass_1 = pass_interval(result.worlds, 1, *settings)
+            pass_k = pass_interval(result.worlds, k, *settings) if k in result.ks and k > 1 else None
+        samples, errors = sum(world.samples for world in result.worlds), int(result.metrics.get("errors", 0))
+        versus = baseline if diff_1 is not None else ""
+        passes = (pass_1, k, pass_k, versus, diff_1, diff_k, diff_base)
+        rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes))
     return rows
 
 
