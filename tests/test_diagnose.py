@@ -17,7 +17,8 @@ from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.config.load import load_config, load_variant
 from spa.diagnose import advice, measure
-from spa.diagnose.advice import Base, Diagnosis, Hidden, Learned, Planned, States, VariantTime, verdict
+from spa.diagnose.advice import Base, Diagnosis, Learned, Planned, States, VariantTime, verdict
+from spa.envs.check_markov import Outcomes
 from spa.evaluate.bootstrap import Interval
 
 SMALL = [
@@ -170,11 +171,7 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
     ],
 )
 def test_mistakes_are_one_line_before_any_work(
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
@@ -213,7 +210,7 @@ def ordinary() -> Diagnosis:
         worlds=32,
         base=Base(1.0, 1.0, Interval(0.3, 0.2, 0.4), 0.1),
         states=States(30.0, 29.0, 6.0),
-        hidden=Hidden("certain", ""),
+        hidden=Outcomes("certain", ""),
         learned=Learned("model", 100, 10, 0.9, 50, 0.9, 0.2, {1: 0.9, 2: 0.8, 3: 0.7}, 0.9),
         planned=Planned("lookahead", Interval(0.3, 0.2, 0.4), Interval(0.0, -0.1, 0.1), 20.0),
         times=[VariantTime("spa", 1.0, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0)],
@@ -244,8 +241,8 @@ def test_where_nothing_stands_out_it_says_so() -> None:
         (lambda d: replace(d, times=[replace(d.times[0], kept=0.1)]), ["stage 1 of spa", "transitions"]),
         (base(pass_1=Interval(0.0, 0.0, 0.0), random=0.0), ["neither the base nor chance"]),
         (base(pass_1=Interval(0.8, 0.7, 0.9)), ["80.0 [70.0, 90.0]", "little to gain"]),
-        (lambda d: replace(d, hidden=Hidden("hidden", "")), ["agent.window=0"]),
-        (lambda d: replace(d, hidden=Hidden("chance", "")), ["planner.samples"]),
+        (lambda d: replace(d, hidden=Outcomes("hidden", "")), ["agent.window=0"]),
+        (lambda d: replace(d, hidden=Outcomes("chance", "")), ["planner.samples"]),
         (lambda d: replace(d, states=States(30.0, 20.0, 6.0)), ["coordinates", "variants=[vanilla,se,spa]"]),
         (learned(top1=0.49), ["49% of the states", "more self-play"]),
         (learned(imagined={1: 0.9, 2: 0.5, 3: 0.4}), ["planner.depth=2"]),

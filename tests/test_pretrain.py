@@ -35,9 +35,9 @@ def test_every_document_has_the_format_it_is_asked_for() -> None:
 
 def test_predictions_have_nothing_to_do_with_the_state() -> None:
     """Another random board: it agrees with the document's own no more often than with the next document's."""
-    told = [d for d in documents(1500) if d.unrelated and "#" in d.user and "Player" not in d.user]
-    same = [np.mean([a == b for a, b in zip(d.unrelated, d.user, strict=False)]) for d in told]
-    other = [np.mean([a == b for a, b in zip(d.unrelated, e.user, strict=False)]) for d, e in pairwise(told)]
+    boards = [d for d in documents(1500) if d.unrelated and "#" in d.user and "Player" not in d.user]
+    same = [np.mean([a == b for a, b in zip(d.unrelated, d.user, strict=False)]) for d in boards]
+    other = [np.mean([a == b for a, b in zip(d.unrelated, e.user, strict=False)]) for d, e in pairwise(boards)]
     assert abs(np.mean(same) - np.mean(other)) < 0.02
 
 

@@ -7,31 +7,31 @@ from pathlib import Path
 import pytest
 
 from spa.common import clock
-from spa.common.clock import Spent, measuring, training_time
+from spa.common.clock import Elapsed, measuring, training_time
 from spa.run.stage import Stage, read_done, reopen_as
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[Spent]:
+def now(monkeypatch: pytest.MonkeyPatch) -> list[Elapsed]:
     """What the clock shows: the last entry."""
-    shown = [Spent()]
+    shown = [Elapsed()]
     monkeypatch.setattr(clock, "_now", lambda: shown[-1])
-    monkeypatch.setattr(clock, "_apart", Spent())
+    monkeypatch.setattr(clock, "_paused", Elapsed())
     return shown
 
 
-def test_measuring_stops_the_clock(now: list[Spent]) -> None:
+def test_measuring_stops_the_clock(now: list[Elapsed]) -> None:
     begun = training_time()
-    now.append(Spent(5, 4))
+    now.append(Elapsed(5, 4))
     with measuring():
-        now.append(Spent(105, 54))
-    now.append(Spent(107, 55))
-    assert training_time() - begun == Spent(7, 5)
+        now.append(Elapsed(105, 54))
+    now.append(Elapsed(107, 55))
+    assert training_time() - begun == Elapsed(7, 5)
 
 
-def test_a_resumed_stage_adds_up(now: list[Spent], tmp_path: Path) -> None:
+def test_a_resumed_stage_adds_up(now: list[Elapsed], tmp_path: Path) -> None:
     stage = Stage(tmp_path / "one", "one", resume=False)
-    now.append(Spent(10, 8))
+    now.append(Elapsed(10, 8))
     stage.finish({"model": "m"})
     assert read_done(tmp_path / "one") == {"seconds": 10, "cpu_seconds": 8, "model": "m"}
     reopen_as(tmp_path / "one", tmp_path / "two")
@@ -39,7 +39,7 @@ def test_a_resumed_stage_adds_up(now: list[Spent], tmp_path: Path) -> None:
     (tmp_path / "two" / "checkpoints" / "global_step_1").mkdir(parents=True)
     (tmp_path / "two" / "checkpoints" / "global_step_1" / "trainer_state.pt").touch()
     again = Stage(tmp_path / "two", "two", resume=True)
-    now.append(Spent(13, 9))
+    now.append(Elapsed(13, 9))
     again.finish({})
     expected = {"seconds": 13, "cpu_seconds": 9} if again.resume else {"seconds": 3, "cpu_seconds": 1}
     assert again.resume and read_done(tmp_path / "two") == expected
@@ -48,5 +48,5 @@ def test_a_resumed_stage_adds_up(now: list[Spent], tmp_path: Path) -> None:
 def test_processor_time_is_not_that_of_the_wall() -> None:
     begun = training_time()
     time.sleep(0.05)
-    spent = training_time() - begun
-    assert spent.wall >= 0.05 and spent.cpu <= spent.wall
+    elapsed = training_time() - begun
+    assert elapsed.wall >= 0.05 and elapsed.cpu <= elapsed.wall

@@ -60,7 +60,6 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, other: subpr
     assert not (tmp_path / "run" / NAME).exists()
 
 
-@pytest.mark.skipif(not can_fork(), reason="no forks here")
 def _is_held(folder: Path) -> bool:
     try:
         check_free(folder)
@@ -69,6 +68,7 @@ def _is_held(folder: Path) -> bool:
     return False
 
 
+@pytest.mark.skipif(not can_fork(), reason="no forks here")
 def test_forks_of_a_killed_process_do_not_hold_it(tmp_path: Path) -> None:
     more = "import os\n    if not os.fork(): time.sleep(60)"
     process = start(tmp_path / "run", more)

@@ -33,7 +33,7 @@ def _loud() -> Iterator[None]:
     yield
     set_quiet(False)
     assert module._open == []
-    assert module._bars is None
+    assert module._display is None
 
 
 def test_lines_are_rare_and_the_last_one_comes() -> None:

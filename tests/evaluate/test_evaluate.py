@@ -53,7 +53,6 @@ def test_a_paired_difference_is_narrower_than_two_intervals() -> None:
     paired = bootstrap_difference(base + 0.1, base, 500, 0)
     assert paired.mean == pytest.approx(0.1)
     assert paired.low == pytest.approx(0.1)
-    assert paired.excludes(0.0)
 
 
 def turn(observation=None, prediction=None, state="#P\n_#", after="#_\nP#", executed=("Down",), **kwargs) -> Turn:
@@ -80,10 +79,7 @@ def episode(*turns: Turn, group=0, success=False, status="completed", seed=None,
 
 def test_world_model_metrics_by_hand() -> None:
     found = world_model_metrics(
-        [
-            episode(turn(" #P\n_# ", "#_\nP#"), turn("#P\n__", "#P\n_#"), turn()),
-            episode(turn("x", "x"), status="error"),
-        ]
+        [episode(turn(" #P\n_# ", "#_\nP#"), turn("#P\n__", "#P\n_#"), turn()), episode(turn("x", "x"), status="error")]
     )
     assert found["world_model/observation_em"] == 0.5
     assert found["world_model/prediction_em"] == 0.5
@@ -181,3 +177,8 @@ def test_other_worlds_give_no_paired_difference() -> None:
     a = EvalResult.from_episodes("a", grouped([1, 2]), [1], 50)
     b = EvalResult.from_episodes("b", grouped([1, 2, 3]), [1], 50)
     assert paired_difference(a, b, 1) is None
+
+
+def test_pass_1_weighs_worlds_by_their_samples() -> None:
+    episodes = [*grouped([4]), episode(turn(), group=1)]
+    assert summarize(episodes, [1], 50)["pass@1"] == pytest.approx(4 / 5)

@@ -385,7 +385,7 @@ def test_command(tmp_path, capsys) -> None:
     assert f"{data['sudoku']['prompt/coordinates']['perplexity']:.1f}" in printed
     for arguments, message in (
         (["sokobann"], "Did you mean 'sokoban'"),
-        (["sokoban", "extra"], "unexpected argument 'extra'"),
+        (["sokoban", "extra"], "settings are written key=value, not 'extra'"),
         (["sokoban", "--model", "nowhere/global_step_1"], "no model folder"),
     ):
         assert main(["perplexity", *arguments]) == 2

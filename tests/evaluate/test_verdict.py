@@ -56,7 +56,7 @@ def test_not_told_from_plain_rl_and_below_a_control() -> None:
     assert lines[-1] == "spa 51.5 is below shuffled 60.0: -8.5 [-11.5, -5.5]."
 
 
-def test_without_an_variant_to_compare_with() -> None:
+def test_without_a_variant_to_compare_with() -> None:
     alone = {"base": score([0.1, 0.1]), "spa": score([0.5, 0.5], {"base": Interval(0.4, 0.3, 0.5)})}
     assert verdict(alone)[0] == "No claim: spa was not compared with plain RL."
     assert verdict({"base": score([0.1])}) == []

@@ -43,10 +43,10 @@ def inspect(
     choose("sft.loss", loss, CHOICES["sft.loss"])
     if html is not None:
         _check_new(html, force)
-    found, path, _ = _read(file)
-    chosen = found[row : row + rows]
+    all_rows, path, _ = _read(file)
+    chosen = all_rows[row : row + rows]
     if not chosen:
-        raise ValueError(f"{path} has {len(found)} rows; there is no row {row}")
+        raise ValueError(f"{path} has {len(all_rows)} rows; there is no row {row}")
     chat = _chat(model)
     shown = []
     for number, one in enumerate(chosen, row):
@@ -114,18 +114,17 @@ def filter_rows(
     choose("selfplay.balance", balance, CHOICES["selfplay.balance"])
     _check_out(out, force)
     rows, path, layout = _read(file)
-    by_length: Counter[str] = Counter()
-    kept = rows
+    passed, by_length = rows, Counter[str]()
     if min_tokens or max_tokens:
-        kept, by_length = _by_length(rows, _chat(model), min_tokens, max_tokens)
+        passed, by_length = _by_length(rows, _chat(model), min_tokens, max_tokens)
     play = SelfPlayConfig(filter=tags, success_only=success_only, deduplicate=deduplicate, balance=balance)
-    kept, reasons = select_rows(kept, play, seed)
+    passed, reasons = select_rows(passed, play, seed)
     for reason, count in (by_length + reasons).most_common():
         print(f"{count:>8}  dropped: {reason}")
-    if not kept:
+    if not passed:
         raise ValueError(f"no row of {path} passes; nothing was written")
-    write_layout(out, kept, layout, split=_split(path))
-    print(f"{len(kept):>8}  of {len(rows)} rows written to {out}")
+    write_layout(out, passed, layout, split=_split(path))
+    print(f"{len(passed):>8}  of {len(rows)} rows written to {out}")
 
 
 @data_app.command()
@@ -173,7 +172,7 @@ def _by_length(rows: list[Row], chat: Chat, low: int, high: int) -> tuple[list[R
     """Rows of ``low`` to ``high`` tokens (0: no limit), and the others counted."""
     from spa.data.encode import encode_row
 
-    kept: list[Row] = []
+    passed: list[Row] = []
     reasons: Counter[str] = Counter()
     for row in rows:
         try:
@@ -186,8 +185,8 @@ def _by_length(rows: list[Row], chat: Chat, low: int, high: int) -> tuple[list[R
         elif high and length > high:
             reasons[f"longer than {high} tokens"] += 1
         else:
-            kept.append(row)
-    return kept, reasons
+            passed.append(row)
+    return passed, reasons
 
 
 def _check_out(out: Path, force: bool) -> None:

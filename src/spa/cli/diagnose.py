@@ -11,18 +11,15 @@ from typing import Annotated
 
 import typer
 
+from spa.cli.arguments import Words, config_of
+
 
 def diagnose(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME KEY=VALUE", help="A config name or YAML file, and settings.", show_default=False),
-    ] = None,
+    words: Words = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
-            help="A checkpoint, a stage's folder or a hub name. Default: the config's.",
-            show_default=False,
+            "--model", help="A checkpoint, a stage's folder or a hub name. Default: the config's.", show_default=False
         ),
     ] = None,
     out: Annotated[
@@ -40,17 +37,13 @@ def diagnose(
     """What the recipe can do in your world with your model, in about a minute with the built-in one."""
     from spa.common.progress import set_quiet
     from spa.common.secrets import redact
-    from spa.config.load import load_config
     from spa.run.stage import model_of
 
-    given = list(words or [])
-    if not given or "=" in given[0]:
-        raise ValueError("give a config name or YAML file first, as in `spa diagnose frozen_lake`")
+    cfg = config_of(words, "spa diagnose frozen_lake")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give another --out")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise ValueError(f"cannot write {output}: give --json a file in a folder that is there")
-    cfg = load_config(given[0], given[1:])
     if model is not None:
         cfg.model.path = model_of(model)
     set_quiet(quiet)
@@ -61,8 +54,8 @@ def diagnose(
 
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spa-diagnose-")))
-        found = measure(cfg, folder, worlds=worlds, groups=groups, steps=steps)
-    print(redact("\n".join(lines(found))))
+        diagnosis = measure(cfg, folder, worlds=worlds, groups=groups, steps=steps)
+    print(redact("\n".join(lines(diagnosis))))
     if output is not None:
-        record = {**dataclasses.asdict(found), "verdict": verdict(found)}
+        record = {**dataclasses.asdict(diagnosis), "verdict": verdict(diagnosis)}
         atomic_write(output, redact(json.dumps(record, indent=1)) + "\n")

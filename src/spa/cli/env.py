@@ -96,8 +96,7 @@ def world_settings(settings: list[str] | None) -> dict[str, Any]:
     from spa.config.overrides import apply_overrides
     from spa.config.schema import EnvConfig
 
-    given = settings or []
-    for word in given:
-        if "=" not in word:
-            raise ValueError(f"unexpected argument {word!r}; settings are written key=value")
-    return apply_overrides(EnvConfig(), [f"settings.{setting}" for setting in given]).settings
+    for setting in settings or []:
+        if "=" not in setting:
+            raise ValueError(f"unexpected argument {setting!r}; settings are written key=value")
+    return apply_overrides(EnvConfig(), [f"settings.{setting}" for setting in settings or []]).settings

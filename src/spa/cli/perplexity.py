@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-DEFAULT = ("sokoban", "frozen_lake", "sudoku")
+from spa.cli.arguments import split_words
+
+DEFAULT = "sokoban,frozen_lake,sudoku"
 FORMATS = {"grid": "raw", "coordinates": "with coordinates"}
 
 
@@ -33,12 +36,9 @@ def perplexity(
     ] = None,
 ) -> None:
     """Perplexity of worlds' states, raw and with coordinates, beside that of a random guess."""
-    given = list(words or [])
-    names = given.pop(0).split(",") if given and "=" not in given[0] else list(DEFAULT)
-    for word in given:
-        if "=" not in word:
-            raise ValueError(f"unexpected argument {word!r}; settings are written key=value, configs a,b,c")
-    results = {name: measure(name, given, model, worlds, seed) for name in dict.fromkeys(names)}
+    names, settings = split_words(words)
+    configs = dict.fromkeys((names or DEFAULT).split(","))
+    results = {name: measure(name, settings, model, worlds, seed) for name in configs}
     print(render(results))
     if output is not None:
         from spa.common.files import atomic_write
@@ -54,7 +54,7 @@ def measure(name: str, settings: Sequence[str], model: str | None, count: int, s
     from spa.agent.policy import Policy, make_task
     from spa.agent.worlds import WorldSource
     from spa.config.load import load_config
-    from spa.evaluate.perplexity import CONTEXTS, formats, random_guess, sample_states, state_perplexity
+    from spa.evaluate.perplexity import CONTEXTS, perplexity_by_format, random_guess
 
     cfg = load_config(name, settings)
     policy = Policy.load(cfg, model)
@@ -64,12 +64,9 @@ def measure(name: str, settings: Sequence[str], model: str | None, count: int, s
         "model": model or cfg.model.path,
         "random_guess": random_guess(task, len(policy.tokenizer)),
     }
-    for state_format in formats(task):
-        shown = make_task(cfg, state_format=state_format)
-        states = sample_states(shown, chosen, seed=seed)
-        for context in CONTEXTS:
-            scored = state_perplexity(policy.model, policy.chat, shown, states, context=context)
-            result[f"{context}/{state_format}"] = scored.as_dict()
+    for context in CONTEXTS:
+        scored = perplexity_by_format(cfg, policy, task, chosen, seed=seed, context=context)
+        result |= {f"{context}/{state_format}": asdict(score) for state_format, score in scored.items()}
     return result
 
 

@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spa.cli.arguments import Words, config_of
 from spa.common.secrets import redact
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode, Turn
 
-GAP = "   "
 _WIDEST = 60  # characters of a column
 
 
 def play(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME KEY=VALUE", help="A config name or YAML file, and settings.", show_default=False),
-    ] = None,
+    words: Words = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="A checkpoint, a stage's folder or a hub name. Default: the base model."),
@@ -31,15 +28,11 @@ def play(
     """Watch a model play test worlds; with agent.planner=lookahead, what it expected of each move beside what came."""
     from spa.agent.policy import Policy, make_task
     from spa.agent.worlds import WorldSource
-    from spa.config.load import load_config
     from spa.evaluate.planned import planning_model
     from spa.planning.play import play_with_planner
     from spa.run.stage import model_of
 
-    given = list(words or [])
-    if not given or "=" in given[0]:
-        raise ValueError("give a config name or YAML file first, as in `spa play frozen_lake --model runs/a/sft`")
-    cfg = load_config(given[0], given[1:])
+    cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
     task = make_task(cfg)
     chosen = WorldSource(task, "test", cfg.seeds.test, unique=True).take(skip + worlds)[skip:]
     policy = Policy.load(cfg, model_of(model, "--model") if model else None, engine=cfg.engine)
@@ -89,5 +82,5 @@ def _side_by_side(columns: list[tuple[str, str]]) -> list[str]:
     widths = [max(map(len, part)) for part in parts]
     rows = zip_longest(*parts, fillvalue="")
     return [
-        "  " + GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]

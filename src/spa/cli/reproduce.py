@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +39,7 @@ def reproduce(
         typer.Option("--numbers", help="Print the table of a numbers.json; run and write nothing.", show_default=False),
     ] = None,
 ) -> None:
-    """Worlds x variants x seeds, and the paper's table with ours beside it. Run it again to go on where it stopped."""
+    """Worlds x variants x seeds, and the paper's table with ours beside it. Run it again to continue where it stopped."""
     from spa.common.files import atomic_write
     from spa.common.names import choose
     from spa.common.signals import interruptible
@@ -51,6 +50,7 @@ def reproduce(
     from spa.reproduce.results import collect_cells, read_numbers, to_json
     from spa.reproduce.scale import cells, load_scale
     from spa.reproduce.table import markdown
+    from spa.run.folder import usable_cores
 
     chosen = load_scale(scale)
     if worlds:
@@ -83,14 +83,12 @@ def reproduce(
         print(f"{len(runs)} runs in {folder}")
         for name in chosen.worlds:
             for variant in chosen.variants_of(name):
-                if variant in (own := chosen.own_variants_of(name)):
-                    print(
-                        f"{name}, variant {variant}: {', '.join(f'{key}={value}' for key, value in own[variant].items())}"
-                    )
+                if definition := chosen.own_variants_of(name).get(variant):
+                    text = ", ".join(f"{key}={value}" for key, value in definition.items())
+                    print(f"{name}, variant {variant}: {text}")
                 elif variant in chosen.bases:
-                    print(
-                        f"{name}, variant {variant}: from the model of spa pretrain {' '.join(chosen.bases[variant])}"
-                    )
+                    text = " ".join(chosen.bases[variant])
+                    print(f"{name}, variant {variant}: from the model of spa pretrain {text}")
         for cell, cfg in zip(runs, configs, strict=False):
             print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
             for line in imports(cfg, variants_of(cfg)):
@@ -105,7 +103,7 @@ def reproduce(
         runs = cells(chosen, folder, settings or [], existing=only_table)
         load()
         if not only_table:
-            cores = max(1, (os.cpu_count() or 1) // chosen.threads)
+            cores = max(1, usable_cores() // chosen.threads)
             failures = run_cells(runs, parallel or at_once(len(runs), cores))
     numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):

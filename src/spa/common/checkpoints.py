@@ -17,8 +17,7 @@ def checkpoint_folder(root: Path, step: int) -> Path:
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """(step, folder) in ascending order of steps; only complete ones exist, since folders appear and vanish atomically."""
     folder = root / "checkpoints"
-    found = [(int(m[1]), path) for path in folder.glob("global_step_*") if (m := _NAME.fullmatch(path.name))]
-    return sorted(found)
+    return sorted((int(m[1]), path) for path in folder.glob("global_step_*") if (m := _NAME.fullmatch(path.name)))
 
 
 def latest_checkpoint(root: Path) -> tuple[int, Path] | None:

@@ -1,4 +1,4 @@
-"""The time a stage takes: by the wall, in processor time, and without what is only measured."""
+"""Wall and processor time of a stage, without the time spent on measurements."""
 
 from __future__ import annotations
 
@@ -11,47 +11,45 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Seconds by the wall, and processor seconds of this process and of those of its children that have ended."""
+class Elapsed:
+    """Wall seconds, and processor seconds of this process and its finished child processes."""
 
     wall: float = 0.0
     cpu: float = 0.0
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.wall + other.wall, self.cpu + other.cpu)
+    def __add__(self, other: Elapsed) -> Elapsed:
+        return Elapsed(self.wall + other.wall, self.cpu + other.cpu)
 
-    def __sub__(self, other: Spent) -> Spent:
-        return Spent(self.wall - other.wall, self.cpu - other.cpu)
+    def __sub__(self, other: Elapsed) -> Elapsed:
+        return Elapsed(self.wall - other.wall, self.cpu - other.cpu)
 
     def record(self) -> dict[str, float]:
         """As a stage's files hold it."""
         return {"seconds": self.wall, "cpu_seconds": self.cpu}
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Spent:
+    def from_record(cls, record: dict[str, Any]) -> Elapsed:
         return cls(float(record["seconds"]), float(record.get("cpu_seconds", 0.0)))
 
 
-_apart = Spent()
+_paused = Elapsed()
 
 
-def training_time() -> Spent:
-    """A clock that stands still within ``measuring()``; differences of two readings are what counts."""
-    return _now() - _apart
+def training_time() -> Elapsed:
+    """A clock that stands still within ``measuring()``; only differences of two readings mean anything."""
+    return _now() - _paused
 
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """What runs in here (validation, probes of the world model) is not part of any stage's time. Not to be nested."""
-    global _apart
+    """Excludes the block (validation, probes of the world model) from every stage's time. Must not be nested."""
+    global _paused
     begun = _now()
     try:
         yield
     finally:
-        _apart = _apart + (_now() - begun)
+        _paused = _paused + (_now() - begun)
 
 
-def _now() -> Spent:
-    used = os.times()
-    cpu = used.user + used.system + used.children_user + used.children_system
-    return Spent(time.perf_counter(), cpu)
+def _now() -> Elapsed:
+    return Elapsed(time.perf_counter(), sum(os.times()[:4]))  # user and system time, own and children's

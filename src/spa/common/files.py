@@ -1,6 +1,6 @@
 """Atomic writes: a reader sees the old file or the new one, never half of one.
 
-What is not whole is named ``.NAME.RANDOM.tmp``; a process that is killed leaves it there, and ``sweep`` removes it.
+Incomplete files are named ``.NAME.RANDOM.tmp``; a killed process leaves them behind, and ``sweep`` removes them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def atomic_write(path: str | os.PathLike[str], text: str) -> None:
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary file that becomes ``path`` when the block ends well and vanishes when it does not.
+    """Yields a temporary file that replaces ``path`` if the block succeeds and is removed otherwise.
 
-    It stands in the folder of ``path``, which is made if missing.
+    It is created in the folder of ``path``, which is made if missing.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +44,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary folder that becomes ``path`` when the block ends well and vanishes when it does not.
-
-    An existing ``path`` is replaced.
-    """
+    """Yields a temporary folder that replaces ``path`` if the block succeeds and is removed otherwise."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(_SUFFIX, f".{target.name}.", target.parent))
@@ -62,7 +59,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:
-    """Removes a folder, if it is there; under its name it is whole or gone, also after a kill in the midst of it."""
+    """Removes a folder if it exists; under its name it is whole or gone, even if the process is killed meanwhile."""
     folder = Path(path)
     if not folder.exists():
         return
@@ -72,10 +69,10 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Removes what killed writes and removals left of ``folder`` and below it; nobody else may be writing there."""
-    own = Path(folder)
-    of_itself = own.parent.glob(f".{glob.escape(own.name)}.*{_SUFFIX}")
-    for path in [*of_itself, *sorted(own.rglob(f".*{_SUFFIX}"))]:
+    """Removes what killed writes and removals left in and beside ``folder``; no other process may be writing there."""
+    root = Path(folder)
+    siblings = root.parent.glob(f".{glob.escape(root.name)}.*{_SUFFIX}")
+    for path in [*siblings, *sorted(root.rglob(f".*{_SUFFIX}"))]:
         if path.is_dir():
             shutil.rmtree(path)
         else:

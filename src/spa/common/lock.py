@@ -47,17 +47,17 @@ def locked(folder: Path) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            ours = _lock(descriptor, folder)
+            acquired = _lock(descriptor, folder)
         except BaseException:
             os.close(descriptor)
             raise
-        if not ours or _is_at(descriptor, path):
+        if not acquired or _is_at(descriptor, path):
             break
-        os.close(descriptor)  # the one that held it has just removed the file
-    if not ours:
+        os.close(descriptor)  # its holder has just removed the file
+    if not acquired:
         note(f"{folder}: this file system has no locks; take care that no other process writes there")
-    elif before := _holder(descriptor):
-        note(f"{folder}: {before} ended without finishing; going on from what it left")
+    elif previous := _holder(descriptor):
+        note(f"{folder}: {previous} ended without finishing; continuing from what it left")
     _held.add(descriptor)
     try:
         _write(descriptor)

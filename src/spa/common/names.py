@@ -1,4 +1,4 @@
-"""Names that users choose from, and what they probably meant."""
+"""Validation of names that users choose, with suggestions."""
 
 from __future__ import annotations
 

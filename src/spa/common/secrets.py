@@ -1,4 +1,4 @@
-"""Keys and passwords: what must be neither printed nor saved. Imports no torch.
+"""Redaction of keys and passwords in everything that is printed or saved. Imports no torch.
 
 The secrets of this process are the values of environment variables: of the one that ``engine.api_key_env`` names, of those
 that a config reads (``${oc.env:NAME}``), and of ``COMMON``. Two things are none: a value of fewer than ``SHORTEST`` characters,
@@ -46,7 +46,7 @@ def learn(variable: str) -> None:
 
 
 def forget() -> None:
-    """Knows no secrets but those of ``COMMON`` any more; for tests."""
+    """Forgets all secrets except those of ``COMMON``; for tests."""
     _known.clear()
 
 
@@ -138,7 +138,7 @@ def print_traceback(kind: type[BaseException], error: BaseException | None, trac
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
-    """Values and their variables; what holds another comes first."""
+    """Values and their variables, longest first: one may contain another."""
     for variable in COMMON:
         learn(variable)
     return iter(sorted(_known.copy().items(), key=lambda pair: -len(pair[0])))

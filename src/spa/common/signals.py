@@ -1,4 +1,4 @@
-"""How a command ends when it is stopped: Ctrl-C, and SIGTERM as batch systems send it. Imports no torch."""
+"""Ends a command cleanly on Ctrl-C and on SIGTERM, which batch systems send. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interrupted(Exception):
-    """A command was stopped by Ctrl-C (``code`` 130) or SIGTERM (143); the message says how to go on."""
+    """A command was stopped by Ctrl-C (``code`` 130) or SIGTERM (143); the message says how to resume."""
 
     def __init__(self, how: str, cause: KeyboardInterrupt) -> None:
         terminated = isinstance(cause, Terminated)
@@ -24,7 +24,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def interruptible(how: str) -> Iterator[None]:
-    """Raises ``Interrupted`` for Ctrl-C and SIGTERM; ``how`` says how to go on."""
+    """Raises ``Interrupted`` for Ctrl-C and SIGTERM; ``how`` tells the user how to resume."""
     try:
         with terminated_as_interrupted():
             yield
@@ -34,7 +34,7 @@ def interruptible(how: str) -> Iterator[None]:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raises ``Terminated`` on SIGTERM, if this is the main thread: the only one that may ask for it."""
+    """Raises ``Terminated`` on SIGTERM; does nothing outside the main thread, which alone may set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""``spa diagnose``: what the recipe can do in a world with a model, measured in small before anything is trained for hours."""
+"""``spa diagnose``: small measurements of what the recipe can do with a world and a model, before hours of training."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from spa.config.variants import (
 )
 from spa.data.dataset import read_rows, write_rows
 from spa.data.encode import encode_rows, merge_turns
-from spa.diagnose.advice import FEW, Base, Diagnosis, Hidden, Learned, Planned, States, VariantTime
-from spa.envs.check_markov import outcomes
+from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
+from spa.envs.check_markov import Outcomes, outcomes
 from spa.evaluate.bootstrap import bootstrap_difference
-from spa.evaluate.perplexity import FORMATS, formats, random_guess, sample_states, state_perplexity
+from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
 from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
 from spa.evaluate.play import play_chunks
 from spa.evaluate.probe import measure_episodes
@@ -107,10 +107,10 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
     try:
         small = _small(cfg, base, hidden, groups)
         folder, learned, speed = _stage_2(small, steps, out)
-        own = Policy.load(small, str(folder))
-        learned = _world_model(small, own, chosen, learned)
-        planned = _planned(small, own, chosen, played)
-        own.close()
+        tuned = Policy.load(small, str(folder))
+        learned = _world_model(small, tuned, chosen, learned)
+        planned = _planned(small, tuned, chosen, played)
+        tuned.close()
     except (ValueError, torch.OutOfMemoryError) as error:  # a finding: rows that do not come, a model that does not fit
         learned = planned = _line(error)
     times = [_time(cfg, variant, policy, speed) for variant in progress(variants, "times of the variants")]
@@ -134,12 +134,11 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _hidden(task: Task) -> Hidden:
+def _hidden(task: Task) -> Outcomes:
     try:
-        found = outcomes(task.make_env, RANDOM_EPISODES)
+        return outcomes(task.make_env, RANDOM_EPISODES)
     except ValueError:
-        return Hidden("unknown", "not asked: the world lists no actions and has no sample_action")
-    return Hidden(found.kind, found.text)
+        return Outcomes("unknown", "not asked: the world lists no actions and has no sample_action")
 
 
 def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, list[WorldResult]]:
@@ -165,21 +164,17 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
 
 
 def _states(cfg: Config, policy: Policy, task: Task, worlds: Sequence[World]) -> States:
-    found: dict[str, float] = {}
-    for shown in formats(task):
-        told = make_task(cfg, state_format=shown)
-        texts = sample_states(told, worlds, seed=cfg.seeds.run)
-        found[shown] = state_perplexity(policy.model, policy.chat, told, texts).perplexity
-    raw, coordinates = (found.get(name) for name in FORMATS)
+    scored = perplexity_by_format(cfg, policy, task, worlds, seed=cfg.seeds.run)
+    raw, coordinates = (scored[name].perplexity if name in scored else None for name in FORMATS)
     return States(raw, coordinates, random_guess(task, len(policy.tokenizer)))
 
 
-def _small(cfg: Config, base: Base, hidden: Hidden, groups: int) -> Config:
+def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
     """Stages 1 and 2 as the variants that plan have them, small; played at random where the base does not play."""
-    own = source_config(cfg, load_variant("search"))
-    play, tune = own.selfplay, own.sft
+    small = source_config(cfg, load_variant("search"))
+    play, tune = small.selfplay, small.sft
     kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
-    own.agent = dataclasses.replace(own.agent, planner=kind, window=1)
+    small.agent = dataclasses.replace(small.agent, planner=kind, window=1)
     play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
     play.success_only, play.balance, play.states = False, "none", "truth"
     play.deduplicate = hidden.kind == "certain"
@@ -190,7 +185,7 @@ def _small(cfg: Config, base: Base, hidden: Hidden, groups: int) -> Config:
     tune.data, tune.eval_worlds, tune.eval_every, tune.patience, tune.use = None, 0, 0, 0, "last"
     tune.batch_size, tune.lr = min(tune.batch_size, BATCH), FASTER * tune.lr
     tune.save_every, tune.keep_checkpoints, tune.log_every = _NEVER, 1, 1
-    return own
+    return small
 
 
 def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
@@ -213,31 +208,21 @@ def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
         rates.extend(value for name, value in metrics.items() if name == "train/tokens_per_second")
 
     folder = run_sft(cfg, out / "sft", data=data, resume=False, log=log)
-    learned = Learned(
-        policy=cfg.selfplay.policy,
-        rows=len(rows),
-        steps=per_epoch * cfg.sft.epochs,
-        prediction=None,
-        turns=0,
-        top1=None,
-        chance=None,
-        imagined={},
-        ended_auc=None,
-    )
+    learned = Learned(cfg.selfplay.policy, rows=len(rows), steps=per_epoch * cfg.sft.epochs)
     return folder, learned, median(rates)
 
 
 def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Learned) -> Learned:
     """``learned`` with what the model knows of validation worlds."""
     run = cfg.seeds.run
-    told = make_task(cfg, prompt="world_model")
-    episodes = play_chunks(policy, told, worlds, 1, run, PROBE, "predictions")
-    measured = measure_episodes(cfg, policy, told, episodes, [], run)
+    task = make_task(cfg, prompt="world_model")
+    episodes = play_chunks(policy, task, worlds, 1, run, PROBE, "predictions")
+    measured = measure_episodes(cfg, policy, task, episodes, [], run)
     depth = min(cfg.planner.depth, cfg.env.max_actions)
     walks: dict[str, float] = {}
-    if _can_walk(told):
+    if _can_walk(task):
         with progress(1, "imagination") as bar, planning_model(cfg, policy, make_task(cfg)) as world_model:
-            walks = imagination_metrics(world_model, told, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
+            walks = imagination_metrics(world_model, task, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
             bar.advance()
     exact = {d: walks.get(f"{PREFIX}depth_{d}/exact") for d in range(1, depth + 1)}
     areas = (walks.get(f"{PREFIX}depth_{d}/ended_auc") for d in exact)
@@ -277,7 +262,7 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         )
         bar.advance()
     results = group_worlds(episodes)
-    shares, known = ([world.successes / world.samples for world in found] for found in (results, base))
+    shares, known = ([world.successes / world.samples for world in group] for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
@@ -289,26 +274,26 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
 def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | None) -> VariantTime:
     """How long a variant's stages will take, from small measurements; ``speed`` is that of stage 2, in tokens a second."""
     episode: float | None = 0.0
-    kept: float | None = None
+    row_rate: float | None = None
     step: float | None = 0.0
     stage_1: float | None = 0.0
     stage_2: float | None = 0.0
     if needs_sft(cfg, variant):
-        own = source_config(cfg, variant)
-        episode, kept, tokens = _probe(own, policy)
-        count = own.selfplay.groups * own.selfplay.group_size
+        source = source_config(cfg, variant)
+        episode, row_rate, tokens = _probe(source, policy)
+        count = source.selfplay.groups * source.selfplay.group_size
         stage_1 = None if episode is None else count * episode
         step = stage_2 = None
         if given_data(cfg, variant):
             episode = stage_1 = 0.0
         elif tokens is not None and speed is not None:
-            share, rows = 1 - own.selfplay.val_fraction, tokens[1]
-            stage_2 = own.sft.epochs * count * share * tokens[0] / speed
-            step = stage_2 / max(1.0, own.sft.epochs * count * share * rows / own.sft.batch_size)
+            share, rows = 1 - source.selfplay.val_fraction, tokens[1]
+            stage_2 = source.sft.epochs * count * share * tokens[0] / speed
+            step = stage_2 / max(1.0, source.sft.epochs * count * share * rows / source.sft.batch_size)
     ppo = _ppo_step(variant_config(cfg, variant), variant) if variant.rl else 0.0
     before = variant_config(cfg, load_variant(variant.continues)).ppo.steps if variant.continues else 0
     stage_3 = None if ppo is None else ppo * (variant_config(cfg, variant).ppo.steps - before)
-    return VariantTime(variant.name, episode, kept, step, ppo, stage_1, stage_2, stage_3)
+    return VariantTime(variant.name, episode, row_rate, step, ppo, stage_1, stage_2, stage_3)
 
 
 def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tuple[float, float] | None]:
@@ -326,16 +311,16 @@ def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tup
     seconds = (time.perf_counter() - started) / PROBED
     rows, _ = training_rows(cfg, _played(episodes))
     turns = sum(len(episode.turns) for episode in episodes)
-    kept = len(rows) / max(1, turns)
+    row_rate = len(rows) / max(1, turns)
     try:
         examples, _ = encode_rows(
             rows, policy.chat, loss=cfg.sft.loss, train_end=cfg.sft.train_end, max_length=cfg.sft.max_length
         )
     except ValueError:  # no row
-        return seconds, kept, None
+        return seconds, row_rate, None
     if cfg.sft.merge_turns:
         examples = merge_turns(examples)
-    return seconds, kept, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
+    return seconds, row_rate, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
 
 
 def _played(episodes: list[Episode]) -> list[Episode]:
@@ -355,8 +340,8 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
         started = time.perf_counter()
         seed = stream_seed(cfg.seeds.run, ROLLOUT, 0)
         episodes = policy.play(task, worlds, samples=cfg.ppo.group_size, seed=seed)
-        kept = [episode for episode in _played(episodes) if episode.group < learned]
-        update(trainer.learner, kept, policy.chat, rng=np.random.default_rng(seed))
+        trained = [episode for episode in _played(episodes) if episode.group < learned]
+        update(trainer.learner, trained, policy.chat, rng=np.random.default_rng(seed))
     except (ValueError, torch.OutOfMemoryError) as error:
         note(f"variant {variant.name}: no PPO step could be timed: {_line(error)}")
         return None
@@ -365,10 +350,12 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
 
 def _total(variants: Sequence[VariantConfig], times: Sequence[VariantTime]) -> float | None:
     """Seconds of all stages, each folder once; None where a stage was not measured."""
-    found: dict[Path, float | None] = {}
-    for variant, own in zip(variants, times, strict=True):
-        found[selfplay_folder(Path(), variant) if own.stage_1 else Path(f"no/{variant.name}")] = own.stage_1
-        found[sft_folder(Path(), variant) if own.stage_2 != 0 else Path(f"none/{variant.name}")] = own.stage_2
-        found[Path("variants") / variant.name] = own.stage_3
-    known = [value for value in found.values() if value is not None]
-    return sum(known) if len(known) == len(found) else None
+    seconds: dict[Path, float | None] = {}
+    for variant, estimate in zip(variants, times, strict=True):
+        seconds[selfplay_folder(Path(), variant) if estimate.stage_1 else Path(f"no/{variant.name}")] = estimate.stage_1
+        seconds[sft_folder(Path(), variant) if estimate.stage_2 != 0 else Path(f"none/{variant.name}")] = (
+            estimate.stage_2
+        )
+        seconds[Path("variants") / variant.name] = estimate.stage_3
+    known = [value for value in seconds.values() if value is not None]
+    return sum(known) if len(known) == len(seconds) else None

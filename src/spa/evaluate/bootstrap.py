@@ -1,4 +1,4 @@
-"""Percentile bootstrap over worlds: how far would the number move with other worlds of the same kind?"""
+"""Percentile bootstrap over worlds: the spread to expect with other worlds of the same kind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+LEVEL = 0.95  # coverage of every interval
 _BLOCK = 2_000_000  # indices drawn at once, so that memory does not grow with resamples x worlds
 
 
@@ -17,10 +18,6 @@ class Interval:
     mean: float
     low: float
     high: float
-
-    def excludes(self, value: float) -> bool:
-        """Whether ``value`` lies outside the interval."""
-        return value < self.low or value > self.high
 
 
 def percent(interval: Interval | None, sign: bool = False) -> str:
@@ -51,13 +48,11 @@ def _weights(weights: ArrayLike | None, like: NDArray[np.float64]) -> NDArray[np
 
 
 def _interval(
-    terms: list[tuple[float, NDArray[np.float64], NDArray[np.float64]]], num_resamples: int, seed: int, level: float
+    terms: list[tuple[float, NDArray[np.float64], NDArray[np.float64]]], num_resamples: int, seed: int
 ) -> Interval:
     """Bootstraps ``sum_i sign_i * weighted mean_i``; all terms see the same resampled worlds."""
     if num_resamples < 1:
         raise ValueError(f"num_resamples must be at least 1, not {num_resamples}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, not {level}")
     mean = sum(sign * float(np.average(values, weights=weights)) for sign, values, weights in terms)
     worlds = terms[0][1].size
     # One world, or worlds that are all alike, say nothing about the spread: rounding must not invent one.
@@ -73,36 +68,30 @@ def _interval(
         for sign, values, weights in terms:
             w = weights[index]
             draws[start : start + size] += sign * (values[index] * w).sum(axis=1) / w.sum(axis=1)
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Interval(mean, float(low), float(high))
 
 
 def bootstrap_mean(
-    values: ArrayLike,
-    num_resamples: int = 2000,
-    seed: int = 0,
-    level: float = 0.95,
-    weights: ArrayLike | None = None,
+    values: ArrayLike, num_resamples: int = 2000, seed: int = 0, weights: ArrayLike | None = None
 ) -> Interval:
-    """Mean of ``values`` with its percentile bootstrap interval over worlds.
+    """Mean of ``values`` with its 95% percentile bootstrap interval over worlds.
 
     Worlds, not samples, are drawn with replacement: samples of one world are not independent. The same arguments give the
-    same interval. With one world, or when all values are equal, the interval has no width; that means "cannot tell",
-    not "certain".
+    same interval. With one world, or when all values are equal, the interval has no width: the spread is unknown, not zero.
 
     Args:
         values: float (worlds,), e.g. Pass@k of each world.
-        num_resamples: how often the worlds are drawn again.
+        num_resamples: number of bootstrap samples.
         seed: of the resampling.
-        level: coverage, 0.95 for a 95% interval.
-        weights: float (worlds,), positive; ``sum(w * v) / sum(w)`` is estimated. None: all alike.
+        weights: float (worlds,), positive; ``sum(w * v) / sum(w)`` is estimated. None: equal weights.
 
     Raises:
-        ValueError: no world, a value that is not finite, a wrong shape, or a setting out of range.
+        ValueError: no world, a value that is not finite, a wrong shape, or ``num_resamples`` below 1.
     """
     array = _vector("values", values)
-    return _interval([(1.0, array, _weights(weights, array))], num_resamples, seed, level)
+    return _interval([(1.0, array, _weights(weights, array))], num_resamples, seed)
 
 
 def bootstrap_difference(
@@ -110,7 +99,6 @@ def bootstrap_difference(
     baseline: ArrayLike,
     num_resamples: int = 2000,
     seed: int = 0,
-    level: float = 0.95,
     weights: ArrayLike | None = None,
     baseline_weights: ArrayLike | None = None,
 ) -> Interval:
@@ -130,4 +118,4 @@ def bootstrap_difference(
     if a.shape != b.shape:
         raise ValueError(f"a paired difference needs the same worlds: {a.size} and {b.size}")
     terms = [(1.0, a, _weights(weights, a)), (-1.0, b, _weights(baseline_weights, b))]
-    return _interval(terms, num_resamples, seed, level)
+    return _interval(terms, num_resamples, seed)

@@ -1,4 +1,4 @@
-"""Does a model find the true next state more likely than false ones? Sampling can hide it; likelihoods cannot."""
+"""Likelihood of the true next state against corrupted ones, which shows knowledge that sampling can hide."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from spa.envs import TextEnv
 PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
 _TRIES = 32  # random action sequences from one state
-_LOOKS = 500  # changed states that a world is asked about
+_LOOKS = 500  # edited states checked for legality
 _CLOSING = closing("prediction")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A turn whose prediction is to be judged: what stands before it, and what could stand in it.
+    """A turn whose prediction is judged: the tokens before it, and the candidates for its text.
 
     ``candidates`` maps a kind (``truth``, ``stay``, ``other_move``, ``swap``) to states; only ``truth`` and at
     least one other are always there.
@@ -44,7 +44,7 @@ def calibration_metrics(
 ) -> dict[str, float]:
     """How the log-likelihood of the true next state compares with that of its corruptions.
 
-    Judged are the turns that wrote a prediction in the world-model format and whose state changed. The model reads its own turn
+    Only turns that wrote a prediction in the world-model format and whose state changed are judged. The model reads its own turn
     up to ``<prediction>``, with the true state in its observation, and the candidates are scored as if it had written them, up
     to and with ``</prediction>``.
 
@@ -61,9 +61,9 @@ def calibration_metrics(
     """
     from spa.models.score import Chosen, sum_logprobs
 
-    found = cases(chat, make_env, episodes, seed)
+    judged = cases(chat, make_env, episodes, seed)
     rows, owners = [], []
-    for number, case in enumerate(found):
+    for number, case in enumerate(judged):
         for kind, state in case.candidates:
             rows.append(Chosen(*chat.continuation(case.context, case.prefix, state + _CLOSING)))
             owners.append((number, kind))
@@ -73,7 +73,7 @@ def calibration_metrics(
         by_case[number].append((kind, logprob, len(row.positions)))
     values: dict[str, list[float]] = defaultdict(list)
     for number, candidates in by_case.items():
-        groups = ("", f"turn_{found[number].turn}/", f"actions_{found[number].actions}/")
+        groups = ("", f"turn_{judged[number].turn}/", f"actions_{judged[number].actions}/")
         _, truth, count = candidates[0]
         others = [score for _, score, _ in candidates[1:]]
         for group in groups:
@@ -88,13 +88,13 @@ def calibration_metrics(
             if rivals:
                 values[f"beats_{kind}"].append(truth > max(rivals))
     means = {PREFIX + name: float(np.mean(entries)) for name, entries in sorted(values.items())}
-    return {**means, f"{PREFIX}cases": len(found)}
+    return {**means, f"{PREFIX}cases": len(judged)}
 
 
 def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: int) -> list[Case]:
     """The turns of ``calibration_metrics`` with their candidates; the same arguments give the same ones."""
     env = make_env()
-    found = []
+    out = []
     for episode in episodes:
         if episode.status == "error":
             continue
@@ -109,8 +109,8 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
             if others:
                 candidates = [("truth", turn.next_state), *others]
                 shaped = [(kind, _laid_out(turn.prediction, state)) for kind, state in candidates]
-                found.append(Case(context, head, shaped, turn.index + 1, len(turn.executed)))
-    return found
+                out.append(Case(context, head, shaped, turn.index + 1, len(turn.executed)))
+    return out
 
 
 def _laid_out(written: str, state: str) -> str:

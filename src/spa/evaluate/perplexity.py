@@ -1,4 +1,4 @@
-"""How unfamiliar a world's states are to a model: their perplexity (paper, Table 1)."""
+"""Perplexity of a world's states under a model: how unfamiliar they are (paper, Table 1)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from spa.agent.chat import Chat
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.schema import Config
 
 CONTEXTS = ("bare", "prompt")
 FORMATS = ("grid", "coordinates")
@@ -32,14 +34,11 @@ class StatePerplexity:
     tokens_per_state: float
     states: int
 
-    def as_dict(self) -> dict[str, float]:
-        return dataclasses.asdict(self)
-
 
 def formats(task: Task) -> list[str]:
     """Those of ``FORMATS`` that the task's world knows; ``grid`` alone where it has a format of its own."""
-    shown = {name: dataclasses.replace(task.env, state_format=name) for name in FORMATS}
-    known = [name for name, env in shown.items() if dataclasses.replace(task, env=env).make_env().state_format == name]
+    envs = {name: dataclasses.replace(task.env, state_format=name) for name in FORMATS}
+    known = [name for name, env in envs.items() if dataclasses.replace(task, env=env).make_env().state_format == name]
     return known or ["grid"]
 
 
@@ -104,6 +103,18 @@ def state_perplexity(
         tokens_per_state=tokens / len(states),
         states=len(states),
     )
+
+
+def perplexity_by_format(
+    cfg: Config, policy: Policy, task: Task, worlds: Sequence[World], *, seed: int, context: str = "bare"
+) -> dict[str, StatePerplexity]:
+    """``state_perplexity`` of the ``sample_states`` of ``worlds``, in each of ``formats(task)``."""
+    scores = {}
+    for state_format in formats(task):
+        shown = make_task(cfg, state_format=state_format)
+        states = sample_states(shown, worlds, seed=seed)
+        scores[state_format] = state_perplexity(policy.model, policy.chat, shown, states, context=context)
+    return scores
 
 
 def _bare(chat: Chat, state: str) -> tuple[list[int], list[int], int]:

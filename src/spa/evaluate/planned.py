@@ -1,8 +1,7 @@
-"""A planner on the test worlds, and how far its imagination can be trusted."""
+"""A planner on the test worlds, and the accuracy of its imagined states by depth."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,12 +46,11 @@ def evaluate_planner(
         usage = world_model.usage
         asked = worlds[: cfg.eval.world_model_worlds]
         depth = min(cfg.planner.depth, task.env.max_actions)
-        honesty = imagination_metrics(world_model, task, asked, depth=depth, seed=seed) if asked else {}
-    result = EvalResult.from_episodes(f"{name}{PLANNED}{cfg.agent.planner}", episodes, [1], cfg.eval.bootstrap, seed)
-    cost = {
-        f"planner/{key}": getattr(usage, key) / len(episodes) for key in ("questions", "tokens_read", "tokens_written")
-    }
-    result = dataclasses.replace(result, metrics={**result.metrics, **cost}, world_model=honesty)
+        accuracy = imagination_metrics(world_model, task, asked, depth=depth, seed=seed) if asked else {}
+    title = f"{name}{PLANNED}{cfg.agent.planner}"
+    result = EvalResult.from_episodes(title, episodes, [1], cfg.eval.bootstrap, seed, accuracy)
+    for key in ("questions", "tokens_read", "tokens_written"):
+        result.metrics[f"planner/{key}"] = getattr(usage, key) / len(episodes)
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
     return result
@@ -81,7 +79,7 @@ def plan_chunks(
     samples: int,
     purpose: int,
     title: str,
-    kept: EpisodeStore | None = None,
+    store: EpisodeStore | None = None,
 ) -> list[Episode]:
     """As ``play_chunks``, with ``agent.planner``."""
 
@@ -91,13 +89,13 @@ def plan_chunks(
         world_model.forget()
         return played
 
-    return in_chunks(play, worlds, samples, cfg.seeds.run, purpose, title, kept, size=CHUNK)
+    return in_chunks(play, worlds, samples, cfg.seeds.run, purpose, title, store, size=CHUNK)
 
 
 def imagination_metrics(
     world_model: WorldModel, task: Task, worlds: Sequence[World], *, depth: int, seed: int, walks: int = 4
 ) -> dict[str, float]:
-    """How often a model is right that goes on from its own predictions, by how many actions ahead.
+    """Accuracy of a model that continues from its own predictions, by depth (actions ahead).
 
     In each world ``walks`` sequences of ``depth`` random actions are played, and imagined from the first state alone. Names begin
     with ``imagination/depth_{d}/``; shares of the walks that were still going on before their action d:
@@ -114,7 +112,7 @@ def imagination_metrics(
     truths = [_walk(task, world, walk, depth, seed) for world, walk in walked]
     env = task.make_env()
     imagined = [moves[0].state if moves else "" for moves in truths]
-    found: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, list[float]] = defaultdict(list)
     for step in range(depth):
         name = f"{PREFIX}depth_{step + 1}/"
         alive = [number for number, moves in enumerate(truths) if len(moves) > step]
@@ -122,30 +120,30 @@ def imagination_metrics(
             break
         going = [number for number in alive if imagined[number]]
         for measured in ("exact", "reward", "ended"):  # a walk that broke off in imagination is wrong from there on
-            found[f"{name}{measured}"] += [0.0] * (len(alive) - len(going))
+            values[f"{name}{measured}"] += [0.0] * (len(alive) - len(going))
         answers = world_model.ask([Move(imagined[number], truths[number][step].action) for number in going])
         for top, chance in _likeliest(
             world_model, env, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
         ):
-            found[f"{name}top1"].append(top)
-            found[f"{name}chance"].append(chance)
+            values[f"{name}top1"].append(top)
+            values[f"{name}chance"].append(chance)
         scores: list[tuple[float, bool]] = []
         for number, answer in zip(going, answers, strict=True):
             guess, truth = answer[0], truths[number][step]
-            found[f"{name}exact"].append(guess.state == truth.next_state)
+            values[f"{name}exact"].append(guess.state == truth.next_state)
             legal = env.legal(guess.state, truth.state)
             if legal is not None:
-                found[f"{name}legal"].append(legal)
-            found[f"{name}reward"].append(abs(guess.reward - truth.reward) < 1e-6)
-            found[f"{name}ended"].append(guess.ended == truth.ended)
-            found[f"{name}believed"].append(guess.probability)
+                values[f"{name}legal"].append(legal)
+            values[f"{name}reward"].append(abs(guess.reward - truth.reward) < 1e-6)
+            values[f"{name}ended"].append(guess.ended == truth.ended)
+            values[f"{name}believed"].append(guess.probability)
             scores.append((guess.probability if guess.ended else -guess.probability, truth.ended))
             imagined[number] = guess.state if guess.probability else ""
-        found[f"{name}walks"] = [float(len(alive))]
+        values[f"{name}walks"] = [float(len(alive))]
         area = area_under_curve(scores)
         if area is not None:
-            found[f"{name}ended_auc"] = [area]
-    return {name: float(np.mean(values)) for name, values in found.items()}
+            values[f"{name}ended_auc"] = [area]
+    return {name: float(np.mean(entries)) for name, entries in values.items()}
 
 
 def _likeliest(

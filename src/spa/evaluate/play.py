@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,15 @@ CHUNK = 32  # worlds played at once; also how often the progress bar moves
 
 
 def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: Path) -> dict[str, Any]:
-    """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each and measures the world model on some of them.
+    """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each, and measures the world model on some of them.
 
     ``model`` None is the model behind the chat server of ``engine``, which plays nothing else here.
 
-    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world); with ``agent.planner`` also what that planner reaches
-    on the same worlds (``evaluate_planner``).
+    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world); with ``agent.planner`` also that planner's result on
+    the same worlds (``evaluate_planner``).
 
     Returns:
-        what the stage records: the model, Pass@k, the world keys.
+        the stage's record: model, Pass@k, world keys.
 
     Raises:
         ValueError: a model, world or setting that cannot be used, or every episode failed (the first error is named).
@@ -48,12 +47,11 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     probe: list[Episode] = []
     measured: dict[str, float] = {}
     if cfg.eval.world_model_worlds:
-        told = make_task(cfg, state_format=variant.state_format, prompt="world_model")
+        probe_task = make_task(cfg, state_format=variant.state_format, prompt="world_model")
         chosen = worlds[: cfg.eval.world_model_worlds]
-        probe = play_chunks(policy, told, chosen, 1, cfg.seeds.run, PROBE, f"world model of {variant.name}")
-        measured = measure_episodes(cfg, policy, told, probe, chosen, cfg.seeds.run)
-    result = EvalResult.from_episodes(variant.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run)
-    result = dataclasses.replace(result, world_model=measured)
+        probe = play_chunks(policy, probe_task, chosen, 1, cfg.seeds.run, PROBE, f"world model of {variant.name}")
+        measured = measure_episodes(cfg, policy, probe_task, probe, chosen, cfg.seeds.run)
+    result = EvalResult.from_episodes(variant.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run, measured)
     result.write(out / "result.json")
     # One sample of each world, and as many of the probe, which shows predictions: enough to look at.
     shown = [episode for episode in episodes if episode.member == 0] + probe
@@ -76,25 +74,25 @@ def play_chunks(
     run: int,
     purpose: int,
     title: str,
-    kept: EpisodeStore | None = None,
+    store: EpisodeStore | None = None,
 ) -> list[Episode]:
-    """Plays worlds with a progress bar; groups are numbered through.
+    """Plays worlds with a progress bar; groups are numbered consecutively.
 
     Args:
-        kept: episodes that were played before and are not played again; gets the others as they finish, those excepted that a
-            server gave no answer to.
+        store: episodes already played, which are not played again. The others are added as they finish, except those that a
+            server did not answer.
 
     Raises:
         ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
     """
-    kept = EpisodeStore() if kept is None else kept
+    store = EpisodeStore() if store is None else store
     if isinstance(policy, ServedPolicy):
-        return _play_served(policy, task, worlds, samples, stream_seed(run, purpose, 0), title, kept)
+        return _play_served(policy, task, worlds, samples, stream_seed(run, purpose, 0), title, store)
 
     def play(chunk: Sequence[World], seed: int) -> list[Episode]:
         return policy.play(task, chunk, samples=samples, seed=seed)
 
-    return in_chunks(play, worlds, samples, run, purpose, title, kept, size=CHUNK)
+    return in_chunks(play, worlds, samples, run, purpose, title, store, size=CHUNK)
 
 
 def in_chunks(
@@ -104,39 +102,39 @@ def in_chunks(
     run: int,
     purpose: int,
     title: str,
-    kept: EpisodeStore | None,
+    store: EpisodeStore | None,
     *,
     size: int,
 ) -> list[Episode]:
-    """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered through."""
-    kept = EpisodeStore() if kept is None else kept
+    """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered consecutively."""
+    store = EpisodeStore() if store is None else store
     with progress(len(worlds), title) as bar:
         for number, start in enumerate(range(0, len(worlds), size)):
             chunk = worlds[start : start + size]
             keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
             # The seed is the chunk's: it is played as a whole or not at all.
-            if not all(key in kept for key in keys):
+            if not all(key in store for key in keys):
                 played = play(chunk, stream_seed(run, purpose, number))
                 for episode in played:
                     episode.group += start
-                kept.add(played)
-            bar.advance(len(chunk), success=kept.success)
-    return kept.in_order()
+                store.add(played)
+            bar.advance(len(chunk), success=store.success)
+    return store.in_order()
 
 
 def _play_served(
-    policy: ServedPolicy, task: Task, worlds: list[World], samples: int, seed: int, title: str, kept: EpisodeStore
+    policy: ServedPolicy, task: Task, worlds: list[World], samples: int, seed: int, title: str, store: EpisodeStore
 ) -> list[Episode]:
     jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
     with progress(len(jobs), title) as bar:
-        bar.advance(len(kept))
+        bar.advance(len(store))
 
         def finished(episode: Episode) -> None:
-            kept.add([episode])
-            bar.advance(1, success=kept.success)
+            store.add([episode])
+            bar.advance(1, success=store.success)
 
-        left = [job for job in jobs if (job.group, job.member) not in kept]
+        left = [job for job in jobs if (job.group, job.member) not in store]
         played = play_jobs(policy.server, task, left, sampling_for(task, policy.sampling), seed=seed, on_done=finished)
-        kept.add(played, write=False)  # what failed is tried again by a resumed run
+        store.add(played, write=False)  # a resumed run retries what failed
         bar.advance(len(jobs) - bar.done)
-    return kept.in_order()
+    return store.in_order()

@@ -8,7 +8,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.config.schema import Config
 from spa.evaluate.calibration import calibration_metrics
-from spa.evaluate.perplexity import formats, random_guess, sample_states, state_perplexity
+from spa.evaluate.perplexity import perplexity_by_format, random_guess
 from spa.evaluate.world_model import world_model_metrics
 
 
@@ -22,7 +22,7 @@ def probe_world_model(
     seed: int,
     perplexity: bool = True,
 ) -> tuple[dict[str, float], list[Episode]]:
-    """Plays ``worlds`` held-out worlds once with the world-model prompt and measures what the model knows of them.
+    """Plays ``worlds`` held-out worlds once with the world-model prompt and measures the world model on them.
 
     Returns:
         ``world_model/*`` (with legality), ``calibration/*`` and ``perplexity/*`` as in ``measure_episodes``; the episodes.
@@ -45,10 +45,7 @@ def measure_episodes(
         return metrics
     metrics |= calibration_metrics(policy.model, policy.chat, task.make_env, episodes, seed=seed)
     if worlds:
-        for state_format in formats(task):
-            shown = make_task(cfg, state_format=state_format)
-            states = sample_states(shown, worlds, seed=seed)
-            scored = state_perplexity(policy.model, policy.chat, shown, states)
-            metrics[f"perplexity/{state_format}"] = scored.perplexity
+        scored = perplexity_by_format(cfg, policy, task, worlds, seed=seed)
+        metrics |= {f"perplexity/{state_format}": score.perplexity for state_format, score in scored.items()}
         metrics["perplexity/random_guess"] = random_guess(task, len(policy.tokenizer))
     return metrics

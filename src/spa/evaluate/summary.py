@@ -1,4 +1,4 @@
-"""From episodes to numbers: one variant's summary, its result file, and the comparison of variants."""
+"""One variant's evaluation, its result file, and the comparison of variants."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spa.agent.episode import Episode
 from spa.common.files import atomic_write
+from spa.common.tables import text_table
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.verdict import BASE, VariantScore, verdict
-from spa.evaluate.world_model import world_model_metrics
-
-LEVEL = 0.95
 
 
 def _failed(episode: Episode) -> bool:
@@ -59,18 +56,11 @@ def group_worlds(episodes: Sequence[Episode]) -> list[WorldResult]:
     return worlds
 
 
-def _arrays(worlds: Sequence[WorldResult]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return (
-        np.array([world.successes for world in worlds], dtype=np.int64),
-        np.array([world.samples for world in worlds], dtype=np.int64),
-    )
-
-
 def _estimate(worlds: Sequence[WorldResult], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Pass@k of each world and its weight: samples for k = 1 (the mean over all samples), else 1."""
-    successes, samples = _arrays(worlds)
-    weights = samples.astype(np.float64) if k == 1 else np.ones(len(worlds))
-    return pass_at_k(successes, samples, k), weights
+    successes = np.array([world.successes for world in worlds], dtype=np.int64)
+    samples = np.array([world.samples for world in worlds], dtype=np.int64)
+    return pass_at_k(successes, samples, k), samples.astype(np.float64) if k == 1 else np.ones(len(worlds))
 
 
 def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, seed: int) -> Interval:
@@ -80,7 +70,7 @@ def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, see
         ValueError: no worlds, or ``k`` is larger than the samples of some world.
     """
     values, weights = _estimate(worlds, k)
-    return bootstrap_mean(values, num_resamples, seed, LEVEL, weights)
+    return bootstrap_mean(values, num_resamples, seed, weights)
 
 
 def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -88,10 +78,6 @@ def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[i
     fewest = min((world.samples for world in worlds), default=0)
     wanted = sorted({1, *ks})
     return [k for k in wanted if 1 <= k <= fewest], [k for k in wanted if not 1 <= k <= fewest]
-
-
-def _ratio(name: str, part: float, whole: float) -> dict[str, float]:
-    return {name: part / whole} if whole else {}
 
 
 def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -109,20 +95,19 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     # `info` is that of a turn's last executed action.
     refused = sum(bool(turn.executed) and turn.info.get("valid") is False for turn in turns)
     sampled = sum(sum(sequence.mask) for episode in played for sequence in episode.sequences)
-    out = {
-        **_ratio("num_turns", len(turns), len(played)),
-        **_ratio("num_actions", executed, len(played)),
-        **_ratio("reward", sum(episode.total_reward for episode in played), len(played)),
-        **_ratio("penalty", sum(episode.total_penalty for episode in played), len(played)),
-        **_ratio("format_rate", sum(turn.format_ok for turn in turns), len(turns)),
-        **_ratio("valid_actions", executed - refused, sum(len(turn.actions) for turn in turns)),
-        **_ratio("changed_turns", sum(turn.next_state != turn.state for turn in turns), len(turns)),
-        **_ratio("response_chars", sum(len(turn.response) for turn in turns), len(turns)),
-        **_ratio("cut_off", sum(turn.finish_reason == "length" for turn in turns), len(turns)),
+    sums = {  # name -> sum, number of what it is a mean over
+        "num_turns": (len(turns), len(played)),
+        "num_actions": (executed, len(played)),
+        "reward": (sum(episode.total_reward for episode in played), len(played)),
+        "penalty": (sum(episode.total_penalty for episode in played), len(played)),
+        "format_rate": (sum(turn.format_ok for turn in turns), len(turns)),
+        "valid_actions": (executed - refused, sum(len(turn.actions) for turn in turns)),
+        "changed_turns": (sum(turn.next_state != turn.state for turn in turns), len(turns)),
+        "response_chars": (sum(len(turn.response) for turn in turns), len(turns)),
+        "cut_off": (sum(turn.finish_reason == "length" for turn in turns), len(turns)),
+        "response_tokens": (sampled, len(turns) if sampled else 0),
     }
-    if sampled:
-        out |= _ratio("response_tokens", sampled, len(turns))
-    return out
+    return {name: total / count for name, (total, count) in sums.items() if count}
 
 
 def summarize(
@@ -149,7 +134,8 @@ def summarize(
     for k in allowed_ks(worlds, ks)[0]:
         interval = pass_interval(worlds, k, bootstrap, seed)
         out |= {f"pass@{k}": interval.mean, f"pass@{k}_low": interval.low, f"pass@{k}_high": interval.high}
-    out |= _ratio("success", sum(world.successes for world in worlds), len(episodes))
+    if episodes:
+        out["success"] = sum(world.successes for world in worlds) / len(episodes)
     out |= play_metrics(episodes)
     out |= {"worlds": len(worlds), "samples": len(episodes), "errors": sum(map(_failed, episodes))}
     counts = Counter(episode.status for episode in episodes)
@@ -160,9 +146,8 @@ def summarize(
 class EvalResult:
     """The result of one variant's evaluation, with every world's successes: enough to compare variants later.
 
-    ``metrics`` is what ``summarize`` gives, ``world_model`` what ``world_model_metrics`` gives, or the whole of
-    ``spa.evaluate.probe`` (empty if nothing was written). ``skipped_ks`` are the asked-for k for which some world had too few
-    samples.
+    ``metrics`` is the result of ``summarize``, ``world_model`` that of ``spa.evaluate.probe`` (empty if nothing was written).
+    ``skipped_ks`` are the requested k for which some world had too few samples.
     """
 
     name: str
@@ -183,48 +168,30 @@ class EvalResult:
         ks: Sequence[int] = (1, 8),
         bootstrap: int = 2000,
         seed: int = 0,
-        world_model_episodes: Sequence[Episode] | None = None,
+        world_model: Mapping[str, float] | None = None,
     ) -> EvalResult:
-        """Summarises ``episodes``; world-model accuracy comes from ``world_model_episodes`` where they are given.
+        """Summarises ``episodes``; ``world_model`` was measured apart.
 
         Raises:
             ValueError: as ``summarize``.
         """
         worlds = group_worlds(episodes)
         allowed, skipped = allowed_ks(worlds, ks)
-        accuracy = world_model_metrics(episodes if world_model_episodes is None else world_model_episodes)
         return cls(
             name=name,
             task=episodes[0].task if episodes else "",
             worlds=worlds,
             metrics=summarize(episodes, ks, bootstrap, seed),
-            world_model=accuracy,
+            world_model=dict(world_model or {}),
             ks=allowed,
             skipped_ks=skipped if worlds else [],
             bootstrap=bootstrap,
             seed=seed,
         )
 
-    def to_json(self) -> str:
-        """JSON text; ``from_json`` gives an equal result."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> EvalResult:
-        """Reads what ``to_json`` wrote.
-
-        Raises:
-            ValueError: not JSON, or not an evaluation result; the message says what is wrong.
-        """
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not JSON: {error}") from error
-        return _validated(data)
-
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the result as JSON, atomically."""
-        atomic_write(path, self.to_json() + "\n")
+        atomic_write(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> EvalResult:
@@ -236,44 +203,15 @@ class EvalResult:
         if not Path(path).is_file():
             raise ValueError(f"no evaluation result {path}")
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not an evaluation result: {error}") from error
-
-
-def _check(data: Any, what: str, types: Mapping[str, type], required: set[str]) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise ValueError(f"{what} must be an object, not {type(data).__name__}")
-    if unknown := sorted(set(data) - set(types)):
-        raise ValueError(f"{what} has the unknown field {unknown[0]!r}")
-    if missing := sorted(required - set(data)):
-        raise ValueError(f"{what} lacks the field {missing[0]!r}")
-    for name, value in data.items():
-        if not isinstance(value, types[name]) or isinstance(value, bool):
-            raise ValueError(f"{what}: {name} must be {types[name].__name__}, not {type(value).__name__}")
-    return data
-
-
-def _validated(data: Any) -> EvalResult:
-    types = dict(
-        zip((f.name for f in fields(EvalResult)), (str, str, list, dict, dict, list, list, int, int), strict=True)
-    )
-    _check(data, "the result", types, {"name", "task", "worlds"})
-    world_types = {"group": int, "seed": int, "content": str, "successes": int, "samples": int}
-    worlds = []
-    for i, world in enumerate(data["worlds"]):
-        entry = _check(world, f"world {i}", world_types, set(world_types))
-        if not 0 <= entry["successes"] <= entry["samples"] or entry["samples"] < 1:
-            raise ValueError(f"world {i}: {entry['successes']} successes of {entry['samples']} samples")
-        worlds.append(WorldResult(**entry))
-    for name in ("metrics", "world_model"):
-        for key, value in data.get(name, {}).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"{name}: {key!r} is not a finite number")
-    for name in ("ks", "skipped_ks"):
-        if not all(isinstance(k, int) and not isinstance(k, bool) for k in data.get(name, [])):
-            raise ValueError(f"{name} must hold whole numbers")
-    return EvalResult(**{**data, "worlds": worlds})
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            result = cls(**{**data, "worlds": [WorldResult(**world) for world in data["worlds"]]})
+            if not all(0 <= world.successes <= world.samples > 0 for world in result.worlds):
+                raise ValueError("a world with more successes than samples, or without samples")
+            if not all(map(math.isfinite, [*result.metrics.values(), *result.world_model.values()])):
+                raise ValueError("a number that is not finite")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not an evaluation result: {type(error).__name__}: {error}") from error
+        return result
 
 
 @dataclass(frozen=True)
@@ -319,7 +257,7 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
     if pairs is None or min(world.samples for side in pairs for world in side) < k:
         return None
     (a, weights_a), (b, weights_b) = _estimate(pairs[0], k), _estimate(pairs[1], k)
-    return bootstrap_difference(a, b, result.bootstrap, result.seed, LEVEL, weights_a, weights_b)
+    return bootstrap_difference(a, b, result.bootstrap, result.seed, weights_a, weights_b)
 
 
 def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
@@ -332,29 +270,19 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
     rows = []
     for variant, result in results.items():
         settings = (result.bootstrap, result.seed)
-        diff_1 = diff_k = diff_base = None
+        diff_1 = diff_k = diff_base = pass_1 = pass_k = None
         if BASE in results and variant != BASE:
             diff_base = paired_difference(result, results[BASE], 1)
         if reference is not None and variant != baseline:
             diff_1 = paired_difference(result, reference, 1)
             diff_k = paired_difference(result, reference, k) if k > 1 else None
-        rows.append(
-            ComparisonRow(
-                variant=variant,
-                worlds=len(result.worlds),
-                samples=sum(world.samples for world in result.worlds),
-                errors=int(result.metrics.get("errors", 0)),
-                pass_1=pass_interval(result.worlds, 1, *settings) if result.worlds else None,
-                k=k,
-                pass_k=pass_interval(result.worlds, k, *settings)
-                if k in result.ks and k > 1 and result.worlds
-                else None,
-                baseline=baseline if diff_1 is not None else "",
-                diff_1=diff_1,
-                diff_k=diff_k,
-                diff_base=diff_base,
-            )
-        )
+        if result.worlds:
+            pass_1 = pass_interval(result.worlds, 1, *settings)
+            pass_k = pass_interval(result.worlds, k, *settings) if k in result.ks and k > 1 else None
+        samples, errors = sum(world.samples for world in result.worlds), int(result.metrics.get("errors", 0))
+        versus = baseline if diff_1 is not None else ""
+        passes = (pass_1, k, pass_k, versus, diff_1, diff_k, diff_base)
+        rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes))
     return rows
 
 
@@ -375,19 +303,10 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
     if not rows:
         return "nothing was evaluated"
     header, cells = comparison_cells(rows)
-    lines = [["variant", *header], *([row.variant, *line] for row, line in zip(rows, cells, strict=True))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    text.insert(1, "  ".join("-" * width for width in widths))
+    table = text_table(["variant", *header], [[row.variant, *line] for row, line in zip(rows, cells, strict=True)])
     sentences = verdict(scores(rows))
     note = "Percent, with 95% intervals over worlds: other training runs would differ by more."
-    return "\n".join([*sentences, *([""] if sentences else []), *text, note])
+    return "\n".join([*sentences, *([""] if sentences else []), *table, note])
 
 
 def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:

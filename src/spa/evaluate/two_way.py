@@ -1,4 +1,4 @@
-"""Intervals over training runs (seeds) and worlds: how far would the number move with other seeds and other worlds?"""
+"""Intervals over training runs (seeds) and worlds: the spread to expect with other seeds and other worlds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.evaluate.bootstrap import Interval
+from spa.evaluate.bootstrap import LEVEL, Interval
 
 _GAP = 0.1  # seeds closer together than this are one group, whatever their shape
 _GAP_SHARE = 0.5  # of the range of all seeds
 
 
-def two_way(values_SW: NDArray[np.float64], *, level: float = 0.95) -> Interval:
-    """The mean of values of (seeds, worlds) with a t interval for other seeds *and* other worlds.
+def two_way(values_SW: NDArray[np.float64]) -> Interval:
+    """The mean of values of (seeds, worlds) with a 95% t interval for other seeds *and* other worlds.
 
-    The values are taken as ``mean + seed + world + rest``, each part drawn by itself. With the mean squares of the two-way table,
+    The model is ``mean + seed + world + rest`` with independent random effects. With the mean squares of the two-way table,
     ``Var(mean) = (MS_seed + MS_world - MS_rest) / (seeds * worlds)``, with Satterthwaite's degrees of freedom. These are too many
     where few seeds happen to be alike, so the interval is at least as wide as the t interval over the seeds' means alone. Simulated
     (``tests/evaluate/test_two_way.py``), it covers the truth in .94 to .96 of the cases with 3, 6 and 12 normal seeds. Bimodal
@@ -26,7 +26,6 @@ def two_way(values_SW: NDArray[np.float64], *, level: float = 0.95) -> Interval:
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
-        level: coverage.
 
     Raises:
         ValueError: not a full table of finite numbers.
@@ -52,7 +51,7 @@ def two_way(values_SW: NDArray[np.float64], *, level: float = 0.95) -> Interval:
     if total <= 0:
         return Interval(mean, mean, mean)
     freedom = total**2 / sum(ms**2 / df for ms, df in parts)
-    tail = (1 + level) / 2
+    tail = (1 + LEVEL) / 2
     half = float(stdtrit(freedom, tail)) * np.sqrt(total / values.size)
     if df_seed:
         half = max(half, float(stdtrit(df_seed, tail)) * np.sqrt(ms_seed / values.size))

@@ -1,4 +1,4 @@
-"""What a comparison allows one to say, in plain words: one text for the terminal, the report and ``spa reproduce``."""
+"""The claims that a comparison supports, as one text for the terminal, the report and ``spa reproduce``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from spa.evaluate.two_way import two_groups
 
 BASE, PLAIN_RL = "base", "vanilla"
 # The whole recipe; the second where states have no coordinates; then what goes beyond the paper.
-MAIN_ARMS = ("spa", "no_coordinates", "spa_plan", "plan")
-PLANNED = "+"  # in the name of what a variant reaches with a planner: ARM+PLANNER
+MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan")
+PLANNED = "+"  # in the name of a variant played with a planner: VARIANT+PLANNER
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class VariantScore:
 def main_variant(variants: Mapping[str, VariantScore]) -> str | None:
     """The variant that the verdict is about: the recipe's, else the last trained one."""
     trained = [name for name in variants if name not in (BASE, PLAIN_RL) and PLANNED not in name]
-    return next((name for name in MAIN_ARMS if name in variants), trained[-1] if trained else None)
+    return next((name for name in MAIN_VARIANTS if name in variants), trained[-1] if trained else None)
 
 
 def verdict(variants: Mapping[str, VariantScore]) -> list[str]:

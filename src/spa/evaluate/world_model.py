@@ -1,10 +1,9 @@
-"""How well a model's observations and predictions agree with what the world really showed."""
+"""Accuracy of a model's observations and predictions against the true states."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from spa.agent.episode import Episode, Turn
 from spa.data.states import cell_accuracy, changed_cell_accuracy, exact
@@ -12,45 +11,35 @@ from spa.data.states import cell_accuracy, changed_cell_accuracy, exact
 PREFIX = "world_model/"
 
 
-@dataclass
-class _Means:
-    """Running means by name; a name without values is absent, so nothing is ever divided by zero."""
-
-    values: dict[str, list[float]]
-
-    def add(self, names: Iterable[str], value: float | None) -> None:
-        if value is not None:
-            for name in names:
-                self.values[name].append(float(value))
-
-    def result(self) -> dict[str, float]:
-        return {name: sum(values) / len(values) for name, values in self.values.items() if values}
-
-
 Legal = Callable[[str, str], bool | None]
 
 
-def _score(turn: Turn, position: int, means: _Means, legal: Legal | None) -> None:
+def _score(turn: Turn, position: int, values: dict[str, list[float]], legal: Legal | None) -> None:
+    """Adds a turn to the values of each metric."""
     groups = ("", f"turn_{position + 1}/", f"actions_{len(turn.executed)}/")
-    changed = not exact(turn.next_state, turn.state)
-    means.add([f"{group}coverage" for group in groups], turn.prediction is not None)
-    means.add(["observation_coverage"], turn.observation is not None)
+
+    def add(name: str, value: float | None, groups: Sequence[str] = groups) -> None:
+        if value is not None:
+            for group in groups:
+                values[group + name].append(float(value))
+
+    add("coverage", turn.prediction is not None)
+    add("observation_coverage", turn.observation is not None, ("",))
     if turn.observation is not None:
-        means.add([f"{group}observation_em" for group in groups], exact(turn.observation, turn.state))
-        means.add([f"{group}observation_cell_acc" for group in groups], cell_accuracy(turn.observation, turn.state))
-        if legal is not None:
-            means.add([f"{group}observation_legal" for group in groups], legal(turn.observation, turn.state))
+        add("observation_em", exact(turn.observation, turn.state))
+        add("observation_cell_acc", cell_accuracy(turn.observation, turn.state))
+        add("observation_legal", legal(turn.observation, turn.state) if legal else None)
     if turn.prediction is not None:
         match = exact(turn.prediction, turn.next_state)
-        means.add([f"{group}prediction_em" for group in groups], match)
-        means.add([f"{group}prediction_cell_acc" for group in groups], cell_accuracy(turn.prediction, turn.next_state))
-        if legal is not None:
-            means.add([f"{group}prediction_legal" for group in groups], legal(turn.prediction, turn.state))
-        means.add(["changed"], changed)
+        changed = not exact(turn.next_state, turn.state)
+        add("prediction_em", match)
+        add("prediction_cell_acc", cell_accuracy(turn.prediction, turn.next_state))
+        add("prediction_legal", legal(turn.prediction, turn.state) if legal else None)
+        add("changed", changed, ("",))
         if changed:
-            means.add(["prediction_em_changed"], match)
             share = changed_cell_accuracy(turn.prediction, turn.next_state, turn.state)
-            means.add(["prediction_cell_acc_changed"], share)
+            add("prediction_em_changed", match, ("",))
+            add("prediction_cell_acc_changed", share, ("",))
 
 
 def world_model_metrics(episodes: Iterable[Episode], legal: Legal | None = None) -> dict[str, float]:
@@ -75,15 +64,16 @@ def world_model_metrics(episodes: Iterable[Episode], legal: Legal | None = None)
 
     A metric that no turn supports is absent. Episodes with status ``error`` are left out.
     """
-    means = _Means(defaultdict(list))
+    values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         if episode.status != "error":
             for position, turn in enumerate(episode.turns):
-                _score(turn, position, means, legal)
+                _score(turn, position, values, legal)
     counts = {
-        "turns": len(means.values["coverage"]),
-        "observations": len(means.values["observation_em"]),
-        "predictions": len(means.values["prediction_em"]),
-        "changed_predictions": len(means.values["prediction_em_changed"]),
+        "turns": len(values["coverage"]),
+        "observations": len(values["observation_em"]),
+        "predictions": len(values["prediction_em"]),
+        "changed_predictions": len(values["prediction_em_changed"]),
     }
-    return {PREFIX + name: value for name, value in {**dict(sorted(means.result().items())), **counts}.items()}
+    means = {name: sum(entries) / len(entries) for name, entries in sorted(values.items()) if entries}
+    return {PREFIX + name: value for name, value in {**means, **counts}.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 from spa.agent.policy import Policy, make_task
 from spa.agent.worlds import WorldSource
+from spa.common.tables import markdown_table
 from spa.config.schema import AgentConfig, Config, ModelConfig, SamplingConfig
 from spa.config.seeds import EVAL
 from spa.evaluate.play import play_chunks
@@ -49,22 +50,19 @@ def measure(path: str, worlds: Mapping[str, float], num_worlds: int = 64) -> lis
                 task = make_task(config, state_format=states, prompt=prompt)
                 chosen = WorldSource(task, "test", config.seeds.test, unique=True).take(num_worlds)
                 episodes = play_chunks(policy, task, chosen, 8, 0, EVAL, f"{name}, {prompt}, {states}")
-                found = summarize(episodes, [1, 8]) | world_model_metrics(episodes)
+                metrics = summarize(episodes, [1, 8]) | world_model_metrics(episodes)
                 record = {"world": name, "prompt": prompt, "states": states}
-                records.append(record | {key: found[key] for key in COLUMNS if key in found})
+                records.append(record | {key: metrics[key] for key in COLUMNS if key in metrics})
     return records
 
 
 def table(records: list[dict[str, Any]]) -> str:
     """The records as a Markdown table, in percent."""
-    lines = [
-        f"| world | prompt | states | {' | '.join(COLUMNS.values())} |",
-        "| --- | --- | --- |" + " ---: |" * len(COLUMNS),
-    ]
+    rows = []
     for record in records:
         values = [f"{100 * record[key]:.1f}" if key in record else "-" for key in COLUMNS]
-        lines.append(f"| {record['world']} | {record['prompt']} | {record['states']} | {' | '.join(values)} |")
-    return "\n".join(lines)
+        rows.append([record["world"], record["prompt"], record["states"], *values])
+    return "\n".join(markdown_table(["world", "prompt", "states", *COLUMNS.values()], rows))
 
 
 def write_card(folder: Path, settings: Mapping[str, Any], parameters: int, records: list[dict[str, Any]]) -> None:

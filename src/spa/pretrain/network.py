@@ -35,7 +35,7 @@ PIECES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class TinySize:
     """Dimensions of the tiny model. A ``head_dim`` of 32 is the least that vLLM accepts."""
 

@@ -18,10 +18,10 @@ from spa.pretrain.network import TinySize, build_model, build_tokenizer
 
 
 @dataclass
-class PretrainConfig:
+class PretrainConfig(TinySize):
     """Settings of the tiny model's pretraining.
 
-    ``start`` is a model to go on from, ``builtin:tiny`` or a folder; its size and tokenizer stay, whatever is said here.
+    ``start`` is a model to continue from, ``builtin:tiny`` or a folder; its size and tokenizer are kept.
     """
 
     worlds: dict[str, float] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
@@ -32,13 +32,6 @@ class PretrainConfig:
     weight_decay: float = 0.01
     unrelated_weight: float = 0.1  # loss weight of the predictions' bodies, which are random
     vocab_size: int = 512
-    hidden_size: int = 128
-    num_layers: int = 2
-    num_heads: int = 4
-    num_kv_heads: int = 1
-    intermediate_size: int = 256
-    rope_theta: float = 100.0
-    init_std: float = 0.06
     start: str = ""
     seed: int = 0
     threads: int = 0
@@ -125,17 +118,8 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
 def _new(config: PretrainConfig, corpus: Corpus) -> tuple[Any, Any]:
     """A model without any training, and a tokenizer for the corpus."""
     tokenizer = build_tokenizer(tokenizer_texts(corpus, 2000), config.vocab_size)
-    size = TinySize(
-        config.hidden_size,
-        config.num_layers,
-        config.num_heads,
-        config.num_kv_heads,
-        config.intermediate_size,
-        config.rope_theta,
-        init_std=config.init_std,
-    )
     ends = {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
-    return build_model(config.vocab_size, size, config.seed, **ends), tokenizer
+    return build_model(config.vocab_size, config, config.seed, **ends), tokenizer
 
 
 def write_measured_card(config: PretrainConfig, out: Path, parameters: int) -> None:

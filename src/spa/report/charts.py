@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from numbers import Real
 from typing import Any
 
@@ -14,7 +15,11 @@ from spa.evaluate.summary import ComparisonRow
 from spa.report.data import MetricsRow, VariantReport
 
 Figure = dict[str, Any]
+Line = dict[str, Any]
 Series = list[tuple[float, float]]
+Variants = Mapping[str, VariantReport]
+Stages2 = Mapping[str, Sequence[MetricsRow]]
+"""Logged rows of stage 2: the run's under an empty name, then those of variants with their own."""
 
 _COLORS = {
     "base": "#8a8f98",
@@ -37,19 +42,8 @@ class Chart:
     figure: Figure
 
 
-def variant_colors(variants: Mapping[str, VariantReport]) -> dict[str, str]:
-    """A colour for every variant: its own if it is ``#rrggbb``, else the usual one of that name, else the next free one."""
-    own = {
-        name: variant.color
-        for name, variant in variants.items()
-        if variant.color and re.fullmatch(r"#[0-9a-fA-F]{6}", variant.color)
-    }
-    others = colors_of([name for name in variants if name not in own])
-    return {name: own.get(name) or others[name] for name in variants}
-
-
-def colors_of(names: Sequence[str]) -> dict[str, str]:
-    """The usual colour of each variant, else the next free one."""
+def variant_colors(names: Sequence[str]) -> dict[str, str]:
+    """Each variant's usual colour, or the next unused one."""
     spare = iter(_MORE_COLORS * (len(names) // len(_MORE_COLORS) + 1))
     return {name: _COLORS.get(name) or next(spare) for name in names}
 
@@ -61,46 +55,23 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def series(rows: Iterable[MetricsRow], *names: str) -> Series:
-    """(step, value) of the first of ``names`` that a row has; rows without one are skipped. Sorted by step, the last wins.
-
-    The step is ``step`` or ``global_step``, else the row's position.
-    """
-    points: dict[float, float] = {}
-    for position, row in enumerate(rows):
-        step = next((s for key in ("step", "global_step") if (s := number(row.get(key))) is not None), float(position))
-        value = next((v for name in names if (v := number(row.get(name))) is not None), None)
-        if value is not None:
-            points[step] = value
-    return sorted(points.items())
+def series(rows: Iterable[MetricsRow], name: str) -> Series:
+    """(step, value) of the rows that have the metric, sorted by step; of equal steps the last counts."""
+    points = ((number(row.get("step")), number(row.get(name))) for row in rows)
+    return sorted({step: value for step, value in points if step is not None and value is not None}.items())
 
 
-def _label(name: str) -> str:
-    """Plotly reads labels as a small HTML: variant names must not."""
-    return html.escape(name)
-
-
-def line(name: str, points: Series, color: str, **more: Any) -> dict[str, Any]:
+def line(name: str, points: Series, color: str, **more: Any) -> Line:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= 60 else "lines",
-        "name": _label(name),
+        "name": html.escape(name),  # Plotly reads labels as a small HTML: variant names must not be
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
         "line": {"color": color, "width": 2, "dash": more.pop("dash", "solid")},
         "marker": {"size": 5, "color": color},
         **more,
     }
-
-
-def _band(rows: Sequence[MetricsRow], name: str, color: str) -> list[dict[str, Any]]:
-    low, high = series(rows, f"{name}_low"), series(rows, f"{name}_high")
-    if not low or [x for x, _ in low] != [x for x, _ in high]:
-        return []
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    outline = low + high[::-1]
-    band = line("", outline, color, mode="lines", fill="toself", fillcolor=f"rgba({red},{green},{blue},0.14)")
-    return [band | {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}]
 
 
 def axes(x: str, y: str, share: bool) -> dict[str, Any]:
@@ -110,144 +81,107 @@ def axes(x: str, y: str, share: bool) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": x}}, "yaxis": axis}
 
 
-def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> Figure | None:
-    """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant."""
+def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> list[Chart]:
+    """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant; empty where nothing was played."""
     data = []
     for row in rows:
-        passes = [(f"Pass@{k}", p) for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None]
-        if not passes:
-            continue
-        data.append(
-            {
-                "type": "bar",
-                "name": _label(row.variant),
-                "x": [name for name, _ in passes],
-                "y": [p.mean for _, p in passes],
-                "marker": {"color": colors[row.variant]},
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [max(0.0, p.high - p.mean) for _, p in passes],
-                    "arrayminus": [max(0.0, p.mean - p.low) for _, p in passes],
-                    "color": "#888888",
-                    "thickness": 1.5,
-                    "width": 4,
-                },
-                "hovertemplate": "%{y:.1%}",
-            }
-        )
-    if not data:
-        return None
-    return {"data": data, "layout": {"barmode": "group", "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}}
+        passes = {f"Pass@{k}": p for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None}
+        intervals = passes.values()
+        error = {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, p.high - p.mean) for p in intervals],
+            "arrayminus": [max(0.0, p.mean - p.low) for p in intervals],
+            "color": "#888888",
+            "thickness": 1.5,
+            "width": 4,
+        }
+        bar = {"type": "bar", "name": html.escape(row.variant), "x": list(passes), "y": [p.mean for p in intervals]}
+        if passes:
+            data.append(bar | {"marker": {"color": colors[row.variant]}, "error_y": error, "hovertemplate": "%{y:.1%}"})
+    layout = {"barmode": "group", "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}
+    return [Chart("comparison", "", "", {"data": data, "layout": layout})] if data else []
 
 
-def _by_variant(
-    variants: Mapping[str, VariantReport], colors: Mapping[str, str], names: Sequence[str], y: str, share: bool
-) -> Figure | None:
-    data: list[dict[str, Any]] = []
+def _chart(
+    key: str, title: str, note: str, lines: Iterable[Line], y: str, x: str = "PPO step", share: bool = True
+) -> list[Chart]:
+    """The chart, or nothing where it has no line."""
+    data = list(lines)
+    return [Chart(key, title, note, {"data": data, "layout": axes(x, y, share)})] if data else []
+
+
+def _by_variant(variants: Variants, colors: Mapping[str, str], name: str) -> Iterator[Line]:
+    """A metric's curve for each variant, with a band where its interval was logged."""
     for variant, report in variants.items():
-        points = series(report.metrics, *names)
+        color = colors[variant]
+        points, low, high = (series(report.metrics, f"{name}{end}") for end in ("", "_low", "_high"))
+        if points and low and [x for x, _ in low] == [x for x, _ in high]:
+            red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+            fill = f"rgba({red},{green},{blue},0.14)"
+            band = line("", low + high[::-1], color, mode="lines", fill="toself", fillcolor=fill)
+            yield band | {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
         if points:
-            data += _band(report.metrics, names[0], colors[variant])
-            data.append(line(variant, points, colors[variant], legendgroup=_label(variant)))
-    return {"data": data, "layout": axes("PPO step", y, share)} if data else None
-
-
-def _largest_k(variants: Mapping[str, VariantReport]) -> int:
-    found = (
-        re.fullmatch(r"val/pass@(\d+)", str(key))
-        for variant in variants.values()
-        for row in variant.metrics
-        for key in row
-    )
-    return max((int(match[1]) for match in found if match), default=1)
+            yield line(variant, points, color, legendgroup=html.escape(variant))
 
 
 _WORLD_MODEL = (
-    ("observation_em", "observation, exact", "dot"),
-    ("prediction_em", "prediction, exact", "solid"),
-    ("prediction_cell_acc", "prediction, cells", "dash"),
+    ("observation_em", "observation, exact", "dot", "#2a6f97"),
+    ("prediction_em", "prediction, exact", "solid", "#d1495b"),
+    ("prediction_cell_acc", "prediction, cells", "dash", "#8a8f98"),
 )
 
 
-def _world_model(variants: Mapping[str, VariantReport], colors: Mapping[str, str]) -> Figure | None:
-    data = []
+def _world_model(variants: Variants, colors: Mapping[str, str]) -> Iterator[Line]:
     for variant, report in variants.items():
-        for metric, label, dash in _WORLD_MODEL:
-            names = [f"{prefix}world_model/{metric}" for prefix in ("", "val/", "train/")]
-            if points := series(report.metrics, *names):
-                data.append(line(f"{variant}: {label}", points, colors[variant], dash=dash))
-    return {"data": data, "layout": axes("PPO step", "accuracy", True)} if data else None
+        for metric, label, dash, _ in _WORLD_MODEL:
+            if points := series(report.metrics, f"world_model/{metric}"):
+                yield line(f"{variant}: {label}", points, colors[variant], dash=dash)
 
 
-def _calibration(variants: Mapping[str, VariantReport], colors: Mapping[str, str]) -> Figure | None:
-    data = []
+def _calibration(variants: Variants, colors: Mapping[str, str]) -> Iterator[Line]:
     for variant, report in variants.items():
+        group, color = html.escape(variant), colors[variant]
         if points := series(report.metrics, "calibration/top1"):
-            data.append(line(variant, points, colors[variant], legendgroup=_label(variant)))
-            chance = line(
-                variant, series(report.metrics, "calibration/chance"), colors[variant], dash="dot", mode="lines"
-            )
-            data.append(chance | {"showlegend": False, "legendgroup": _label(variant)})
-    return {"data": data, "layout": axes("PPO step", "share", True)} if data else None
+            yield line(variant, points, color, legendgroup=group)
+            chance = series(report.metrics, "calibration/chance")
+            yield line(variant, chance, color, dash="dot", mode="lines", showlegend=False, legendgroup=group)
 
 
-Stages2 = Mapping[str, Sequence[MetricsRow]]
-"""Logged rows of stage 2: the run's under an empty name, then those of variants with their own."""
-
-_TRAIN, _VAL = "#8a8f98", "#d1495b"
-
-
-def _sft(stages: Stages2) -> Figure | None:
-    data = []
-    for index, (variant, rows) in enumerate(stages.items()):
-        dash = _DASHES[index % len(_DASHES)]
-        for name, color, names in (
-            ("train", _TRAIN, ("train/loss", "losses/loss")),
-            ("validation", _VAL, ("val/loss",)),
-        ):
-            if points := series(rows, *names):
-                data.append(line(f"{variant}: {name}" if variant else name, points, color, dash=dash))
-    return {"data": data, "layout": axes("optimizer step", "loss (nats per token)", False)} if data else None
+def _sft(stages: Stages2, curves: Sequence[tuple[str, str, str]], fewest: int = 1) -> Iterator[Line]:
+    """``curves`` are metric, label and colour; drawn from ``fewest`` points on."""
+    for (variant, rows), dash in zip(stages.items(), cycle(("solid", "dash", "dot", "dashdot", "longdash"))):
+        for metric, label, color in curves:
+            points = series(rows, metric)
+            if len(points) >= fewest:
+                yield line(f"{variant}: {label}" if variant else label, points, color, dash=dash)
 
 
-def _sft_world_model(stages: Stages2) -> Figure | None:
-    """What was measured every ``sft.eval_every`` steps; nothing to draw where there is only the last measurement."""
-    data = []
-    for index, (variant, rows) in enumerate(stages.items()):
-        for (metric, label, _), color in zip(_WORLD_MODEL, ("#2a6f97", "#d1495b", "#8a8f98"), strict=True):
-            points = series(rows, f"world_model/{metric}")
-            if len(points) > 1:
-                title = f"{variant}: {label}" if variant else label
-                data.append(line(title, points, color, dash=_DASHES[index % len(_DASHES)]))
-    return {"data": data, "layout": axes("optimizer step", "accuracy", True)} if data else None
+_SFT_LOSS = (("train/loss", "train", "#8a8f98"), ("val/loss", "validation", "#d1495b"))
+_SFT_WORLD_MODEL = [(f"world_model/{metric}", label, color) for metric, label, _, color in _WORLD_MODEL]
 
 
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-
-
-def _chart(key: str, title: str, note: str, figure: Figure | None) -> list[Chart]:
-    return [Chart(key, title, note, figure)] if figure else []
-
-
-def learning_charts(variants: Mapping[str, VariantReport], sft: Stages2, colors: Mapping[str, str]) -> list[Chart]:
+def learning_charts(variants: Variants, sft: Stages2, colors: Mapping[str, str]) -> list[Chart]:
     """The curves that are always in view; those without data are left out."""
-    k = _largest_k(variants)
-    pass_1 = _by_variant(variants, colors, ("val/pass@1", "val/success"), "Pass@1", True)
-    charts = _chart("val-pass-1", "Validation Pass@1", "Held-out worlds; band: 95% interval where logged.", pass_1)
+    names = {str(key) for variant in variants.values() for row in variant.metrics for key in row}
+    k = max((int(match[1]) for name in names if (match := re.fullmatch(r"val/pass@(\d+)", name))), default=1)
+    note = "Held-out worlds; band: 95% interval where logged."
+    charts = _chart("val-pass-1", "Validation Pass@1", note, _by_variant(variants, colors, "val/pass@1"), "Pass@1")
     if k > 1:
-        figure = _by_variant(variants, colors, (f"val/pass@{k}",), f"Pass@{k}", True)
-        charts += _chart("val-pass-k", f"Validation Pass@{k}", "Held-out worlds.", figure)
-    train = _by_variant(variants, colors, ("train/success",), "success", True)
-    charts += _chart(
-        "train-success", "Training success", "Sampled training worlds of each step, before filtering.", train
-    )
+        lines = _by_variant(variants, colors, f"val/pass@{k}")
+        charts += _chart("val-pass-k", f"Validation Pass@{k}", "Held-out worlds.", lines, f"Pass@{k}")
+    note = "Sampled training worlds of each step, before filtering."
+    lines = _by_variant(variants, colors, "train/success")
+    charts += _chart("train-success", "Training success", note, lines, "success")
     note = "Share of written observations and predictions that agree with the world."
-    charts += _chart("world-model", "World model during PPO", note, _world_model(variants, colors))
+    charts += _chart("world-model", "World model during PPO", note, _world_model(variants, colors), "accuracy")
     note = "Share of recorded turns whose true next state is likelier than every alternative; dotted: by guessing."
-    charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(variants, colors))
-    charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft))
-    return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", _sft_world_model(sft))
+    charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(variants, colors), "share")
+    x, y = "optimizer step", "loss (nats per token)"
+    charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft, _SFT_LOSS), y, x, False)
+    # Measured every sft.eval_every steps; nothing to draw where there is only the last measurement.
+    lines = _sft(sft, _SFT_WORLD_MODEL, fewest=2)
+    return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", lines, "accuracy", x)
 
 
 _DIAGNOSTICS = (
@@ -271,11 +205,10 @@ _DIAGNOSTICS = (
 _SHARES = ("losses/clipfrac", "train/format_rate", "rollout/kept", "rollout/zero_std", "train/repetition")
 
 
-def diagnostic_charts(variants: Mapping[str, VariantReport], colors: Mapping[str, str]) -> list[Chart]:
+def diagnostic_charts(variants: Variants, colors: Mapping[str, str]) -> list[Chart]:
     """The curves of the fold-out: how healthy the PPO updates were."""
     charts: list[Chart] = []
     for name, title, note in _DIAGNOSTICS:
-        share = name in _SHARES
-        key = re.sub(r"\W+", "-", name)
-        charts += _chart(key, title, note, _by_variant(variants, colors, (name,), "", share))
+        lines = _by_variant(variants, colors, name)
+        charts += _chart(re.sub(r"\W+", "-", name), title, note, lines, "", share=name in _SHARES)
     return charts

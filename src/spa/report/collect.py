@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from spa.run.metrics import read_metrics
 from spa.run.stage import read_done
 
 _MACHINE = {"processor": "cpu", "cores": "cpu_count", "system": "platform"}  # as shown -> as in run.json
+# Stages that variants share, by folder; FOLDER-VARIANT is a variant's own.
+_SHARED_STAGES = {"selfplay": "self-play", "imagined": "imagined worlds", "sft": "SFT", "practice": "practice"}
 
 
 def collect(out: Path) -> ReportData:
@@ -27,12 +30,11 @@ def collect(out: Path) -> ReportData:
     if not folder.holds_run:
         raise ValueError(f"{out} holds no run (no config.yaml)")
     cfg = folder.config()
-    variants: dict[str, VariantReport] = {}
     timings: dict[str, float] = {}
     contents: dict[str, set[str]] = {}
     symmetries: dict[str, set[str]] = {}
 
-    def finished(stage: Path, title: str) -> None:
+    def add_stage(stage: Path, title: str) -> None:
         done = read_done(stage)
         if done is not None:
             timings[title] = float(done["seconds"])
@@ -41,43 +43,34 @@ def collect(out: Path) -> ReportData:
                 known = keys.values() if isinstance(keys, dict) else ()  # older runs recorded contents alone
                 symmetries.setdefault(split, set()).update(key for key in known if key)
 
-    finished(out / "selfplay", "self-play")
-    for stage in sorted(out.glob("selfplay-*")):
-        finished(stage, f"self-play, {stage.name.removeprefix('selfplay-')}")
-    finished(out / "sft", "SFT")
-    for stage in sorted(out.glob("practice-*")):
-        finished(stage, f"practice, {stage.name.removeprefix('practice-')}")
-    for stage in sorted(out.glob("imagined-*")):
-        finished(stage, f"imagined worlds, {stage.name.removeprefix('imagined-')}")
-    tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
-    for name, stage in tuned.items():
-        finished(stage, f"SFT, {name}")
-    names = [path.name for path in sorted(variants_folder(out).glob("*")) if path.is_dir()]
+    for prefix, title in _SHARED_STAGES.items():
+        add_stage(out / prefix, title)
+        for stage in sorted(out.glob(f"{prefix}-*")):
+            add_stage(stage, f"{title}, {stage.name.removeprefix(f'{prefix}-')}")
+    variants: dict[str, VariantReport] = {}
+    names = [path.name for path in variants_folder(out).glob("*") if path.is_dir()]
     for name in sorted(names, key=lambda n: (["base", *cfg.variants, n].index(n), n)):
-        folder_of_variant = variants_folder(out) / name
-        finished(folder_of_variant / "ppo", f"PPO, {name}")
-        finished(folder_of_variant / "eval", f"evaluation, {name}")
-        result = folder_of_variant / "eval" / "result.json"
+        ppo, evaluation = (variants_folder(out) / name / stage for stage in ("ppo", "eval"))
+        add_stage(ppo, f"PPO, {name}")
+        add_stage(evaluation, f"evaluation, {name}")
+        result = _result(evaluation / "result.json")
         variants[name] = VariantReport(
-            metrics=_metrics(folder_of_variant / "ppo"),
-            result=EvalResult.read(result) if result.is_file() else None,
-            episodes=_episodes(folder_of_variant / "eval" / "episodes.jsonl"),
+            read_metrics(ppo / "metrics.jsonl"), result, _episodes(evaluation / "episodes.jsonl")
         )
-        planned = folder_of_variant / "eval" / "planner.json"
-        if planned.is_file():
-            found = EvalResult.read(planned)
-            episodes = _episodes(folder_of_variant / "eval" / "planner_episodes.jsonl")
-            variants[found.name] = VariantReport(result=found, episodes=episodes)
-    commands = folder.info().get("commands", [])
+        if planned := _result(evaluation / "planner.json"):
+            episodes = _episodes(evaluation / "planner_episodes.jsonl")
+            variants[planned.name] = VariantReport(result=planned, episodes=episodes)
+    commands = [entry for entry in folder.info().get("commands", []) if isinstance(entry, dict)]
     last: dict[str, Any] = commands[-1] if commands else {}
+    tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
     return ReportData(
         name=redact(cfg.name),
         config=shown(cfg),
         versions={name: last[name] for name in ("spa", "python", *PACKAGES) if name in last},
-        machine={title: last[key] for title, key in _MACHINE.items() if key in last},
+        machine=_machine(commands),
         variants=variants,
-        sft=_metrics(out / "sft"),
-        sft_of_variants={name: _metrics(stage) for name, stage in tuned.items()},
+        sft=read_metrics(out / "sft" / "metrics.jsonl"),
+        sft_of_variants={name: read_metrics(stage / "metrics.jsonl") for name, stage in tuned.items()},
         overlaps=overlaps(contents),
         symmetric_overlaps=overlaps(symmetries) if symmetries and all(symmetries.values()) else {},
         timings=timings,
@@ -86,9 +79,14 @@ def collect(out: Path) -> ReportData:
     )
 
 
-def _metrics(stage: Path) -> list[dict[str, Any]]:
-    path = stage / "metrics.jsonl"
-    return list(read_metrics(path)) if path.is_file() else []
+def _machine(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The machines that the commands ran on; more than one where the stages or a resumed run had several."""
+    facts = {title: dict.fromkeys(str(c[key]) for c in commands if key in c) for title, key in _MACHINE.items()}
+    return {title: "; ".join(values) for title, values in facts.items() if values}
+
+
+def _result(path: Path) -> EvalResult | None:
+    return EvalResult.read(path) if path.is_file() else None
 
 
 def _episodes(path: Path) -> list[Episode]:

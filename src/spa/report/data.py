@@ -15,15 +15,11 @@ MetricsRow = Mapping[str, Any]
 
 @dataclass
 class VariantReport:
-    """One variant: its rows of ``metrics.jsonl``, its final evaluation and episodes to show.
-
-    ``color`` (``#rrggbb``) is optional; anything else is ignored and a colour is chosen.
-    """
+    """One variant: its rows of ``metrics.jsonl``, its final evaluation and episodes to show."""
 
     metrics: Sequence[MetricsRow] = ()
     result: EvalResult | None = None
     episodes: Sequence[Episode] = ()
-    color: str | None = None
 
 
 @dataclass

@@ -16,20 +16,12 @@ from spa.common.files import atomic_write
 from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
-from spa.report.charts import (
-    Chart,
-    Figure,
-    comparison_chart,
-    diagnostic_charts,
-    learning_charts,
-    number,
-    variant_colors,
-)
-from spa.report.data import MetricsRow, ReportData, VariantReport
+from spa.report.charts import Figure, comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
+from spa.report.data import MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
 
 _FACTS = (
-    ("world", ("env.tag", "env.id")),
+    ("world", ("env.id",)),
     ("model", ("model.path",)),
     ("self-play worlds", ("selfplay.groups",)),
     ("PPO steps", ("ppo.steps",)),
@@ -76,18 +68,6 @@ class Table:
     rows: list[tuple[str, list[str]]]
 
 
-def embed_json(value: Any) -> Markup:
-    """JSON for a ``<script type="application/json">``: no character that could end the element or start a comment.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # every markup character was replaced
-
-
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested config as ``a.b.c`` -> text."""
     out: dict[str, str] = {}
@@ -100,14 +80,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _facts(config: Mapping[str, str]) -> list[tuple[str, str]]:
-    facts = []
-    for label, keys in _FACTS:
-        values = [config[key] for key in keys if key in config]
-        if label == "world":
-            values = values[:1]
-        if values:
-            facts.append((label, " × ".join(values)))
-    return facts
+    values = {label: [config[key] for key in keys if key in config] for label, keys in _FACTS}
+    if "env.tag" in config:
+        values["world"] = [config["env.tag"]]
+    return [(label, " × ".join(texts)) for label, texts in values.items() if texts]
 
 
 def _format(value: float | None, kind: str) -> str:
@@ -147,27 +123,18 @@ def _minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, float]]:
-    rows: dict[str, Mapping[str, float]] = {}
+def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, Any]]:
+    """The last measurement after each SFT, and that of each evaluation."""
+    rows: dict[str, Mapping[str, Any]] = {}
     for variant, stage in _stages_2(data).items():
         for row in stage:
             if any(str(key).startswith("world_model/") for key in row):
                 rows[f"after SFT, {variant}" if variant else "after SFT"] = row
-    return rows | {
-        variant: report.result.world_model for variant, report in data.variants.items() if report.result is not None
-    }
+    return rows | {variant: r.result.world_model for variant, r in data.variants.items() if r.result is not None}
 
 
 def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
     return {"": data.sft, **data.sft_of_variants}
-
-
-def _episodes(variants: Mapping[str, VariantReport], limit: int) -> list[tuple[str, list[Any], int]]:
-    shown = (
-        (variant, [view(e) for e in choose_episodes(r.episodes, limit)], len(r.episodes))
-        for variant, r in variants.items()
-    )
-    return [entry for entry in shown if entry[1]]
 
 
 def render(template: str, title: str, figures: Mapping[str, Figure], **values: Any) -> str:
@@ -181,9 +148,10 @@ def render(template: str, title: str, figures: Mapping[str, Figure], **values: A
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment.get_template(template).render(
         title=title,
-        charts_json=embed_json(figures) if figures else "",
+        figures=figures,
         plotly_js=Markup(get_plotlyjs()) if figures else "",  # the library itself, not data
         **values,
     )
@@ -198,14 +166,12 @@ def write_page(text: str, path: str | os.PathLike[str]) -> Path:
 
 def render_report(data: ReportData) -> str:
     """The report as an HTML document."""
-    colors = variant_colors(data.variants)
+    colors = variant_colors(list(data.variants))
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
     rows = comparison_table(results, data.baseline)
-    compare = comparison_chart(rows, colors)
     learning = learning_charts(data.variants, _stages_2(data), colors)
     diagnostics = diagnostic_charts(data.variants, colors)
-    charts = [*([Chart("comparison", "", "", compare)] if compare else []), *learning, *diagnostics]
-    figures: dict[str, Figure] = {chart.key: chart.figure for chart in charts}
+    figures = {chart.key: chart.figure for chart in [*comparison_chart(rows, colors), *learning, *diagnostics]}
     config = flatten(data.config)
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
     return render(
@@ -224,7 +190,15 @@ def render_report(data: ReportData) -> str:
         charts=figures,
         learning=learning,
         diagnostics=diagnostics,
-        episodes=_episodes(data.variants, data.episodes_per_variant),
+        episodes=[
+            (
+                variant,
+                [view(episode) for episode in choose_episodes(r.episodes, data.episodes_per_variant)],
+                len(r.episodes),
+            )
+            for variant, r in data.variants.items()
+            if r.episodes and data.episodes_per_variant > 0
+        ],
         timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
         total=duration(sum(timings.values())),
     )

@@ -1,4 +1,4 @@
-"""An episode as the report shows it: marked-up responses and states side by side. Plain strings; the template escapes."""
+"""Episodes for the report: marked-up responses and states side by side. Plain strings; the template escapes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import TAG
@@ -64,8 +64,8 @@ def _by_position(line: str, other: str) -> list[Segment]:
 
 def _by_word(line: str, other: str) -> list[Segment]:
     words, others = re.split(r"(\s+)", line), re.split(r"(\s+)", other)
-    kept = _common(words, others)
-    return _segments(words, [index not in kept for index in range(len(words))])
+    common = _common(words, others)
+    return _segments(words, [index not in common for index in range(len(words))])
 
 
 def _common(words: Sequence[str], others: Sequence[str]) -> set[int]:
@@ -83,7 +83,7 @@ def _common(words: Sequence[str], others: Sequence[str]) -> set[int]:
         hit = row & places.get(word, 0)
         row = ((row + hit) | (row - hit)) & everything
         rows.append(row)
-    kept = set()
+    common = set()
     i, j = len(words) - 1, len(others) - 1
     while i >= 0 and j >= 0:
         if rows[j] >> i & 1:
@@ -91,9 +91,9 @@ def _common(words: Sequence[str], others: Sequence[str]) -> set[int]:
         elif j and not rows[j - 1] >> i & 1:
             j -= 1
         else:
-            kept.add(i)
+            common.add(i)
             i, j = i - 1, j - 1
-    return kept
+    return common
 
 
 def mark_differences(text: str, other: str) -> list[list[Segment]]:
@@ -178,24 +178,20 @@ def view(episode: Episode) -> EpisodeView:
 def choose_episodes(episodes: Sequence[Episode], limit: int) -> list[Episode]:
     """At most ``limit`` episodes, half of them (as far as there are any) with predictions, which show beside the truth."""
     limit = max(limit, 0)
-    told = [e for e in episodes if any(turn.prediction is not None for turn in e.turns)]
+    predicted = [e for e in episodes if any(turn.prediction is not None for turn in e.turns)]
     plain = [e for e in episodes if all(turn.prediction is None for turn in e.turns)]
-    half = min(len(told), max(limit // 2, limit - len(plain)))
-    return _mixed(plain, limit - half) + _mixed(told, half)
+    half = min(len(predicted), max(limit // 2, limit - len(plain)))
+    return _mixed(plain, limit - half) + _mixed(predicted, half)
 
 
 def _mixed(episodes: Sequence[Episode], limit: int) -> list[Episode]:
     """At most ``limit`` episodes: successes and failures in turn, first one of every world, errors last, otherwise in order."""
-    seen: set[tuple[int, int]] = set()
-    wins: list[tuple[bool, Episode]] = []
-    losses: list[tuple[bool, Episode]] = []
-    for episode in episodes:
-        key = (episode.group, episode.seed)
-        # False sorts first: a world not shown yet, an episode without an error.
-        (wins if episode.success else losses).append((key in seen, episode))
-        seen.add(key)
-    ranked = [[e for _, e in sorted(side, key=lambda x: (x[1].status == "error", x[0]))] for side in (wins, losses)]
-    out: list[Episode] = []
-    for i in range(max(map(len, ranked), default=0)):
-        out += [side[i] for side in ranked if i < len(side)]
-    return out[: max(limit, 0)]
+    worlds: set[tuple[int, int]] = set()
+    ranked: dict[bool, list[tuple[bool, bool, int, Episode]]] = {True: [], False: []}
+    for number, episode in enumerate(episodes):
+        world = (episode.group, episode.seed)
+        # False sorts first: an episode without an error, a world not shown yet.
+        ranked[episode.success].append((episode.status == "error", world in worlds, number, episode))
+        worlds.add(world)
+    pairs = zip_longest(*(sorted(side, key=lambda entry: entry[:3]) for side in ranked.values()))
+    return [entry[3] for pair in pairs for entry in pair if entry][: max(limit, 0)]

@@ -1,15 +1,14 @@
-"""Bases trained longer, for the control that matches the compute of self-play and SFT without telling anything of the world."""
+"""Base models pretrained longer: the control that matches the compute of self-play and SFT without information about the world."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import yaml
 
-from spa.common.files import atomic_write
+from spa.common.files import atomic_folder, atomic_write
 from spa.common.progress import note
 from spa.config.load import load_variant
 from spa.reproduce.scale import Scale, variant_file
@@ -31,7 +30,7 @@ def write_variants(scale: Scale, out: Path) -> None:
 
 
 def make_bases(scale: Scale, out: Path) -> None:
-    """Pretrains what is not there yet in ``out/bases``, and writes the files of the variants that start from it.
+    """Pretrains the models missing in ``out/bases`` and writes the files of the variants that start from them.
 
     Raises:
         ValueError: a pretraining failed; the message is its last line.
@@ -42,23 +41,11 @@ def make_bases(scale: Scale, out: Path) -> None:
         folder = (out / "bases" / name).resolve()
         if not (folder / "config.json").is_file():
             note(f"pretraining {name} ({folder})")
-            half = folder.with_name(f"{name}.partial")
-            shutil.rmtree(half, ignore_errors=True)
-            command = [
-                sys.executable,
-                "-m",
-                "spa",
-                "pretrain",
-                "--out",
-                str(half),
-                "--quiet",
-                "measure=false",
-                *settings,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise ValueError(f"base {name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
-            half.rename(folder)
+            with atomic_folder(folder) as partial:
+                command = [sys.executable, "-m", "spa", "pretrain", "--out", str(partial), "--quiet", "measure=false"]
+                done = subprocess.run([*command, *settings], capture_output=True, text=True)
+                if done.returncode:
+                    raise ValueError(f"base {name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
         variant = {
             "name": name,
             "state_format": "coordinates",

@@ -1,4 +1,4 @@
-"""Runs the cells of a reproduction, as many at once as the cores allow; each is a process of its own, ``spa run --resume``."""
+"""Runs the cells of a reproduction in parallel, each as a process of ``spa run --resume``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spa.reproduce.scale import Cell
 
 
 def at_once(runs: int, cores: int) -> int:
-    """How many runs to start at once on so many cores: one a core, or more where the last round would leave cores idle.
+    """How many runs to start at once: one per core, or more where the last round would leave cores idle.
 
     Three runs on two cores take two rounds two at a time, but one and a half of them all at once.
     """
@@ -25,8 +25,10 @@ def at_once(runs: int, cores: int) -> int:
 
 
 def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
-    """Runs what is not finished; returns the failures, one line each. Ctrl-C ends all runs, which go on when they are run again;
-    so does SIGTERM, after which a batch system's job must leave no run behind."""
+    """Runs what is not finished; returns the failures, one line each.
+
+    Ctrl-C and SIGTERM (which batch systems send) end all runs; running the same command again resumes them.
+    """
     failures: list[str] = []
     stop = threading.Event()
     with terminated_as_interrupted(), ThreadPoolExecutor(parallel) as pool:
@@ -44,7 +46,7 @@ def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
 
 
 def _run(cell: Cell, stop: threading.Event) -> str:
-    """Runs one cell; the empty string, or what went wrong. Its output and progress go to ``log.txt`` in its folder."""
+    """Runs one cell and returns an error message, or an empty string. Its output goes to ``log.txt`` in its folder."""
     title = f"{cell.world}, seed {cell.seed}"
     if stop.is_set():
         return ""

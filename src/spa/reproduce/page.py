@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spa.report.charts import Chart, axes, colors_of, line
+from spa.report.charts import Chart, axes, line, variant_colors
 from spa.report.html import render, write_page
 from spa.reproduce.results import Curve, Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
@@ -31,18 +31,18 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
 
 def _colors(numbers: Numbers) -> dict[str, str]:
     """A variant has one color in all worlds."""
-    return colors_of(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
+    return variant_colors(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
 def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
     """key -> title, what x and y are, and a curve for each variant (empty where it has none)."""
-    val = {variant: found.curves.get("val/pass@1", []) for variant, found in variants.items()}
+    val = {variant: entry.curves.get("val/pass@1", []) for variant, entry in variants.items()}
     by_time = {variant: _by_time(variants[variant], curve) for variant, curve in val.items()}
     passes = {
-        variant: [(float(k), p.mean) for k, p in sorted(found.passes.items())] for variant, found in variants.items()
+        variant: [(float(k), p.mean) for k, p in sorted(entry.passes.items())] for variant, entry in variants.items()
     }
     top_1, exact = (
-        {variant: found.curves.get(name, []) for variant, found in variants.items()}
+        {variant: entry.curves.get(name, []) for variant, entry in variants.items()}
         for name in ("calibration/top1", "world_model/prediction_em")
     )
     return {
@@ -54,13 +54,13 @@ def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str,
     }
 
 
-def _by_time(found: VariantNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _by_time(entry: VariantNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Steps as seconds since the start of stage 1: PPO's time spread evenly over its steps."""
     last = curve[-1][0] if curve else 0
-    if not last or "PPO" not in found.seconds:
+    if not last or "PPO" not in entry.seconds:
         return []
-    before = sum(seconds for stage, seconds in found.seconds.items() if stage != "PPO")
-    return [(before + found.seconds["PPO"] * step / last, value) for step, value in curve]
+    before = sum(seconds for stage, seconds in entry.seconds.items() if stage != "PPO")
+    return [(before + entry.seconds["PPO"] * step / last, value) for step, value in curve]
 
 
 def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
@@ -69,7 +69,7 @@ def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[s
     page = render(
         "reproduction.html.jinja",
         title(scale),
-        {chart.key: chart.figure for each in of_worlds.values() for chart in each},
+        {chart.key: chart.figure for charts_of_world in of_worlds.values() for chart in charts_of_world},
         about=scale.about,
         worlds=tables(scale, numbers),
         charts=of_worlds,

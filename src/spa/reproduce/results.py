@@ -1,14 +1,14 @@
 """From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times.
 
-What was measured (successes of every test world) is kept beside what is computed from it, so that tables can be made again from the
-file (``from_json``).
+The file holds the measurements (successes of every test world) beside the numbers computed from them, so that tables can be made
+again from it (``from_json``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spa.agent.worlds import content_key
-from spa.common.clock import Spent
+from spa.common.clock import Elapsed
 from spa.config.load import load_config, load_variant
 from spa.config.schema import VariantConfig
 from spa.config.variants import dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder, variant_config
@@ -35,20 +35,20 @@ Curve = list[tuple[float, float]]
 
 @dataclass
 class VariantNumbers:
-    """One variant in one world, in shares of [0, 1]. What is not by seed is a mean over the seeds that are finished.
+    """One variant in one world, as shares in [0, 1]. Values that are not by seed are means over the finished seeds.
 
     Attributes:
         worlds: digest of the test worlds; the same in all seeds and variants that are compared.
         samples: of each test world.
         successes: by seed, how many samples of each test world were won, in the order of the worlds' seeds.
         passes: Pass@k by k.
-        differences: to other variants, by their names, the same on the seeds that both have.
+        differences: in Pass@k to other variants, by name and k, on the seeds that both have.
         by_seed: Pass@1 of each seed.
-        actions_by_seed: actions a turn on the test worlds: whether a policy acts step by step or writes whole plans can differ
-            between seeds, and counts for much.
-        tokens_by_seed: tokens written in an episode, those of what a planner imagined included.
-        actions_played: by seed, actions that the world had to answer before the evaluation: self-play, practice and RL.
-        seconds: what the variant's stages took by the wall, without validation; ``cpu_seconds`` in processor time.
+        actions_by_seed: actions per turn on the test worlds. Whether a policy acts step by step or writes whole plans can differ
+            between seeds, and matters a lot.
+        tokens_by_seed: tokens written per episode, including a planner's.
+        actions_played: by seed, actions executed in the world before the evaluation: self-play, practice and RL.
+        seconds: wall time of each of the variant's stages, without validation; ``cpu_seconds``: processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
         world_model: what was measured of the world model at the end.
     """
@@ -101,39 +101,39 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
 
 
 def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
-    """Sets what follows from the successes: Pass@k, its differences to the variants ``versus``, and each seed's Pass@1.
+    """Computes from the successes: Pass@k, its differences to the variants ``versus``, and each seed's Pass@1.
 
     Raises:
         ValueError: as ``collect_cells``.
     """
     for world, variants in numbers.items():
         if (
-            len({found.worlds for found in variants.values()}) > 1
-            or len({found.samples for found in variants.values()} - {1}) > 1
+            len({entry.worlds for entry in variants.values()}) > 1
+            or len({entry.samples for entry in variants.values()} - {1}) > 1
         ):
             raise ValueError(f"{world}: the variants were not all evaluated on the same worlds with as many samples")
-        for found in variants.values():
-            ks = [k for k in (2**i for i in range(11)) if k <= found.samples]
-            found.passes = {k: two_way(found.table(k, found.seeds)) for k in ks}
-            found.by_seed = {seed: float(found.table(1, [seed]).mean()) for seed in found.seeds}
-            found.differences = {}
+        for entry in variants.values():
+            ks = [k for k in (2**i for i in range(11)) if k <= entry.samples]
+            entry.passes = {k: two_way(entry.table(k, entry.seeds)) for k in ks}
+            entry.by_seed = {seed: float(entry.table(1, [seed]).mean()) for seed in entry.seeds}
+            entry.differences = {}
             for name in versus:
                 other = variants.get(name)
-                both = [seed for seed in found.seeds if other is not None and seed in other.successes]
-                if other is not None and other is not found and both:
+                both = [seed for seed in entry.seeds if other is not None and seed in other.successes]
+                if other is not None and other is not entry and both:
                     common = [k for k in ks if k <= other.samples]
-                    found.differences[name] = {k: two_way(found.table(k, both) - other.table(k, both)) for k in common}
+                    entry.differences[name] = {k: two_way(entry.table(k, both) - other.table(k, both)) for k in common}
 
 
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
-    """What a variant's runs left, under its name, and what its planner did, under that of both; empty where none is finished."""
-    found: ByVariant = {}
+    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty where no run is finished."""
+    entries: ByVariant = {}
     for file in ("result.json", "planner.json"):
         paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
         results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
         if results:
-            found[next(iter(results.values())).name] = _of_results(results, paths, folders, variant)
-    return found
+            entries[next(iter(results.values())).name] = _of_results(results, paths, folders, variant)
+    return entries
 
 
 def _of_results(
@@ -155,26 +155,25 @@ def _of_results(
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
     recorded = [_recorded(folder, variant) for folder in done]
-    if all("actions" in found for stages in recorded for name, found in stages.items() if name != "SFT"):
-        played = [sum(int(found.get("actions", 0)) for found in stages.values()) for stages in recorded]
+    if all("actions" in record for stages in recorded for name, record in stages.items() if name != "SFT"):
+        played = [sum(int(record.get("actions", 0)) for record in stages.values()) for stages in recorded]
         out.actions_played = dict(zip(out.seeds, played, strict=True))
-    times = [{name: Spent.of(found) for name, found in stages.items()} for stages in recorded]
-    for stage in dict.fromkeys(name for found in times for name in found):
-        spent = sum((found.get(stage, Spent()) for found in times), Spent())
-        out.seconds[stage], out.cpu_seconds[stage] = spent.wall / len(times), spent.cpu / len(times)
+    for stage in dict.fromkeys(name for stages in recorded for name in stages):
+        total = sum((Elapsed.from_record(stages[stage]) for stages in recorded if stage in stages), Elapsed())
+        out.seconds[stage], out.cpu_seconds[stage] = total.wall / len(recorded), total.cpu / len(recorded)
     records = [read_metrics(variants_folder(folder) / variant.name / "ppo" / "metrics.jsonl") for folder in done]
     for name in ("val/pass@1", "world_model/prediction_em", "world_model/observation_em", "calibration/top1"):
         curve = _mean_curve([_curve(rows, name) for rows in records])
         if curve:
             out.curves[name] = curve
-    models = [result.world_model for result in results.values()]
-    shared = set.intersection(*(set(each) for each in models))
-    out.world_model = {name: float(np.mean([each[name] for each in models])) for name in sorted(shared)}
+    measured = [result.world_model for result in results.values()]
+    shared = set.intersection(*map(set, measured))
+    out.world_model = {name: float(np.mean([metrics[name] for metrics in measured])) for name in sorted(shared)}
     return out
 
 
 def _recorded(folder: Path, variant: VariantConfig) -> dict[str, dict[str, Any]]:
-    """What each stage of a variant recorded; stages that it shares with others count in full."""
+    """The records of a variant's stages; stages that it shares with other variants count in full."""
     cfg = load_config(folder / "config.yaml")
     stages = {}
     if needs_sft(cfg, variant):
@@ -185,8 +184,7 @@ def _recorded(folder: Path, variant: VariantConfig) -> dict[str, dict[str, Any]]
         stages["imagining"] = dream_folder(folder, variant)
     if variant.rl:
         stages["PPO"] = variants_folder(folder) / variant.name / "ppo"
-    found = {name: read_done(stage) for name, stage in stages.items()}
-    return {name: done for name, done in found.items() if done}
+    return {name: done for name, stage in stages.items() if (done := read_done(stage))}
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> dict[float, float]:
@@ -202,44 +200,37 @@ def _mean_curve(curves: Sequence[Mapping[float, float]]) -> Curve:
 
 def to_json(numbers: Numbers) -> str:
     """All numbers as JSON; the successes of a seed's worlds are one line of text."""
-    data = {
-        world: {variant: asdict(found) for variant, found in variants.items()} for world, variants in numbers.items()
-    }
+    data = {world: {name: asdict(entry) for name, entry in variants.items()} for world, variants in numbers.items()}
     for variants in data.values():
-        for found in variants.values():
-            found["successes"] = {seed: " ".join(map(str, row)) for seed, row in found["successes"].items()}
+        for entry in variants.values():
+            entry["successes"] = {seed: " ".join(map(str, row)) for seed, row in entry["successes"].items()}
     return json.dumps(data, indent=1, allow_nan=False)
 
 
 def from_json(text: str) -> Numbers:
-    """What ``to_json`` wrote, without what ``compute`` sets.
+    """Reads the output of ``to_json``, without what ``compute`` sets.
 
     Raises:
         ValueError: not such a file; the message says what is wrong.
     """
-    derived = {"passes", "differences", "by_seed"}
-    measured = [item.name for item in fields(VariantNumbers) if item.name not in derived]
     try:
         data = json.loads(text)
-        return {
-            world: {variant: _read(measured, of) for variant, of in variants.items()}
-            for world, variants in data.items()
-        }
+        return {world: {name: _read(entry) for name, entry in variants.items()} for world, variants in data.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
 
 
-def _read(names: Sequence[str], data: Mapping[str, Any]) -> VariantNumbers:
-    data = {"tokens_by_seed": {}, "actions_played": {}, **data}  # older files have none
-    found = VariantNumbers(**{name: data[name] for name in names})
-    found.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in found.successes.items()}  # type: ignore[attr-defined]
-    found.curves = {name: [(step, value) for step, value in curve] for name, curve in found.curves.items()}
-    found.actions_by_seed = {int(seed): value for seed, value in found.actions_by_seed.items()}
-    found.tokens_by_seed = {int(seed): value for seed, value in found.tokens_by_seed.items()}
-    found.actions_played = {int(seed): value for seed, value in found.actions_played.items()}
-    if len({len(row) for row in found.successes.values()}) != 1 or not found.samples:
+def _read(data: Mapping[str, Any]) -> VariantNumbers:
+    derived = ("passes", "differences", "by_seed")
+    entry = VariantNumbers(**{name: value for name, value in data.items() if name not in derived})
+    entry.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in data["successes"].items()}
+    entry.curves = {name: [(step, value) for step, value in curve] for name, curve in entry.curves.items()}
+    entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
+    entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
+    entry.actions_played = {int(seed): value for seed, value in entry.actions_played.items()}
+    if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
         raise ValueError("every seed must have the same worlds")
-    return found
+    return entry
 
 
 def read_numbers(path: Path, scale: Scale) -> Numbers:
@@ -249,7 +240,7 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
         ValueError: no such file, not the numbers of a reproduction, or of none of the scale's worlds.
     """
     try:
-        found = from_json(path.read_text(encoding="utf-8"))
+        stored = from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -257,14 +248,14 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
     chosen = {
         # With their planners' numbers, which are under "variant+planner".
         world: {
-            variant: of
-            for variant, of in found[world].items()
+            variant: entry
+            for variant, entry in stored[world].items()
             if variant.partition(PLANNED)[0] in ("base", *scale.variants_of(world))
         }
         for world in scale.worlds
-        if world in found
+        if world in stored
     }
     if not chosen:
-        raise ValueError(f"{path} has no world of scale {scale.name} (it has {', '.join(found)})")
+        raise ValueError(f"{path} has no world of scale {scale.name} (it has {', '.join(stored)})")
     compute(chosen, scale.compared)
     return chosen

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spa.common.progress import duration
-from spa.evaluate.bootstrap import Interval, percent
+from spa.common.tables import markdown_table
+from spa.evaluate.bootstrap import percent
 from spa.evaluate.verdict import VariantScore, verdict
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import Numbers, VariantNumbers
@@ -29,7 +30,7 @@ class WorldTable:
 
 def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
     """One table a world: Pass@1, Pass@8 and the largest k, differences to other variants, time, and the paper's numbers."""
-    found = []
+    worlds = []
     for world, variants in numbers.items():
         ks = sorted({k for variant in variants.values() for k in variant.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
@@ -48,15 +49,18 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
         ]
         rows = [(name, _row(name, variant, shown, paper, compared, counted)) for name, variant in variants.items()]
         sentences = verdict(
-            {name: VariantScore(variant.by_seed, _first(variant)) for name, variant in variants.items()}
+            {
+                name: VariantScore(variant.by_seed, {other: p[1] for other, p in variant.differences.items()})
+                for name, variant in variants.items()
+            }
         )
-        found.append(WorldTable(world, sentences if variants else ["Nothing is finished yet."], header, rows))
-    return found
+        worlds.append(WorldTable(world, sentences if variants else ["Nothing is finished yet."], header, rows))
+    return worlds
 
 
 def note(numbers: Numbers) -> str:
     """What the tables' figures are."""
-    any_tokens = any(found.tokens_by_seed for variants in numbers.values() for found in variants.values())
+    any_tokens = any(entry.tokens_by_seed for variants in numbers.values() for entry in variants.values())
     return (
         "Percent; 95% t intervals for other seeds and other worlds (for other worlds alone where there is one seed); differences "
         "are on the same seeds and worlds. "
@@ -72,7 +76,7 @@ def markdown(scale: Scale, numbers: Numbers) -> str:
     for world in tables(scale, numbers):
         lines += [f"## {world.name}", "", *world.sentences, *([""] if world.sentences else [])]
         if world.rows:
-            lines += [*_markdown(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
+            lines += [*markdown_table(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
     return "\n".join([*lines, note(numbers)]) + "\n"
 
 
@@ -82,42 +86,27 @@ def title(scale: Scale) -> str:
 
 def _row(
     variant: str,
-    found: VariantNumbers,
+    entry: VariantNumbers,
     shown: list[int],
     paper: tuple[str, str] | None,
     compared: list[str],
     counted: bool,
 ) -> list[str]:
-    cells = [percent(found.passes.get(k)) for k in shown]
+    cells = [percent(entry.passes.get(k)) for k in shown]
     for other in compared:
-        cells += [percent(found.differences.get(other, {}).get(k), sign=True) for k in shown if k in (1, 8)]
-    cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(found.by_seed.items())))
-    cells.append(", ".join(f"{value:.1f}" for _, value in sorted(found.actions_by_seed.items())))
+        cells += [percent(entry.differences.get(other, {}).get(k), sign=True) for k in shown if k in (1, 8)]
+    cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(entry.by_seed.items())))
+    cells.append(", ".join(f"{value:.1f}" for _, value in sorted(entry.actions_by_seed.items())))
     if counted:
-        tokens = list(found.tokens_by_seed.values())
-        cells.append(f"{sum(tokens) / len(tokens):,.0f}" if tokens else "-")
-        played = list(found.actions_played.values())
-        cells.append(f"{sum(played) / len(played):,.0f}" if played else "-")
-    cells += [_time(found.seconds), _time(found.cpu_seconds)]
+        for by_seed in (entry.tokens_by_seed, entry.actions_played):
+            cells.append(f"{sum(by_seed.values()) / len(by_seed):,.0f}" if by_seed else "-")
+    cells += [_time(entry.seconds), _time(entry.cpu_seconds)]
     if paper:
         theirs = paper_numbers(paper[0], variant, paper[1])
         cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
     return cells
 
 
-def _first(found: VariantNumbers) -> dict[str, Interval]:
-    return {other: passes[1] for other, passes in found.differences.items()}
-
-
 def _time(stages: dict[str, float]) -> str:
     total = sum(stages.values())
     return duration(total) if total else "-"
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-    return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]

@@ -1,4 +1,4 @@
-"""The run folder: what was asked (config.yaml), what made it (run.json), where things lie. Imports no torch."""
+"""The run folder: its config (config.yaml) and the commands that wrote it (run.json). Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from spa.config.load import differences, load_config, to_yaml
 from spa.config.schema import Config
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
-# A run may be resumed with other values of these: they do not change what is computed, but for the last digits (model.device and
-# model.threads: sums are then made in another order).
+# A run may be resumed with other values of these: they do not change the results, except in the last digits (model.device and
+# model.threads change the order of sums).
 _FREE = (
     "variants",  # more of them may be compared; each is what it is by itself
     "report.",
@@ -103,7 +103,8 @@ class RunFolder:
         self.check(cfg, command, resume)
         self.path.mkdir(parents=True, exist_ok=True)
         atomic_write(self.config_path, to_yaml(cfg))
-        entry = {"command": command, "resume": resume, "started": _now(), **environment(), "seed": cfg.seeds.run}
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        entry = {"command": command, "resume": resume, "started": started, **environment(), "seed": cfg.seeds.run}
         entries = self.info().get("commands", [])
         data = {"name": redact(cfg.name), "commands": [*(entries if isinstance(entries, list) else []), entry]}
         atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
@@ -142,8 +143,13 @@ def environment() -> dict[str, Any]:
         **versions,
         "platform": platform.platform(),
         "cpu": _cpu_name(),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": usable_cores(),
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; fewer than the machine has where a scheduler or container pins it to some."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _clash(done: str, command: str) -> bool:
@@ -156,12 +162,8 @@ def _clash(done: str, command: str) -> bool:
 
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

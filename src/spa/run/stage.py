@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.checkpoints import latest_checkpoint
-from spa.common.clock import Spent, training_time
-from spa.common.files import atomic_write, remove_folder, sweep
+from spa.common.clock import Elapsed, training_time
+from spa.common.files import atomic_folder, atomic_write, remove_folder, sweep
 from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.run.metrics import MetricsLog
-from spa.run.trackers import Tracker, make_trackers
+from spa.run.trackers import make_trackers
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
@@ -43,32 +43,29 @@ def model_of(path: str, setting: str = "ppo.start") -> str:
     done = read_done(folder)
     if done is not None and "model" in done:
         return str(folder / str(done["model"]))
-    found = latest_checkpoint(folder)
-    if found is None:
+    checkpoint = latest_checkpoint(folder)
+    if checkpoint is None:
         raise ValueError(
             f"{setting}={path} holds no model: give a checkpoint (.../global_step_N) or the folder of a stage (.../sft, .../ppo)"
         )
-    return str(found[1])
+    return str(checkpoint[1])
 
 
 def reopen_as(source: Path, folder: Path) -> None:
-    """Copies a finished stage to ``folder`` as one that was stopped at its end: it can be gone on with, its time counted in."""
+    """Copies a finished stage to ``folder`` as an unfinished one, so that it can be resumed; elapsed time carries over."""
     done = read_done(source)
     assert done is not None, f"{source} is not finished"
-    half = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(half, ignore_errors=True)
-    shutil.copytree(source, half, ignore=shutil.ignore_patterns("done.json"))
-    atomic_write(half / "seconds.json", json.dumps(Spent.of(done).record()))
-    shutil.rmtree(folder, ignore_errors=True)
-    half.rename(folder)
+    with atomic_folder(folder) as partial:
+        shutil.copytree(source, partial, ignore=shutil.ignore_patterns("done.json"), dirs_exist_ok=True)
+        atomic_write(partial / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
 
 
 class Stage:
     """A stage about to run in ``folder``.
 
-    With ``resume`` a finished stage says that it is skipped (``finished``), and an unfinished one goes on from its last
-    checkpoint if it has one and starts anew if not; without, what an earlier try left there is removed. ``keep`` leaves what an
-    unfinished try left there, for a stage that knows what to do with it.
+    With ``resume``, a finished stage is skipped (``finished``), and an unfinished one continues from its last checkpoint, or
+    starts again if it has none. Without, what an earlier attempt left is removed. ``keep`` preserves what an unfinished attempt
+    left, for a stage that can use it.
 
     Its time is that of ``spa.common.clock``: without validation.
     """
@@ -83,37 +80,36 @@ class Stage:
             note(f"{title}: done before ({folder}), skipped")
             self.resume = True
             return
-        found = latest_checkpoint(folder) if resume else None
-        self.resume = found is not None
-        if found:
-            note(f"{title}: resuming from {found[1]}")
+        checkpoint = latest_checkpoint(folder) if resume else None
+        self.resume = checkpoint is not None
+        if checkpoint:
+            note(f"{title}: resuming from {checkpoint[1]}")
         elif folder.exists() and not (resume and keep):
             remove_folder(folder)
         self.started = training_time()
-        self.before = self._spent_before()
+        self.before = self._elapsed_before()
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _spent_before(self) -> Spent:
+    def _elapsed_before(self) -> Elapsed:
         path = self.folder / "seconds.json"
-        return Spent.of(json.loads(path.read_text())) if self.resume and path.is_file() else Spent()
+        return Elapsed.from_record(json.loads(path.read_text())) if self.resume and path.is_file() else Elapsed()
 
-    def _spent(self) -> Spent:
+    def _elapsed(self) -> Elapsed:
         return self.before + (training_time() - self.started)
-
-    def _trackers(self, cfg: Config) -> list[Tracker]:
-        return make_trackers(cfg.report.trackers, self.folder, redact(f"{cfg.name}, {self.title}"), shown(cfg))
 
     @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
         """A function that logs (step, metrics) of this stage; on resume, later steps than the checkpoint's are dropped."""
-        log = MetricsLog(self.folder / "metrics.jsonl", self._trackers(cfg))
-        found = latest_checkpoint(self.folder)
-        if self.resume and found:
-            log.truncate_after(found[0])
+        name = redact(f"{cfg.name}, {self.title}")
+        trackers = make_trackers(cfg.report.trackers, self.folder, name, shown(cfg))
+        log = MetricsLog(self.folder / "metrics.jsonl", trackers)
+        checkpoint = latest_checkpoint(self.folder)
+        if self.resume and checkpoint:
+            log.truncate_after(checkpoint[0])
 
         def write(step: int, metrics: Mapping[str, float]) -> None:
             log.log(step, metrics)
-            atomic_write(self.folder / "seconds.json", json.dumps(self._spent().record()))
+            atomic_write(self.folder / "seconds.json", json.dumps(self._elapsed().record()))
 
         try:
             yield write
@@ -122,7 +118,7 @@ class Stage:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and says how long it took."""
-        spent = self._spent()
-        atomic_write(self.folder / "done.json", json.dumps({**spent.record(), **result}, indent=1) + "\n")
+        elapsed = self._elapsed()
+        atomic_write(self.folder / "done.json", json.dumps({**elapsed.record(), **result}, indent=1) + "\n")
         (self.folder / "seconds.json").unlink(missing_ok=True)
-        note(f"{self.title}: {duration(spent.wall)}")
+        note(f"{self.title}: {duration(elapsed.wall)}")

@@ -1,14 +1,15 @@
-"""Other places that metrics go to, by name; each package is imported only when its tracker is asked for."""
+"""Experiment trackers by name; each package is imported only when its tracker is used."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from spa.common.names import choose
 from spa.config.validate import TRACKERS
@@ -16,61 +17,42 @@ from spa.config.validate import TRACKERS
 PROJECT = "spa"
 
 
-class Tracker(Protocol):
-    """What ``MetricsLog`` asks of a tracker."""
+@dataclass(frozen=True)
+class Tracker:
+    """What ``MetricsLog`` calls: ``log`` with a step and its finite numbers, ``close`` at the end of the run."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the finite numbers of one step."""
-
-    def close(self) -> None:
-        """Ends the run."""
+    log: Callable[[int, Mapping[str, float]], None]
+    close: Callable[[], None]
 
 
-class TensorBoard:
+def _tensorboard(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
     """Event files in ``folder/tensorboard``."""
+    _import("tensorboard", "tensorboard")
+    module = _import("torch.utils.tensorboard", "tensorboard")
+    writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"))
 
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        _import("tensorboard", "tensorboard")
-        writer = _import("torch.utils.tensorboard", "tensorboard")
-        self._writer = writer.SummaryWriter(log_dir=str(folder / "tensorboard"))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(step: int, metrics: Mapping[str, float]) -> None:
         for key, value in metrics.items():
-            self._writer.add_scalar(key, value, step)
-        self._writer.flush()
+            writer.add_scalar(key, value, step)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WandB:
+def _wandb(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
     """A Weights & Biases run; ``WANDB_*`` environment variables apply (``WANDB_MODE=offline`` needs no account)."""
-
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        wandb = _import("wandb", "wandb")
-        folder.mkdir(parents=True, exist_ok=True)
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    wandb = _import("wandb", "wandb")
+    folder.mkdir(parents=True, exist_ok=True)
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+    return Tracker(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
 
 
-class Trackio:
+def _trackio(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
     """A local Trackio project."""
-
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        self._trackio = _import("trackio", "trackio")
-        self._trackio.init(project=PROJECT, name=name, config=dict(config))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._trackio.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
+    trackio = _import("trackio", "trackio")
+    trackio.init(project=PROJECT, name=name, config=dict(config))
+    return Tracker(lambda step, metrics: trackio.log(dict(metrics), step=step), trackio.finish)
 
 
 def make_trackers(
@@ -87,9 +69,7 @@ def make_trackers(
     Raises:
         ValueError: an unknown name, or its package is not installed (the message names the extra).
     """
-    makers: dict[str, type[TensorBoard] | type[WandB] | type[Trackio]] = dict(
-        zip(TRACKERS, (TensorBoard, WandB, Trackio), strict=True)
-    )
+    makers = dict(zip(TRACKERS, (_tensorboard, _wandb, _trackio), strict=True))
     for tracker in names:
         choose("tracker", tracker, TRACKERS)
     return [makers[tracker](Path(folder), name, config or {}) for tracker in names]

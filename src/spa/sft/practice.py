@@ -20,7 +20,7 @@ import numpy as np
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
-from spa.common.clock import Spent
+from spa.common.clock import Elapsed
 from spa.common.progress import note, progress
 from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
@@ -166,7 +166,7 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
         rounds.append(
             {key: record[key] for key in ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")}
         )
-    spent = sum((Spent.of(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Spent())
+    spent = sum((Elapsed.from_record(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Elapsed())
     actions = sum(int(each["actions"]) for each in rounds)
     return {**spent.record(), "model": os.path.relpath(weights, out), "actions": actions, "rounds": rounds}
 

@@ -1,0 +1,31 @@
+"""Tables of ready text for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with a rule below the header; the first column is left-aligned, the others are right-aligned."""
+    widths = _widths(header, rows)
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = cells
+        aligned = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        return "  ".join([first.ljust(widths[0]), *aligned])
+
+    return [line(header), "  ".join("-" * width for width in widths), *map(line, rows)]
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table whose source is aligned, too."""
+    widths = _widths(header, rows)
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]
+
+
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(header, *rows, strict=True)]
