@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spa.config.schema import Config, PPOConfig, VariantConfig
-from spa.config.validate import WITH_VALUES
+from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
     given_data,

@@ -114,8 +114,6 @@ def test_the_filter_sees_penalties_and_drops_failures() -> None:
     episodes = [episode(0, 1.0), episode(0, 1.0, penalty=-0.1), episode(1, 0.0), episode(1, 9.0, status="error")]
     assert {e.group for e in filtered(episodes, 0.5)[0]} == {0}
     assert filtered([episode(0, 1.0, status="error")], 1.0) == ([], {"rollout/kept": 0.0})
-    with pytest.raises(ValueError, match="filter_ratio"):
-        filtered(episodes, 0.0)
 
 
 def test_reward_placement() -> None:
@@ -124,8 +122,6 @@ def test_reward_placement() -> None:
     np.testing.assert_allclose(placed(played, turns, "end"), [0, 0, 0, 0, 0, 5.5])
     np.testing.assert_allclose(placed(played, turns, "turn"), [0, 0.5, 0, 0, 1.5, 3.5])
     np.testing.assert_allclose(placed(played, [0, 0, -1, 2], "turn"), [0, 2.0, 0, 3.5])
-    with pytest.raises(ValueError, match="choose one of end, turn"):
-        placed(played, turns, "last")
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +157,6 @@ def test_nothing_to_train_is_an_error(played) -> None:
         sequence.mask = [0] * len(sequence)
     with pytest.raises(ValueError, match="no token to train"):
         build_rows([empty], CHAT, "sampled")
-    with pytest.raises(ValueError, match=r"unknown ppo\.loss_mask"):
-        build_rows(played, CHAT, "answers")
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.9])

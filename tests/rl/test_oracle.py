@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
 from spa.models.forward import token_logprobs
 from spa.rl.advantages import Signal, estimate, whiten
-from spa.rl.losses import AGGREGATIONS, kl_penalty, policy_loss, token_weights, value_loss
+from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from tests.rl.oracle import cases
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
@@ -63,7 +64,7 @@ def weights(given: dict[str, Any]) -> Tensor:
 
 
 def test_aggregation() -> None:
-    assert {given["aggregation"] for given, _ in cases("agg_loss")} == set(AGGREGATIONS)
+    assert {given["aggregation"] for given, _ in cases("agg_loss")} == set(choices(PPOConfig, "loss_aggregation"))
     for given, result in cases("agg_loss"):
         total = (weights(given) * flat(given["matrix"], given["mask"])).sum()
         assert float(total) == pytest.approx(result, rel=1e-7)

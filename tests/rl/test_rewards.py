@@ -84,11 +84,6 @@ def test_state_match(written, truth: str, before: str, rule: str, expected: floa
     assert state_match(written, truth, before, rule) == pytest.approx(expected)
 
 
-def test_unknown_rule() -> None:
-    with pytest.raises(ValueError, match=r"unknown ppo\.state_match 'fuzzy'"):
-        state_match(GRID, GRID, "", "fuzzy")
-
-
 def test_a_turns_reward_has_all_its_parts() -> None:
     one = Episode("T", 0, 0, turns=[turn(GRID, WRONG), turn(WRONG, WRONG), turn(None, GRID)])
     plain = training_reward(one, PPOConfig())

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spa.config.load import differences, env_block, load_variant, variant_names
+from spa.config.load import differences, env_block, load_variant
 from spa.config.overrides import from_mapping
 from spa.config.schema import Config, VariantConfig
-from spa.config.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
 _LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "variants", "name")
@@ -136,7 +135,6 @@ def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> 
         if isinstance(rest.get("env"), str):
             result.env = env_block(rest.pop("env"))
         result = from_mapping(Config, rest, result)
-        validate(result, [*variant_names(), *result.variants])
     except ValueError as error:
         raise ValueError(f"variant {variant.name}: {error}") from error
     return result

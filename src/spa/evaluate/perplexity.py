@@ -13,9 +13,10 @@ import numpy as np
 from spa.agent.chat import Chat
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.fields import StateFormat
 
 CONTEXTS = ("bare", "prompt")
-FORMATS = ("grid", "coordinates")
+FORMATS: tuple[StateFormat, ...] = ("grid", "coordinates")
 _MOST_NATS = 700.0  # exp() of more overflows
 
 
@@ -36,7 +37,7 @@ class StatePerplexity:
         return dataclasses.asdict(self)
 
 
-def formats(task: Task) -> list[str]:
+def formats(task: Task) -> list[StateFormat]:
     """Those of ``FORMATS`` that the task's world knows; ``grid`` alone where it has a format of its own."""
     shown = {name: dataclasses.replace(task.env, state_format=name) for name in FORMATS}
     known = [name for name, env in shown.items() if dataclasses.replace(task, env=env).make_env().state_format == name]

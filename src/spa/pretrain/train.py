@@ -4,45 +4,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from spa.common.progress import progress
+from spa.config.fields import STRICT, AboveZero, Count, Flag, NonNegative, Positive
 from spa.config.schema import ModelConfig
 from spa.pretrain.corpus import WORLDS, Corpus, Document, tokenizer_texts
 from spa.pretrain.network import TinySize, build_model, build_tokenizer
 
 
-@dataclass
+@dataclass(config=STRICT)
 class PretrainConfig:
     """Settings of the tiny model's pretraining.
 
     ``start`` is a model to go on from, ``builtin:tiny`` or a folder; its size and tokenizer stay, whatever is said here.
     """
 
-    worlds: dict[str, float] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
-    steps: int = 2500
-    batch_documents: int = 64
-    lr: float = 2e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    unrelated_weight: float = 0.1  # loss weight of the predictions' bodies, which are random
-    vocab_size: int = 512
-    hidden_size: int = 128
-    num_layers: int = 2
-    num_heads: int = 4
-    num_kv_heads: int = 1
-    intermediate_size: int = 256
-    rope_theta: float = 100.0
-    init_std: float = 0.06
+    worlds: dict[str, NonNegative] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
+    steps: Positive = 2500
+    batch_documents: Positive = 64
+    lr: AboveZero = 2e-3
+    warmup_steps: Count = 100
+    weight_decay: NonNegative = 0.01
+    unrelated_weight: NonNegative = 0.1  # loss weight of the predictions' bodies, which are random
+    vocab_size: Positive = 512
+    hidden_size: Positive = 128
+    num_layers: Positive = 2
+    num_heads: Positive = 4
+    num_kv_heads: Positive = 1
+    intermediate_size: Positive = 256
+    rope_theta: AboveZero = 100.0
+    init_std: AboveZero = 0.06
     start: str = ""
-    seed: int = 0
-    threads: int = 0
-    log_every: int = 50
-    measure: bool = True  # measure the model's abilities on test worlds and write them into its card
+    seed: Count = 0
+    threads: Count = 0
+    log_every: Positive = 50
+    measure: Flag = True  # measure the model's abilities on test worlds and write them into its card
 
 
 def encode(document: Document, chat: Any, unrelated_weight: float) -> tuple[list[int], list[float]]:

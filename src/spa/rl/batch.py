@@ -15,8 +15,6 @@ from spa.agent.response import parse_response
 from spa.models.rows import TokenRows, forward_groups
 from spa.rl.advantages import Array
 
-LOSS_MASKS = ("sampled", "answer", "all")
-
 
 def _none() -> Array:
     return np.zeros(0)
@@ -59,10 +57,8 @@ def build_rows(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "sample
     """Rows of each episode, in the order of its turns. Rows without a trainable token are left out.
 
     Raises:
-        ValueError: unknown ``loss_mask``, or no trainable token in any episode.
+        ValueError: no trainable token in any episode.
     """
-    if loss_mask not in LOSS_MASKS:
-        raise ValueError(f"unknown ppo.loss_mask {loss_mask!r}; choose one of {', '.join(LOSS_MASKS)}")
     result = []
     for episode in episodes:
         rows = [_row(episode, sequence, chat, loss_mask) for sequence in episode.sequences]

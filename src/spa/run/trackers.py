@@ -10,9 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from spa.common.names import choose
-from spa.config.validate import TRACKERS
-
 PROJECT = "spa"
 
 
@@ -85,13 +82,10 @@ def make_trackers(
         config: the resolved config as nested dictionaries.
 
     Raises:
-        ValueError: an unknown name, or its package is not installed (the message names the extra).
+        ValueError: a package is not installed (the message names the extra).
     """
-    makers: dict[str, type[TensorBoard] | type[WandB] | type[Trackio]] = dict(
-        zip(TRACKERS, (TensorBoard, WandB, Trackio), strict=True)
-    )
-    for tracker in names:
-        choose("tracker", tracker, TRACKERS)
+    makers: dict[str, type[TensorBoard] | type[WandB] | type[Trackio]]
+    makers = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
     return [makers[tracker](Path(folder), name, config or {}) for tracker in names]
 
 
@@ -102,7 +96,6 @@ def check_trackers(names: Iterable[str]) -> None:
         ValueError: as ``make_trackers``.
     """
     for tracker in names:
-        choose("tracker", tracker, TRACKERS)
         if tracker in sys.modules and sys.modules[tracker] is not None:
             continue
         spec = find_spec(tracker)
