@@ -369,7 +369,7 @@ def test_explain_names_files_of_your_own(tmp_path: Path) -> None:
     assert f"default < model/tiny < {path}\n" in explain("ppo.epochs", str(path), [])
     path.write_text("defaults: [base, {override model: qwen2.5-0.5b}, _self_]\nppo: {epochs: 3}\n", encoding="utf-8")
     assert f"Set by: default < {path} < command line\n" in explain("ppo.epochs", str(path), ["ppo.epochs=4"])
-    with pytest.raises(ValueError, match=r"unknown setting 'ppo.lr'. Did you mean 'sft.lr'\?"):
+    with pytest.raises(ValueError, match=r"unknown setting 'ppo.lr'. Did you mean 'ppo.actor_lr'\?"):
         explain("ppo.lr", str(path), [])
 
 

@@ -53,7 +53,7 @@ def explain(key: str, name: str | None, overrides: Sequence[str], variant: str |
 def value_of(config: Any, key: str) -> Any:
     """The value of a dotted setting; None for an entry that a dictionary lacks."""
     for name in key.split("."):
-        config = config.get(name) if isinstance(config, dict) else getattr(config, name)
+        config = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
     return config
 
 

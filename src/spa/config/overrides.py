@@ -153,8 +153,10 @@ def _unknown_key(cls: type, path: Sequence[str]) -> str:
     siblings = [".".join([*block, name]) for name in (_find(cls, block) or {}).get("properties", ())]
     names = list(setting_names(cls))
     lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
-    near = nearest(key, [*siblings, *names])
-    near = near or lasts.get(last) or lasts.get(nearest(last, lasts) or "")  # in another block, or without its block
+    near = next((name for name in siblings if name.endswith(f"_{last}")), None)  # ppo.lr: ppo.actor_lr
+    near = (
+        near or nearest(key, [*siblings, *names]) or lasts.get(last) or lasts.get(nearest(last, lasts) or "")
+    )  # in another block, or without its block
     return f"unknown setting {key!r}." + (
         f" Did you mean {near!r}?" if near else " `spa config NAME` shows all of them."
     )

@@ -55,18 +55,12 @@ class EnvConfig:
         "grid", 'How states are written; coordinates is the paper\'s "SE", random_coordinates adds wrong ones (Fig. 5).'
     )
     max_turns: Positive = setting(5, "Turns per episode.")
-    max_actions_per_turn: Positive = setting(
-        5, "Actions per turn; further ones are not played (see agent.penalize_extra_actions)."
-    )
+    max_actions_per_turn: Positive = setting(5, "Actions per turn; further ones are not played.")
     max_actions: Positive = setting(10, "Actions per episode; it ends when they are used up.")
-    instruction: str | None = setting(
-        None, "Instruction for prompt=base, style=paper; null = the world's built-in text."
-    )
-    instruction_world_model: str | None = setting(
-        None, "Instruction for prompt=world_model, style=paper; null = the world's built-in text."
-    )
+    instruction: str | None = setting(None, "Instruction for prompt=base, style=paper; null = the world's own.")
+    instruction_world_model: str | None = setting(None, "The same for prompt=world_model.")
     response_hint: Positive | None = setting(
-        None, '"Max response length" in the paper\'s prompt, in words; null = sampling.max_tokens.'
+        None, '"Max response length" in words (style=paper); null = sampling.max_tokens.'
     )
     disjoint: Literal["content", "symmetry", "seed"] = setting(
         "content",
@@ -80,7 +74,7 @@ class AgentConfig:
     """How the model is prompted and how its responses are read."""
 
     style: Literal["paper", "terse"] = setting(
-        "paper", "paper (the original's wording) or terse (state, format tags, actions left)."
+        "paper", "paper = the original's wording; terse = state, tags, actions left."
     )
     prompt: Prompt = setting("base", "Whether stage 3 and evaluation ask for observation and prediction (world_model).")
     prompt_after_sft: Literal["same", "base", "world_model"] = setting(
@@ -95,9 +89,7 @@ class AgentConfig:
     format_penalty: Annotated[Number, Field(le=0)] = setting(
         -0.1, "Reward of a turn with a dropped action, no valid action or a bad format; applied once per turn."
     )
-    penalize_extra_actions: Flag = setting(
-        False, "Also penalize turns with more actions than allowed (the original does not)."
-    )
+    penalize_extra_actions: Flag = setting(False, "Also penalize turns with too many actions (the original does not).")
 
 
 @dataclass(config=STRICT)
@@ -120,36 +112,24 @@ class SamplingConfig:
     top_p: ShareAboveZero = setting(1.0, "Nucleus sampling; 1 = off.")
     top_k: Count = setting(0, "Sample from the k likeliest tokens; 0 = off.")
     max_tokens: Positive = setting(400, "Tokens per turn.")
-    max_tokens_base: Count = setting(
-        0, "Tokens per turn with agent.prompt=base, whose responses hold no states; 0 = max_tokens."
-    )
-    stop: list[Annotated[str, Field(min_length=1)]] = setting(
-        [], "A response ends once it contains one of these strings, e.g. `</answer>`."
-    )
+    max_tokens_base: Count = setting(0, "Tokens per turn with agent.prompt=base (no states); 0 = max_tokens.")
+    stop: list[Annotated[str, Field(min_length=1)]] = setting([], "Strings that end a response, e.g. `</answer>`.")
     batch_size: Positive = setting(256, "Episodes decoded at once.")
-    processes: Count = setting(
-        0, "Processes that play on a CPU, one thread each; 0 = as many as help (Linux only), 1 = this one only."
-    )
+    processes: Count = setting(0, "Processes that play on a CPU; 0 = as many as help (Linux), 1 = only this one.")
 
 
 @dataclass(config=STRICT)
 class EngineConfig:
     """Who writes the text in self-play and in `spa eval`. Training always plays with the weights that it trains."""
 
-    kind: Literal["transformers", "vllm", "openai"] = setting(
-        "transformers", "openai is any server with an OpenAI-compatible chat API."
-    )
+    kind: Literal["transformers", "vllm", "openai"] = setting("transformers", "openai: any OpenAI-compatible server.")
     base_url: str | None = setting(None, "openai: address of the API, such as http://localhost:8000/v1.")
     model: str | None = setting(None, "openai: the model's name on the server.")
-    api_key_env: str = setting(
-        "OPENAI_API_KEY", "openai: environment variable that holds the key; no key is sent if it is unset."
-    )
+    api_key_env: str = setting("OPENAI_API_KEY", "openai: environment variable with the key; unset = no key.")
     concurrency: Positive = setting(16, "openai: concurrent requests.")
     timeout: AboveZero = setting(120.0, "openai: seconds until a request counts as failed.")
     retries: Count = setting(5, "openai: retries of a failed request, with exponential backoff.")
-    requests_per_minute: Count = setting(
-        0, "openai: rate limit; 0 = none (429 replies of the server are always obeyed)."
-    )
+    requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none (429 replies are always obeyed).")
     prefill: Flag = setting(False, "openai: start the response with the forced tag (vLLM's continue_final_message).")
     gpu_memory_utilization: ShareAboveZero = setting(0.9, "vllm: share of the GPU's memory.")
     tensor_parallel: Positive = setting(1, "vllm: GPUs.")
@@ -194,16 +174,14 @@ class SelfPlayConfig:
         "a fixed layout that planning can query; beyond the paper).",
     )
     plain_rows: NonNegative = setting(
-        0.0, "transitions with prompt=base: plain responses per transition row, to preserve the policy."
+        0.0, "transitions, prompt=base: plain rows per transition row (keeps the policy)."
     )
-    outcome_share: Share = setting(
-        0.0, "transitions: rows of rarer rewards or ends are repeated up to this share; 0 = off."
-    )
+    outcome_share: Share = setting(0.0, "transitions: repeat rare rewards and ends up to this share; 0 = off.")
     filter: Flag = setting(True, "Only rows with observation and prediction in a think block before the answer.")
     success_only: Flag = setting(False, "Only rows of successful episodes.")
     deduplicate: Flag = setting(False, "Drop rows with the same prompt and response.")
     balance: Literal["none", "actions", "turn", "success"] = setting(
-        "none", "Cap each class at the median class size (rounded up)."
+        "none", "Cap classes at their median size (rounded up)."
     )
     val_fraction: UpTo90 = setting(0.2, "Share of the worlds whose rows are for validation.")
 
@@ -217,13 +195,9 @@ class PlannerConfig:
     simulations: Positive = setting(64, "mcts: simulations per decision.")
     exploration: NonNegative = setting(1.25, "mcts: weight of the prior (PUCT).")
     samples: Positive = setting(1, "Predictions per move: 1 = the likeliest, more are sampled (stochastic worlds).")
-    proposals: Count = setting(
-        0, "Actions sampled from the policy: the prior of mcts, and the actions of worlds that list none."
-    )
+    proposals: Count = setting(0, "Actions sampled from the policy: mcts' prior, or all actions if none are listed.")
     gamma: Share = setting(0.95, "Discount per action; it prefers short plans.")
-    min_probability: Share = setting(
-        0.2, "Predictions less likely than this are not expanded (of several samples, all are)."
-    )
+    min_probability: Share = setting(0.2, "Expand only predictions at least this likely (of several samples, all).")
     optimism: NonNegative = setting(0.1, "Value of a state at which the search stops, in units of reward.")
     max_questions: Count = setting(0, "Queries of the model per decision; 0 = no limit.")
     values: Flag = setting(False, "Also ask for the value of moves (see practice.values).")
@@ -244,9 +218,7 @@ class PracticeConfig:
         "Rounds of planning and fine-tuning; from the second on, the policy plays first and the world model is "
         "retrained.",
     )
-    worlds: Positive = setting(
-        1000, "Start states planned from per round: one third self-play worlds, the rest training worlds."
-    )
+    worlds: Positive = setting(1000, "Start states per round: one third self-play, the rest training worlds.")
     whole: Flag = setting(False, "Imagine everything within planner.depth, not only up to the first gain.")
     epochs: Positive = setting(3, "Epochs on the plans; the rest is as in stage 2.")
     rehearsal: NonNegative = setting(1.0, "Transition rows per plan row, against forgetting the world.")
@@ -259,9 +231,7 @@ class PracticeConfig:
 class CurriculumConfig:
     """The worlds that stage 3 trains on. Validation and evaluation always play the run's own."""
 
-    mixture: dict[Key, AboveZero] = setting(
-        {}, "Configs (as in `env=NAME`) and their weights; empty = the run's own world."
-    )
+    mixture: dict[Key, AboveZero] = setting({}, "Configs and their weights; empty = the run's own world.")
     levels: list[Mapping] = setting([], "`env.settings` of easier worlds that come before the run's own.")
     threshold: ShareAboveZero = setting(0.7, "Training success at which the next level begins.")
     window: Positive = setting(3, "Steps over which success is averaged.")
@@ -287,9 +257,7 @@ class EvalConfig:
     samples: Positive = setting(8, "Episodes per world.")
     ks: Annotated[list[Positive], Field(min_length=1)] = setting([1, 8], "The k of Pass@k, each at most eval.samples.")
     bootstrap: Count = setting(2000, "Resamples of the worlds for 95% intervals.")
-    world_model_worlds: Count = setting(
-        32, "Worlds on which observation and prediction accuracy are measured; 0 = off."
-    )
+    world_model_worlds: Count = setting(32, "Worlds for observation and prediction accuracy; 0 = off.")
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvalConfig:
@@ -345,10 +313,8 @@ class VariantConfig:
     rl: Flag = setting(True, "Run stage 3.")
     settings: Mapping = setting({}, "Settings of all its stages, over the run's.")
     source: Mapping = setting({}, "Settings of its stages 1 and 2 only; `env: NAME` plays another world.")
-    selfplay: Folder = setting(
-        "", "Name of a stage 1 of its own (folder selfplay-NAME), shared by variants with this name."
-    )
-    shares: Folder = setting("", "Name of stages 1, 2 and practice of its own, shared by variants with this name.")
+    selfplay: Folder = setting("", "Name of its own stage 1, shared by variants with this name.")
+    shares: Folder = setting("", "Name of its own stages 1, 2 and practice, likewise shared.")
     continues: Folder = setting("", "A variant that differs in fewer ppo.steps only; its stage 3 is continued.")
 
     @model_validator(mode="after")

@@ -36,9 +36,7 @@ WITH_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")  # tho
 class SFTConfig:
     """Stage 2. Defaults are the original's command line."""
 
-    data: str | None = setting(
-        None, "Folder with train.parquet and val.parquet, or one parquet; null = stage 1 of --out."
-    )
+    data: str | None = setting(None, "Folder with train.parquet and val.parquet, or one parquet; null = stage 1.")
     loss: Literal["think_answer", "state", "masked"] = setting(
         "think_answer", "Trained tokens: think_answer (paper, Eq. 1-2), state, masked (the paper's ablation, Fig. 4)."
     )
@@ -46,9 +44,7 @@ class SFTConfig:
     window: Count | None = setting(None, "Turns of history in a row's prompt; null = agent.window, 0 = all.")
     epochs: Count = setting(5, "Passes over the data.")
     batch_size: Positive = setting(16, "Rows per optimizer step.")
-    merge_turns: Flag = setting(
-        True, "Train the turns of an episode as one sequence where one row is a prefix of another."
-    )
+    merge_turns: Flag = setting(True, "Train an episode as one sequence where one row is a prefix of another.")
     micro_batch_tokens: Positive = setting(8192, "Tokens per forward pass; larger steps accumulate gradients.")
     packing: Flag = setting(True, PACKING)
     compile: Flag = setting(False, COMPILE)
@@ -86,16 +82,14 @@ class PPOConfig:
     steps: Count = setting(1000, "PPO steps.")
     groups: Positive = setting(32, "Worlds per step.")
     group_size: Positive = setting(8, "Episodes per world.")
-    start: str | None = setting(
-        None, "Where RL starts: a checkpoint, a stage's folder or a hub name; null = as the variant says."
-    )
+    start: str | None = setting(None, "Where RL starts: a checkpoint, stage folder or hub name; null = the variant's.")
 
     # Which groups are trained on
     filter: Literal["std", "std_rev", "max_mean", "top_p", "off"] = setting(
-        "std", "Selects groups by the spread of their scores."
+        "std", "How groups are selected by the spread of their scores."
     )
     filter_ratio: ShareAboveZero = setting(
-        0.25, "Share of the groups to keep (top_p: of the sum of their variances); 1 = all."
+        0.25, "Share of the groups to keep (top_p: of the summed variance); 1 = all."
     )
     dynamic_groups: Count = setting(0, "Play until so many groups have episodes of different scores; 0 = off.")
     dynamic_rounds: Positive = setting(4, "Maximum rounds of ppo.groups worlds per step for ppo.dynamic_groups.")
@@ -121,9 +115,7 @@ class PPOConfig:
     kl_reward_estimator: KLEstimator = setting("k1", "Estimator of the KL in the reward.")
     kl_loss_coef: NonNegative = setting(0.0, "KL to the reference model, in the loss.")
     kl_loss_estimator: KLEstimator = setting("k3", "Estimator of the KL in the loss.")
-    reference: str | None = setting(
-        None, "Reference model, loaded only if a KL coefficient is not 0; null = where RL starts."
-    )
+    reference: str | None = setting(None, "Reference model, loaded if a KL coefficient is not 0; null = the start.")
 
     # Advantages
     estimator: Literal[
@@ -139,16 +131,12 @@ class PPOConfig:
     gamma: Share = setting(1.0, "Discount per trained token (turn_gae: per turn).")
     lam: Share = setting(1.0, "Lambda of GAE.")
     high_level_gamma: Share = setting(0.95, "bi_level_gae: discount per turn.")
-    whiten_advantages: Flag | None = setting(
-        None, "null = as the estimator is defined: all but grpo, dr_grpo and rloo whiten."
-    )
+    whiten_advantages: Flag | None = setting(None, "Whiten advantages; null = all but grpo, dr_grpo and rloo do.")
 
     # Loss
     epochs: Positive = setting(1, "Passes over a batch.")
     mini_batches: Positive = setting(1, "Optimizer steps per pass.")
-    target_kl: NonNegative = setting(
-        0.0, "Stop updating on a batch once a mini-batch is this far from the policy that played; 0 = off."
-    )
+    target_kl: NonNegative = setting(0.0, "Stop on a batch at this KL from the policy that played; 0 = off.")
     loss_mask: Literal["sampled", "answer", "all"] = setting(
         "sampled", "Trained tokens: sampled, answer (of the answer span) or all (context too; the original's default)."
     )
@@ -162,7 +150,7 @@ class PPOConfig:
     value_coef: NonNegative = setting(1.0, "Weight of the value loss.")
     entropy_coef: NonNegative = setting(0.001, "Weight of the entropy bonus.")
     world_model_coef: NonNegative = setting(
-        0.0, "Weight of an auxiliary loss on the true states of the turns just played; 0 = off."
+        0.0, "Weight of a loss on the true states of the turns just played; 0 = off."
     )
     world_model_fraction: ShareAboveZero = setting(0.25, "Share of these turns that it uses.")
 
@@ -187,9 +175,7 @@ class PPOConfig:
     micro_batch_tokens: Positive = setting(8192, "Tokens per forward pass.")
     packing: Flag = setting(True, PACKING)
     compile: Flag = setting(False, COMPILE)
-    precision: Precision = setting(
-        "float32", "Type of the update's matrix products (autocast); weights stay in model.dtype."
-    )
+    precision: Precision = setting("float32", "Type of the update's matrix products (autocast).")
 
     # Validation and checkpoints
     val_every: Count = setting(10, "Steps between validations; 0 = never.")
@@ -205,14 +191,14 @@ class PPOConfig:
     on_collapse: Literal["stop", "continue"] = setting(
         "stop", "stop (naming the last good checkpoint) or continue (with a warning; non-finite steps are skipped)."
     )
-    collapse_patience: Positive = setting(5, "Consecutive bad steps that count as a collapse.")
+    collapse_patience: Positive = setting(
+        5, "Consecutive steps beyond one of the limits below that count as a collapse."
+    )
     min_valid_rate: Share = setting(
-        0.05, "Bad below this share of turns with a valid action, once twice it was seen; 0 = off."
+        0.05, "Minimum share of turns with a valid action, once twice as many had; 0 = off."
     )
-    max_repetition: Share = setting(
-        0.5, "Bad above this share of responses that end in a loop of up to eight tokens; 1 = off."
-    )
-    min_entropy: NonNegative = setting(0.0, "Bad below this entropy in nats per token; 0 = off.")
+    max_repetition: Share = setting(0.5, "Maximum share of responses ending in a loop of up to 8 tokens; 1 = off.")
+    min_entropy: NonNegative = setting(0.0, "Minimum entropy in nats per token; 0 = off.")
 
     @model_validator(mode="after")
     def _settings_agree(self) -> PPOConfig:

@@ -52,9 +52,7 @@ class Scale:
     seeds: Seeds = setting([0, 1, 2], "Seeds of the runs.")
     settings: list[str] = setting([], "key=value settings of every run.")
     own_variants: dict[Key, Mapping] = setting({}, "Name and contents of variant files that only this scale has.")
-    bases: dict[Key, list[str]] = setting(
-        {}, "Variants and the settings of a `spa pretrain` whose model they start from."
-    )
+    bases: dict[Key, list[str]] = setting({}, "Variants and the `spa pretrain` settings of their start model.")
     threads: Positive = setting(1, "Threads of a run; the cores decide how many run at once.")
 
     @model_validator(mode="after")
