@@ -7,7 +7,7 @@ All learn from the same recorded episodes, one optimizer step for the actor and 
 whitening, both losses, backward, clipping, AdamW. Rollouts are not in it. Each repeat is a process of its own and the contestants
 take turns. A token counts once for every row it is in, padding never. Their losses are compared: they do the same work.
 
-    spa                spa.rl.ppo.update with a critic of its own, as the original has; old log-probs are the sampler's
+    spa                spa.rl.update.update with a critic of its own, as the original has; old log-probs are the sampler's
     spa-recompute      the same with old log-probs computed again, as the original must
     spa-small          as spa, with 1,024 tokens in a forward pass instead of 8,192: less memory
     spa-head           the same with a value head on the shared trunk (one network instead of two; another algorithm)

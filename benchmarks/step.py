@@ -18,8 +18,9 @@ import os
 import sys
 from pathlib import Path
 
-from common import finish, lines, run, summary, take_turns
 from rollout import SETS
+
+from common import finish, lines, run, summary, take_turns
 
 CONTESTANTS = ("spa", "spa-head", "original")
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from common import finish
-
 from spa.envs.webshop import WebShop
 from spa.envs.webshop.catalogue import SHIPPED, load_products
 

@@ -218,16 +218,27 @@ def test_a_world_may_have_seeds_of_its_own(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": [1, 1]}, "seeds must be different"),
-        ({"seeds": []}, "at least one"),
-        ({"worlds": {"a": {"config": "sokoban", "seeds": [-1]}}}, r"worlds\.a\.seeds must be different whole numbers"),
-        ({"worlds": {"a": {"config": "sokoban", "seeds": []}}}, r"worlds\.a\.seeds must be different whole numbers"),
-        ({"worlds": {"lake": {}}}, r"worlds\.lake must hold config"),
+        ({"seeds": [1, 1]}, "seeds names the same twice"),
+        ({"seeds": []}, "seeds must be a list .* that is not empty"),
+        (
+            {"worlds": {"a": {"config": "sokoban", "seeds": [-1]}}},
+            r"worlds\.a\.seeds\[0\] must be a whole number, 0 or more",
+        ),
+        (
+            {"worlds": {"a": {"config": "sokoban", "seeds": []}}},
+            r"worlds\.a\.seeds must be a list .* that is not empty",
+        ),
+        ({"worlds": {"lake": {}}}, r"worlds\.lake\.config is missing"),
+        (
+            {"worlds": {"v1.5": {"confg": "sokoban"}}},
+            r"Did you mean .worlds\.v1\.5\.config",
+        ),
+        ({"own_variants": {"far": {"sfft": True}}}, r"unknown setting .sfft.\. Did you mean .sft"),
         ({"worlds": {"a/b": {"config": "sokoban"}}}, "used for a folder"),
-        ({"threads": 0}, "threads must be at least 1"),
-        ({"worlds": {"a": {"config": "sokoban", "paper": ["sokoban"]}}}, r"paper must be \[world, model\]"),
+        ({"threads": 0}, "threads must be a whole number, 1 or more"),
+        ({"worlds": {"a": {"config": "sokoban", "paper": ["sokoban"]}}}, r"paper must be a list .* of 2 values"),
         ({"worlds": {"a": {"config": "sokoban", "paper": ["sokobn", "Qwen2.5-3B"]}}}, "Did you mean 'sokoban'"),
-        ({"wolds": {}}, "wolds"),
+        ({"wolds": {}}, "Did you mean .worlds"),
     ],
 )
 def test_bad_scales_say_what_is_wrong(tmp_path: Path, capsys, changes, message: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from spa.config.schema import Config, PPOConfig, VariantConfig
-from spa.config.validate import WITH_VALUES
+from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
     given_data,
@@ -26,6 +27,8 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
         ValueError: as ``spa.preflight.check_settings``.
     """
     from spa.agent.policy import make_task
+    from spa.rl.memory import memory_estimate as ppo_memory
+    from spa.sft.stage2 import memory_estimate as sft_memory
 
     for stage in stages:
         check_settings(cfg, stage, variants, model)
@@ -41,7 +44,8 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
         lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
     if "sft" in wanted:
         lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
-        lines += _plan_memory(cfg) if tuned else []
+        if tuned:
+            lines.append(_memory("sft", partial(sft_memory, cfg, cfg.sft.max_length, local_only=True)))
     for variant in variants:
         own = variant_config(cfg, variant)
         rl = own.ppo
@@ -71,7 +75,8 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
                 f"note: the settings of variant {variant.name} are this run's already; it repeats a variant without them"
             )
     if "ppo" in wanted:
-        lines += _unique(_plan_ppo_memory(variant_config(cfg, variant)) for variant in variants if variant.rl)
+        configs = [variant_config(cfg, variant) for variant in variants if variant.rl]
+        lines += _unique(_memory("ppo", partial(ppo_memory, own, local_only=True)) for own in configs)
     if "report" in wanted:
         lines.append("report: report.html")
     return lines
@@ -146,22 +151,9 @@ def _curriculum(cfg: Config) -> list[str]:
     return []
 
 
-def _plan_memory(cfg: Config) -> list[str]:
-    """What stage 2 will need, where the model's config is at hand."""
-    from spa.sft.stage2 import memory_estimate
-
+def _memory(stage: str, estimate: Callable[[], object]) -> str:
+    """What a stage will need, where the model's config is at hand."""
     try:
-        estimate = memory_estimate(cfg, cfg.sft.max_length, local_only=True)
+        return f"{stage} memory: at most about {estimate()}"
     except ValueError:
-        return ["sft memory: not known before the model's config has been downloaded"]
-    return [f"sft memory: at most about {estimate}"]
-
-
-def _plan_ppo_memory(cfg: Config) -> str:
-    from spa.rl.memory import memory_estimate
-
-    try:
-        estimate = memory_estimate(cfg, local_only=True)
-    except ValueError:
-        return "ppo memory: not known before the model's config has been downloaded"
-    return f"ppo memory: at most about {estimate}"
+        return f"{stage} memory: not known before the model's config has been downloaded"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.common.lock import check_free, locked
-from spa.config.schema import SIMULATOR, Config, VariantConfig
-from spa.config.validate import check_ppo_sampling
+from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import check_variants, data_folder, given_data, needs_sft, source_config, variant_config
 from spa.models.folders import check_folder
 from spa.run.folder import RunFolder

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.response import PROMPT_MODES, Parsed, parse_response, split_actions
+from spa.agent.response import Parsed, parse_response, split_actions
 from spa.data.encode import encode_row, loss_spans, mask_states
 from spa.data.ground_truth import Row, body_spans, ground_truth, rejection
 from spa.data.maskview import clean, pieces
@@ -135,7 +135,7 @@ _PIECES += [_STATES, f"<think>{_STATES}</think>", "</think><answer>Up</answer>",
     f"<think>{_STATES}</think><answer>Up</answer><observation><prediction>a</observation>b<prediction>c</prediction>"
 )
 def test_the_decisions_are_those_of_the_regular_expressions(text: str) -> None:
-    for mode in PROMPT_MODES:
+    for mode in ("base", "world_model"):
         for think in (True, False):
             assert parse_response(text, mode, think=think) == parsed_before(text, mode, think)
     for name, pattern in _BODY.items():
@@ -223,7 +223,7 @@ def masked(text: str) -> None:
 
 
 READERS: dict[str, Callable[[str], object]] = {
-    "parse": lambda text: [parse_response(text, mode) for mode in PROMPT_MODES],
+    "parse": lambda text: [parse_response(text, mode) for mode in ("base", "world_model")],
     "parse the answer": lambda text: parse_response(text, think=False),
     "split actions": split_actions,
     "ground truth": lambda text: ground_truth(turn(text)),

@@ -152,12 +152,12 @@ def test_ones_own_variant_is_a_file(tmp_path) -> None:
     "text, message",
     [
         ("settings: {sft.epoch: 1}", r"variant own: unknown setting 'sft.epoch'. Did you mean 'sft.epochs'"),
-        ("settings: {sft.epochs: -1}", "variant own: sft.epochs must be 0 or more"),
+        ("settings: {sft.epochs: -1}", "variant own: sft.epochs must be a whole number, 0 or more, not -1"),
         ("settings: {sft.epochs: many}", "variant own: sft.epochs must be a whole number"),
         ("source: {env: sokobann}", "variant own: unknown config 'sokobann'.*Did you mean 'sokoban'"),
         ("sfft: true", "unknown setting 'sfft'"),
         ("name: ../up", "names a folder"),
-        ("state_format: pixels", "state_format of variant"),
+        ("state_format: pixels", "state_format must be one of grid, coordinates"),
     ],
 )
 def test_what_is_wrong_with_an_variant_is_said_in_one_line(tmp_path, text: str, message: str) -> None:

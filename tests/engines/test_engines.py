@@ -10,7 +10,7 @@ import spa.models.forward as forward
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
-from spa.engines.transformers import TransformersEngine, check_sampling
+from spa.engines.transformers import TransformersEngine
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.load import check_model, load_model, load_state, load_tokenizer, save_model
 from spa.models.optim import adamw, lr_factor
@@ -114,14 +114,6 @@ def test_top_k_one_is_greedy_and_top_p_cuts_the_tail() -> None:
     assert [out.ids for out in generate(model, rows, top_p=1e-6)] == greedy
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", -1), ("max_tokens", 0)]
-)
-def test_bad_sampling_is_refused(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"sampling.{setting}"):
-        check_sampling(SamplingConfig(**{setting: value}))
-
-
 def test_an_empty_context_is_refused() -> None:
     with pytest.raises(ValueError, match="empty context"):
         generate(make(), [[]])
@@ -185,8 +177,6 @@ def test_learning_rate() -> None:
     assert [lr_factor(s, warmup=4, total=0) for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert lr_factor(10, warmup=0, total=20, schedule="cosine") == pytest.approx(0.5)
     assert lr_factor(20, warmup=0, total=20, schedule="cosine") == pytest.approx(0.0)
-    with pytest.raises(ValueError, match="unknown schedule"):
-        lr_factor(0, warmup=0, total=1, schedule="linear")
 
 
 def test_only_matrices_decay() -> None:
@@ -218,8 +208,6 @@ def test_models_that_are_none(tmp_path) -> None:
     make().save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="has no tokenizer"):
         load_tokenizer(str(tmp_path / "bare"))
-    with pytest.raises(ValueError, match=r"model\.dtype"):
-        check_model(ModelConfig(dtype="float8"))
 
 
 def damaged(data: bytes) -> dict[str, bytes]:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.worlds import World
-from spa.config.validate import CHOICES
+from spa.config.overrides import choices
+from spa.config.schema import Config
 from spa.planning.search import PLANNERS, Choice, Imagined, Move
 from tests.planning.tools import (
     IMAGINING,
@@ -322,4 +323,4 @@ def test_the_actions_of_free_text_are_those_that_the_policy_names() -> None:
 
 
 def test_every_planner_has_a_name_in_the_settings() -> None:
-    assert ("none", *PLANNERS) == CHOICES["agent.planner"]
+    assert ("none", *PLANNERS) == choices(Config, "agent.planner")

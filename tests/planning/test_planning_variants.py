@@ -132,9 +132,9 @@ def test_an_variant_that_continues_another_practised_as_that_did(changed: dict[s
     [
         ("agent.planner=look", r"agent\.planner must be one of none, lookahead, beam, mcts"),
         ("selfplay.rows=moves", r"selfplay\.rows must be one of written, transitions"),
-        ("planner.depth=0", r"planner\.depth must be 1 or more"),
-        ("planner.min_probability=1.5", r"planner\.min_probability must be from 0 to 1"),
-        ("practice.rounds=0", r"practice\.rounds must be 1 or more"),
+        ("planner.depth=0", r"planner\.depth must be a whole number, 1 or more"),
+        ("planner.min_probability=1.5", r"planner\.min_probability must be a number from 0 to 1"),
+        ("practice.rounds=0", r"practice\.rounds must be a whole number, 1 or more"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> None:

@@ -207,12 +207,6 @@ def test_the_filter_keeps_the_share_asked_for_and_no_better_group_is_dropped(gro
     assert all(np.std(rs) <= worst for g, rs in enumerate(groups) if g not in chosen)
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.5, 1.01])
-def test_filter_ratio_out_of_range(ratio: float) -> None:
-    with pytest.raises(ValueError, match="filter_ratio must be in"):
-        filtered([Episode("T", 0, 0)], ratio)
-
-
 @given(st.lists(st.tuples(SMALL, SMALL), min_size=1, max_size=20))
 def test_with_gamma_and_lambda_one_returns_are_rewards_to_go(pairs) -> None:
     rewards, values = (np.array(x) for x in zip(*pairs, strict=True))

@@ -117,10 +117,10 @@ def test_a_resumed_curriculum_deals_on() -> None:
     "settings_, message",
     [
         (["curriculum.mixture={frozen_lake: 1}", "curriculum.levels=[{size: 3}]"], "exclude each other"),
-        (["curriculum.mixture={frozen_lake: 0}"], r"curriculum\.mixture\.frozen_lake must be more than 0"),
-        (["curriculum.threshold=0"], r"curriculum\.threshold must be more than 0"),
-        (["curriculum.rehearsal=0.95"], r"curriculum\.rehearsal must be from 0 to 0\.9"),
-        (["curriculum.window=0"], r"curriculum\.window must be 1 or more"),
+        (["curriculum.mixture={frozen_lake: 0}"], r"curriculum\.mixture\.frozen_lake must be a number, more than 0"),
+        (["curriculum.threshold=0"], r"curriculum\.threshold must be a number, more than 0"),
+        (["curriculum.rehearsal=0.95"], r"curriculum\.rehearsal must be a number from 0 to 0\.9"),
+        (["curriculum.window=0"], r"curriculum\.window must be a whole number, 1 or more"),
     ],
 )
 def test_mistakes_in_values(settings_: list[str], message: str) -> None:

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
-from spa.config.validate import CHOICES, WITH_GROUPS, WITH_VALUES
+from spa.config.training import WITH_GROUPS, WITH_VALUES
 from spa.rl.advantages import ESTIMATORS, _turn_ends, bi_level_gae, estimate, gae, turn_gae, whiten
 from spa.rl.batch import TrainSequence
 from spa.rl.losses import policy_loss
@@ -42,7 +43,7 @@ def loop_gae(rewards, values, gamma: float, lam: float) -> list[float]:
 
 
 def test_the_config_knows_the_estimators() -> None:
-    assert set(CHOICES["ppo.estimator"]) == set(ESTIMATORS)
+    assert set(choices(PPOConfig, "estimator")) == set(ESTIMATORS)
     assert {name for name, one in ESTIMATORS.items() if one.values} == set(WITH_VALUES)
     assert {name for name, one in ESTIMATORS.items() if one.groups} == set(WITH_GROUPS)
 

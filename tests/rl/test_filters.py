@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
-from spa.config.validate import CHOICES
-from spa.rl.filters import FILTERS, choose_groups, filter_metrics, group_indices, informative
+from spa.rl.filters import filter_metrics, group_indices, informative
 from tests.rl.tools import filtered
 
 SCORES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=8)
@@ -25,10 +24,6 @@ def batch(groups: list[list[int]]) -> list[Episode]:
 
 def kept(groups: list[list[int]], kind: str, ratio: float) -> list[int]:
     return list(dict.fromkeys(e.group for e in filtered(batch(groups), ratio, kind)[0]))
-
-
-def test_the_config_knows_the_filters() -> None:
-    assert CHOICES["ppo.filter"] == FILTERS
 
 
 @pytest.mark.parametrize(
@@ -99,10 +94,3 @@ def test_metrics() -> None:
     )
     assert filter_metrics({}, [], []) == {"rollout/kept": 0.0}
     assert "rollout/chosen_in_group_std" not in filter_metrics({0: [0]}, [1.0], [])
-
-
-def test_mistakes() -> None:
-    with pytest.raises(ValueError, match=r"unknown ppo\.filter 'stdd'"):
-        choose_groups({0: [0]}, [1.0], "stdd", 0.5)
-    with pytest.raises(ValueError, match="filter_ratio must be in"):
-        choose_groups({0: [0]}, [1.0], "off", 0.0)

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
 from spa.models.forward import token_logprobs
 from spa.rl.advantages import estimate, whiten
 from spa.rl.batch import TrainSequence
-from spa.rl.losses import AGGREGATIONS, kl_penalty, policy_loss, token_weights, value_loss
+from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from tests.rl.oracle import cases
 from tests.rl.tools import tokens
 
@@ -65,7 +66,7 @@ def weights(given: dict[str, Any]) -> Tensor:
 
 
 def test_aggregation() -> None:
-    assert {given["aggregation"] for given, _ in cases("agg_loss")} == set(AGGREGATIONS)
+    assert {given["aggregation"] for given, _ in cases("agg_loss")} == set(choices(PPOConfig, "loss_aggregation"))
     for given, result in cases("agg_loss"):
         total = (weights(given) * flat(given["matrix"], given["mask"])).sum()
         assert float(total) == pytest.approx(result, rel=1e-7)

@@ -12,12 +12,14 @@ import torch
 
 from spa.agent.policy import Policy
 from spa.agent.worlds import World
+from spa.config.overrides import choices
+from spa.config.schema import PPOConfig
 from spa.data.encode import Example
 from spa.models.lora import add_lora, without_adapters
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.batch import TrainSequence, train_sequences
 from spa.rl.critic import Critic, make_critic
-from spa.rl.losses import AGGREGATIONS, kl_penalty, token_weights
+from spa.rl.losses import kl_penalty, token_weights
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.update import Learner, TrainingDiverged, score_tokens, set_advantages, update
 from tests.models.networks import network
@@ -122,6 +124,9 @@ def test_actor_and_critic_are_compiled_if_asked() -> None:
 # Aggregation
 
 
+AGGREGATIONS = choices(PPOConfig, "loss_aggregation")
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_weights_of_tokens(aggregation: str) -> None:
     lengths = [3, 1, 4]
@@ -135,11 +140,6 @@ def test_weights_of_tokens(aggregation: str) -> None:
         "seq-mean-token-sum-norm": 17 / 30,
     }[aggregation]
     assert total == pytest.approx(expected)
-
-
-def test_unknown_aggregation() -> None:
-    with pytest.raises(ValueError, match=r"unknown ppo\.loss_aggregation"):
-        token_weights([1], "mean")
 
 
 def test_the_gradient_follows_the_aggregation(episodes) -> None:
@@ -171,8 +171,6 @@ def test_kl_estimators_are_means_of_the_kl() -> None:
     for name, tolerance in (("k1", 1e-9), ("k3", 1e-9), ("k2", 0.2 * exact)):
         assert float((p.exp() * kl_penalty(p, q, name)).sum()) == pytest.approx(exact, abs=tolerance)
     assert (kl_penalty(p, q, "k3") >= 0).all()
-    with pytest.raises(ValueError, match="unknown KL estimator"):
-        kl_penalty(p, q, "k4")
 
 
 def test_kl_in_the_loss_pulls_the_policy_back(episodes) -> None:

@@ -110,8 +110,6 @@ def test_unusable_rows_are_counted_and_an_empty_set_is_an_error() -> None:
         encode_rows([row("nothing")], CHAT, loss="think_answer", train_end=True, max_length=200)
     with pytest.raises(ValueError, match="data set is empty"):
         encode_rows([], CHAT, loss="think_answer", train_end=True, max_length=200, skipped=Counter())
-    with pytest.raises(ValueError, match=r"unknown sft\.loss"):
-        encode_row(row(), CHAT, loss="all")
 
 
 def test_loss_equals_a_naive_loop_whatever_the_micro_batches() -> None:

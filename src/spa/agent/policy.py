@@ -14,11 +14,12 @@ from spa.agent.response import forced_tag
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.fields import Prompt, StateFormat
 from spa.config.schema import Config, EngineConfig, SamplingConfig
-from spa.engines.base import ChatEngine, Engine, check_sampling
+from spa.engines.base import ChatEngine, Engine
 
 
-def make_task(config: Config, *, state_format: str | None = None, prompt: str | None = None) -> Task:
+def make_task(config: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> Task:
     """The config's task, with another state format or prompt mode if given.
 
     Raises:
@@ -61,7 +62,6 @@ class Policy:
             ValueError: a folder that is no model, has no tokenizer, or a template that cannot be used; an engine without its
                 package or settings.
         """
-        check_sampling(config.sampling)
         if engine is not None and engine.kind == "openai":
             from spa.engines.openai import OpenAIEngine
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-PROMPT_MODES: tuple[str, ...] = ("base", "world_model")
 STATE_TAGS: tuple[str, ...] = ("observation", "prediction")
 TAGS: tuple[str, ...] = ("think", *STATE_TAGS, "answer")
 
@@ -133,12 +132,7 @@ def parse_response(
     an observation before a prediction. Where the whole pattern does not match, there are no actions; spans that
     can be found are reported all the same. Observation and prediction are read in both modes, since a model may write them
     by habit.
-
-    Raises:
-        ValueError: ``mode`` is not one of ``PROMPT_MODES``.
     """
-    if mode not in PROMPT_MODES:
-        raise ValueError(f"unknown prompt mode {mode!r}; choose one of {', '.join(PROMPT_MODES)}")
     spans: dict[str, Span] = {}
     observation = prediction = None
     whole = _think_and_answer(text) if think else None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from spa.agent.response import FORMATS, PROMPT_MODES, forced_tag
-from spa.common.names import choose
+from spa.agent.response import FORMATS, forced_tag
 from spa.config.schema import AgentConfig, EnvConfig
-from spa.envs import STATE_FORMATS, TextEnv, make_env
+from spa.envs import TextEnv, make_env
 
-STYLES: tuple[str, ...] = ("paper", "terse")
 SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
 
 
@@ -24,7 +22,7 @@ class Task:
         max_tokens: the response length that the prompt of style ``paper`` mentions.
 
     Raises:
-        ValueError: unknown world, setting, state format, prompt mode or style.
+        ValueError: unknown world or setting.
     """
 
     env: EnvConfig
@@ -32,14 +30,6 @@ class Task:
     max_tokens: int = 400
 
     def __post_init__(self) -> None:
-        choose("prompt mode", self.agent.prompt, PROMPT_MODES)
-        choose("prompt style", self.agent.style, STYLES)
-        choose("state format", self.env.state_format, STATE_FORMATS)
-        for name in ("max_turns", "max_actions_per_turn", "max_actions"):
-            if getattr(self.env, name) < 1:
-                raise ValueError(f"env.{name} must be at least 1, not {getattr(self.env, name)}")
-        if self.agent.window < 0:
-            raise ValueError(f"agent.window must be 0 (all turns) or more, not {self.agent.window}")
         self.make_env()
 
     @property

@@ -11,7 +11,6 @@ import numpy as np
 from spa.agent.task import Task
 from spa.common.names import choose
 from spa.config.seeds import SEEDS_OF_A_RUN
-from spa.config.validate import CHOICES
 from spa.envs import TextEnv
 
 # Share of all worlds, by a hash of their content, that belongs to each split.
@@ -72,13 +71,13 @@ class WorldSource:
     ``cursor`` is the next candidate's offset: save it, and pass it to continue.
 
     Raises:
-        ValueError: unknown split or ``disjoint``, a world whose own split has another name, or one too small to give more worlds.
+        ValueError: unknown split, a world whose own split has another name, or one too small to give more worlds.
     """
 
     def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
         self.task = task
         self.split = choose("split", split, SPLITS)
-        self.disjoint = choose("env.disjoint", task.env.disjoint, CHOICES["env.disjoint"])
+        self.disjoint = task.env.disjoint
         self.first_seed = first_seed
         self.unique = unique and self.disjoint != "seed"  # by seed alone, worlds may repeat
         self.cursor = cursor

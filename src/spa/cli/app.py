@@ -254,12 +254,32 @@ def pretrain(
 
 
 @app.command()
-def config(words: Words = None) -> None:
+def config(
+    words: Words = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="With the settings of this variant.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="KEY", help="What a setting does, where its value comes from, who reads it."),
+    ] = None,
+    tables: Annotated[
+        bool, typer.Option("--markdown", help="All settings as the tables of the documentation.")
+    ] = False,
+) -> None:
     """Print the resolved config, a YAML file that can be given as NAME."""
-    from spa.config.load import load_config, to_yaml
+    from spa.config.explain import explain, markdown
+    from spa.config.load import load_config, load_variant, to_yaml
+    from spa.config.variants import variant_config
 
     name, settings = _words(words)
-    print(to_yaml(load_config(name, settings)), end="")
+    if tables:
+        print(markdown(), end="")
+    elif key:
+        print(redact(explain(key, name, settings, variant)))
+    else:
+        cfg = load_config(name, settings)
+        print(to_yaml(variant_config(cfg, load_variant(variant)) if variant else cfg), end="")
 
 
 @dataclass(frozen=True)

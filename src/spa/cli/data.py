@@ -37,10 +37,11 @@ def inspect(
     """Show rows and which of their tokens are trained."""
     from spa.common.files import atomic_write
     from spa.common.names import choose
-    from spa.config.validate import CHOICES
+    from spa.config.overrides import choices
+    from spa.config.schema import Config
     from spa.data.maskview import MEANINGS, clean, html_page, pieces, plain, rich_text
 
-    choose("sft.loss", loss, CHOICES["sft.loss"])
+    choose("sft.loss", loss, choices(Config, "sft.loss"))
     if html is not None:
         _check_new(html, force)
     all_rows, path, _ = _read(file)
@@ -81,10 +82,11 @@ def stats(
 ) -> None:
     """Count rows, episodes, worlds, tokens, actions, formats and repeats."""
     from spa.common.names import choose
-    from spa.config.validate import CHOICES
+    from spa.config.overrides import choices
+    from spa.config.schema import Config
     from spa.data.describe import describe, render_stats
 
-    choose("sft.loss", loss, CHOICES["sft.loss"])
+    choose("sft.loss", loss, choices(Config, "sft.loss"))
     rows, _, _ = _read(file)
     result = describe(rows, _chat(model), loss=loss, max_length=max_length)
     print(json.dumps(result, indent=1, ensure_ascii=False) if as_json else render_stats(result))
@@ -105,19 +107,18 @@ def filter_rows(
     force: Force = False,
 ) -> None:
     """Write the rows that pass, and count why others did not."""
-    from spa.common.names import choose
-    from spa.config.schema import SelfPlayConfig
-    from spa.config.validate import CHOICES
+    from spa.config.overrides import from_mapping
+    from spa.config.schema import Config
     from spa.data.layouts import write_layout
     from spa.data.select import select_rows
 
-    choose("selfplay.balance", balance, CHOICES["selfplay.balance"])
+    chosen = {"filter": tags, "success_only": success_only, "deduplicate": deduplicate, "balance": balance}
+    play = from_mapping(Config, {"selfplay": chosen}).selfplay
     _check_out(out, force)
     rows, path, layout = _read(file)
     passed, by_length = rows, Counter[str]()
     if min_tokens or max_tokens:
         passed, by_length = _by_length(rows, _chat(model), min_tokens, max_tokens)
-    play = SelfPlayConfig(filter=tags, success_only=success_only, deduplicate=deduplicate, balance=balance)
     passed, reasons = select_rows(passed, play, seed)
     for reason, count in (by_length + reasons).most_common():
         print(f"{count:>8}  dropped: {reason}")

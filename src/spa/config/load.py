@@ -1,4 +1,4 @@
-"""Configs by name: the packaged YAML files composed by Hydra into the dataclasses of ``schema``. Imports no torch.
+"""Configs by name: the packaged YAML files composed by Hydra into the classes of ``schema``. Imports no torch.
 
 A config is a chain: ``conf/base.yaml``, then one file of each group: ``env``, ``model`` (which may set any block, since a model
 needs more than its path), ``engine``, ``algorithm`` (of stage 3); then ``key=value`` settings.
@@ -16,7 +16,6 @@ from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config.overrides import apply_overrides, from_mapping, split_override
 from spa.config.schema import Config, EnvConfig, VariantConfig
-from spa.config.validate import validate, validate_variant
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
 GROUPS = ("env", "model", "engine", "algorithm")
@@ -59,16 +58,17 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
         ValueError: one line: an unknown config, group choice, key or variant, a wrong type, a value out of range, a bad
             YAML file.
     """
-    choices, settings = _split(overrides)
-    if name is None or not _is_file_name(str(name)):
+    choices, settings = split_choices(overrides)
+    if name is None or not is_file_name(str(name)):
         if name is not None:
-            choices = {"env": _choice("env", str(name)), **choices}
-        data = _compose("base", conf_folder(), [f"{group}={choice}" for group, choice in choices.items()])
-        config = from_mapping(Config, data)
+            choices = {"env": choice_of("env", str(name)), **choices}
+        config = from_mapping(Config, compose_files("base", conf_folder(), choices)[0])
     else:
         config = _load_file(Path(name).expanduser(), choices, missing_ok)
     config = apply_overrides(config, settings)
-    validate(config, variant_names())
+    for variant in config.variants:
+        if not variant.endswith(_SUFFIXES):  # a file is checked when it is loaded
+            choose("variant", variant, variant_names())
     learn(config.engine.api_key_env)
     return config
 
@@ -79,7 +79,7 @@ def load_variant(name: str) -> VariantConfig:
     Raises:
         ValueError: there is no such variant or file, or it holds an unknown key.
     """
-    if not _is_file_name(name):
+    if not is_file_name(name):
         choose("variant", name, variant_names())
         path = conf_folder() / "variant" / f"{name}.yaml"
     else:
@@ -87,11 +87,9 @@ def load_variant(name: str) -> VariantConfig:
         if not path.is_file():
             raise ValueError(f"no variant file {path}")
     try:
-        variant = from_mapping(VariantConfig, {"name": path.stem, **from_environment(read_yaml(path))})
-        validate_variant(variant)
+        return from_mapping(VariantConfig, {"name": path.stem, **from_environment(read_yaml(path))})
     except ValueError as error:
-        raise ValueError(f"{path}: {error}" if _is_file_name(name) else str(error)) from error
-    return variant
+        raise ValueError(f"{path}: {error}" if is_file_name(name) else str(error)) from error
 
 
 def env_block(name: str) -> EnvConfig:
@@ -100,7 +98,7 @@ def env_block(name: str) -> EnvConfig:
     Raises:
         ValueError: there is none of that name.
     """
-    return from_mapping(Config, _compose("base", conf_folder(), [f"env={_choice('env', name)}"])).env
+    return from_mapping(Config, compose_files("base", conf_folder(), {"env": choice_of("env", name)})[0]).env
 
 
 def to_yaml(config: Any) -> str:
@@ -131,11 +129,11 @@ def names_of(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     return name.endswith(_SUFFIXES) or "/" in name or "\\" in name
 
 
-def _choice(group: str, name: str) -> str:
+def choice_of(group: str, name: str) -> str:
     """The file name of a group choice.
 
     Raises:
@@ -152,7 +150,7 @@ def _choice(group: str, name: str) -> str:
     raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}{more}.{hint}")
 
 
-def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def split_choices(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Group choices and settings; ``model=some/path`` becomes the setting ``model.path``."""
     choices: dict[str, str] = {}
     settings: list[str] = []
@@ -163,7 +161,7 @@ def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         elif key == "model" and value not in model_names() and _is_checkpoint(value):
             settings.append(f"model.path={value}")
         else:
-            choices[key] = _choice(key, value)
+            choices[key] = choice_of(key, value)
     return choices, settings
 
 
@@ -180,10 +178,9 @@ def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Conf
         if "defaults" in data:
             if path.suffix != ".yaml":
                 raise ValueError("a config file with a defaults list must be named *.yaml")
-            overrides = [f"{group}={choice}" for group, choice in choices.items()]
-            return from_mapping(Config, _compose(path.stem, path.parent, overrides))
+            return from_mapping(Config, compose_files(path.stem, path.parent, choices)[0])
         data = from_environment(data, missing_ok=missing_ok)
-        base = from_mapping(Config, _compose("base", conf_folder(), []))
+        base = from_mapping(Config, compose_files("base", conf_folder(), {})[0])
         block = data.get("env")
         if isinstance(block, dict) and "id" in block:
             base.env = EnvConfig()
@@ -209,14 +206,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """Composes ``folder/name.yaml`` with the packaged files in reach. Leaves Hydra's global state as it was."""
+def compose_files(name: str, folder: Path, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Composes ``folder/name.yaml`` with the packaged files in reach. Leaves Hydra's global state as it was.
+
+    Returns:
+        the config, and the chosen file of every group.
+    """
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
+    overrides = [f"{group}={choice}" for group, choice in choices.items()]
     if folder != conf_folder():
         packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")
         overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]
@@ -224,7 +226,9 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(config_dir=str(folder.resolve()), version_base="1.3", job_name="spa"):
-            composed = compose(name, overrides)
+            composed = compose(name, overrides, return_hydra_config=True)
+            with open_dict(composed):
+                chosen = composed.pop("hydra").runtime.choices
             learn_references(OmegaConf.to_container(composed))
             data = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
@@ -232,4 +236,6 @@ def _compose(name: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     finally:
         GlobalHydra.instance().hydra = before
     assert isinstance(data, dict)
-    return {str(key): value for key, value in data.items()}
+    return {str(key): value for key, value in data.items()}, {
+        group: str(chosen[group]) for group in GROUPS if group in chosen
+    }

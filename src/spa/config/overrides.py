@@ -1,24 +1,22 @@
-"""``key=value`` settings and YAML mappings into typed dataclasses, with messages for people. Imports no torch.
+"""``key=value`` settings and YAML mappings into the classes of ``schema``, with messages for people. Imports no torch.
 
-Values are written in Hydra's grammar (``[1,2]``, ``{a: 1}``, ``null``, ``'quoted text'``). Which keys there are and
-which types their values have is said by the dataclass alone.
+Values are written in Hydra's grammar (``[1,2]``, ``{a: 1}``, ``null``, ``'quoted text'``). Keys, types and ranges are those of
+the class; messages and the documentation read them from its JSON schema.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
-import math
-import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from spa.common.names import nearest
 from spa.common.progress import note
 from spa.common.secrets import from_environment
 
 T = TypeVar("T")
+Node = dict[str, Any]  # of a JSON schema
 
 RENAMED = {"arms": "variants", "own_arms": "own_variants", "--arm": "--variant", "--arms": "--variants"}
 """Earlier names of settings and options. They are still read."""
@@ -26,7 +24,7 @@ RENAMED = {"arms": "variants", "own_arms": "own_variants", "--arm": "--variant",
 
 @functools.cache
 def current_name(name: str) -> str:
-    """What a setting or option is called now; an earlier name is read, and said once to be one."""
+    """The current name of a setting or option; an earlier name is reported once."""
     if name not in RENAMED:
         return name
     note(f"{name} is now called {RENAMED[name]}")
@@ -34,34 +32,54 @@ def current_name(name: str) -> str:
 
 
 def apply_overrides(config: T, overrides: Sequence[str]) -> T:
-    """A copy of a dataclass instance with ``key=value`` settings applied in order.
+    """A copy of a config with ``key=value`` settings applied in order.
 
     Keys are dotted (``ppo.steps=5``). Below a field that is a dictionary any key is allowed (``env.settings.size=6``).
     A leading ``+`` is accepted and means nothing. ``${oc.env:NAME}`` in a text is an environment variable.
 
     Raises:
-        ValueError: not of the form key=value, an unknown key, a value of another type than the field's, or an environment
+        ValueError: not of the form key=value, an unknown key, a value that the setting cannot have, or an environment
             variable that is not set.
     """
-    result = copy.deepcopy(config)
+    cls = type(config)
+    data = dataclasses.asdict(config)  # type: ignore[call-overload]
     for override in overrides:
         key, text = split_override(override)
-        _set(result, key, key.split("."), text, parsed=False)
-    return result
+        *blocks, name = key.split(".")
+        value = from_environment(_parse(key, text, node_of(cls, key)))
+        entries = data
+        for block in blocks:
+            if not isinstance(entries.get(block), dict):
+                entries[block] = {}
+            entries = entries[block]
+        entries[name] = value
+    return _validated(cls, data)
 
 
 def from_mapping(cls: type[T], data: Mapping[str, Any], base: T | None = None) -> T:
-    """An instance of the dataclass ``cls`` from nested dictionaries; the rest is as in ``base`` (or by default).
+    """An instance of ``cls`` from nested dictionaries, whose keys may be dotted; the rest is as in ``base`` (or by default).
 
     A dictionary field that is given replaces the old one as a whole.
 
     Raises:
-        ValueError: an unknown key or a value of a wrong type.
+        ValueError: an unknown key or a value that the setting cannot have.
     """
-    result = copy.deepcopy(base) if base is not None else cls()
-    for key, value in _leaves(result, data, ""):
-        _set(result, key, key.split("."), value, parsed=True)
-    return result
+    result = dataclasses.asdict(base) if base is not None else {}  # type: ignore[call-overload]
+    _merge(cls, result, {current_name(str(key)): value for key, value in data.items()}, "")
+    return _validated(cls, result)
+
+
+def _merge(cls: type, result: dict[str, Any], data: Mapping[str, Any], prefix: str) -> None:
+    for key, value in data.items():
+        *blocks, name = str(key).split(".")
+        node = node_of(cls, f"{prefix}{key}")
+        entries = result
+        for block in blocks:
+            entries = entries.setdefault(block, {})
+        if "properties" in node and isinstance(value, Mapping):
+            _merge(cls, entries.setdefault(name, {}), value, f"{prefix}{key}.")
+        else:
+            entries[name] = value
 
 
 def split_override(override: str) -> tuple[str, str]:
@@ -79,148 +97,148 @@ def split_override(override: str) -> tuple[str, str]:
     return current_name(key), text
 
 
-def setting_names(config: Any, prefix: str = "") -> list[str]:
-    """The dotted names of all settings of a dataclass instance; dictionaries count as one setting."""
-    names: list[str] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = prefix + field.name
-        names += setting_names(value, f"{name}.") if dataclasses.is_dataclass(value) else [name]
-    return names
+@functools.cache
+def _adapter(cls: type) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
-def _leaves(config: Any, data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        name = current_name(str(name)) if not prefix else str(name)
-        current = getattr(config, name, None)
-        if dataclasses.is_dataclass(current) and isinstance(value, Mapping):
-            yield from _leaves(current, value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+@functools.cache
+def json_schema(cls: type) -> Node:
+    """The JSON schema of a class of settings."""
+    schema: Node = _adapter(cls).json_schema()
+    return schema
 
 
-def _set(config: Any, key: str, path: list[str], value: Any, *, parsed: bool) -> None:
-    """Sets one field or dictionary entry; ``value`` is text in Hydra's grammar unless ``parsed``."""
-    target = config
-    for depth, name in enumerate(path):
-        hints = get_type_hints(type(target))
-        if name not in hints:
-            raise ValueError(_unknown_key(config, key))
-        hint, current = hints[name], getattr(target, name)
-        rest = path[depth + 1 :]
-        if dataclasses.is_dataclass(current):
-            if not rest:
-                example = f"{key}.{dataclasses.fields(current)[0].name}"
-                raise ValueError(f"{key!r} is a group of settings; set one of them, as in {example}=...")
-            target = current
-            continue
-        if rest:
-            if get_origin(hint) is not dict:
-                raise ValueError(_unknown_key(config, key))
-            item_hint = get_args(hint)[1]
-            _set_entry(current, rest, _convert(key, value, item_hint, parsed))
-        else:
-            setattr(target, name, _convert(key, value, hint, parsed))
-        return
+def node_of(cls: type, key: str) -> Node:
+    """The part of the JSON schema that is about a dotted setting or block; empty where anything is allowed.
+
+    Raises:
+        ValueError: there is none; the message names the nearest.
+    """
+    node = _find(cls, key.split("."))
+    if node is None:
+        raise ValueError(_unknown_key(cls, key.split(".")))
+    return node
 
 
-def _set_entry(entries: dict[str, Any], path: list[str], value: Any) -> None:
-    for name in path[:-1]:
-        inner = entries.get(name)
-        if not isinstance(inner, dict):
-            inner = entries[name] = {}
-        entries = inner
-    entries[path[-1]] = value
+def _find(cls: type, path: Sequence[str]) -> Node | None:
+    schema = node = json_schema(cls)
+    for name in path:
+        inner = node.get("properties", {}).get(name, node.get("additionalProperties", "type" not in node))
+        if inner is False or "anyOf" in node:
+            return None
+        node = inner if isinstance(inner, dict) else {}
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return node
 
 
-def _unknown_key(config: Any, key: str) -> str:
-    names = setting_names(config)
-    near = nearest(key, names)
-    if near is None:  # the right name in the wrong block, or without its block
-        last = key.rpartition(".")[2]
-        near = next((name for name in names if name.rpartition(".")[2] == last), None)
-    if near is None:
-        near = nearest(key.rpartition(".")[2], [name.rpartition(".")[2] for name in names])
-        near = next((name for name in names if name.rpartition(".")[2] == near), None)
+def setting_names(cls: type) -> Iterator[str]:
+    """The dotted names of all settings of a class; a dictionary counts as one setting."""
+    for name in json_schema(cls)["properties"]:
+        inner = node_of(cls, name).get("properties")
+        yield from [f"{name}.{setting}" for setting in inner] if inner else [name]
+
+
+def choices(cls: type, key: str) -> tuple[str, ...]:
+    """The names that a setting may have, or the items of a list."""
+    node = node_of(cls, key)
+    return tuple(node.get("items", node)["enum"])
+
+
+def _unknown_key(cls: type, path: Sequence[str]) -> str:
+    key, (*block, last) = ".".join(path), path
+    siblings = [".".join([*block, name]) for name in (_find(cls, block) or {}).get("properties", ())]
+    names = list(setting_names(cls))
+    lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
+    near = next((name for name in siblings if name.endswith(f"_{last}")), None)  # ppo.lr: ppo.actor_lr
+    near = (
+        near or nearest(key, [*siblings, *names]) or lasts.get(last) or lasts.get(nearest(last, lasts) or "")
+    )  # in another block, or without its block
     return f"unknown setting {key!r}." + (
         f" Did you mean {near!r}?" if near else " `spa config NAME` shows all of them."
     )
 
 
-def _convert(key: str, value: Any, hint: Any, parsed: bool) -> Any:
-    if not parsed:
-        value = from_environment(_parse(key, value, hint))
-    return _typed(key, value, hint)
+def _validated(cls: type[T], data: dict[str, Any]) -> T:
+    """Translates pydantic's first error into one line: the dotted key, what is allowed, the value."""
+    from pydantic import ValidationError
+
+    try:
+        result: T = _adapter(cls).validate_python(data)  # type: ignore[arg-type]
+        return result
+    except ValidationError as errors:
+        error = errors.errors()[0]
+    path = [str(part) for part in error["loc"] if not isinstance(part, int)]
+    key = ".".join(path) + "".join(f"[{part}]" for part in error["loc"] if isinstance(part, int))
+    if error["type"] == "unexpected_keyword_argument":
+        raise ValueError(_unknown_key(cls, path))
+    if error["type"] == "missing":
+        raise ValueError(f"{key} is missing")
+    node = _find(cls, path) or {}
+    if error["type"] == "value_error":
+        message = str(error["ctx"]["error"])
+        raise ValueError(message if "properties" in node else f"{key} {message}")
+    if "properties" in node:
+        example = f"{key}.{next(iter(node['properties']))}"
+        raise ValueError(f"{key!r} is a group of settings; set one of them, as in {example}=...")
+    value = error["input"]
+    shown = "null" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
+    if key.endswith("]"):
+        node = node.get("items", node)
+    near = nearest(str(value), node.get("enum", ()))
+    hint = f" Did you mean {near!r}?" if near else ""
+    raise ValueError(f"{key} must be {describe(node)}, not {shown}.{hint}".removesuffix("."))
 
 
-def _parse(key: str, text: str, hint: Any) -> Any:
+def describe(node: Node) -> str:
+    """What a part of a JSON schema allows, in words: ``a whole number, 1 or more, or null``."""
+    if "anyOf" in node:
+        return ", or ".join(describe(option) for option in node["anyOf"])
+    if "enum" in node:
+        return f"one of {', '.join(node['enum'])}"
+    text = {
+        "boolean": "true or false",
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "text that is not empty" if "minLength" in node else "text",
+        "array": "a list like [a,b]",
+        "object": "a mapping like {a: 1}",
+        "null": "null",
+    }[node["type"]]
+    if node["type"] == "array":
+        size = f" of {node['minItems']} values" if node.get("minItems") == node.get("maxItems", 0) else ""
+        text += size or " that is not empty" * bool(node.get("minItems"))
+        return f"{text}, each {describe(node['items'])}" if node["items"].keys() - {"type"} else text
+    low, above = node.get("minimum"), node.get("exclusiveMinimum")
+    high, below = node.get("maximum"), node.get("exclusiveMaximum")
+    least = None if low is None and above is None else f"{low}" if above is None else f"more than {above}"
+    most = None if high is None and below is None else f"{high}" if below is None else f"below {below}"
+    if least and most:
+        return f"{text}, {least} and at most {most}" if above is not None else f"{text} from {least} to {most}"
+    return text + (f", {least}" + " or more" * (above is None) if least else f", {most} or less" if most else "")
+
+
+def _parse(key: str, text: str, node: Node) -> Any:
     """The value that ``text`` writes in Hydra's grammar. For text fields what is no quoted text stands as written."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import QuotedString, Sweep
     from hydra.errors import HydraException
 
-    kinds = _kinds(hint)
+    kinds = {option.get("type") for option in node.get("anyOf", [node])}
     try:
         override = OverridesParser.create().parse_override(f"key={text}")
     except HydraException:
-        if str in kinds:
+        if "string" in kinds:
             return text
         raise ValueError(
             f"{key}: cannot read the value {text!r}; lists are written [1,2], text with signs 'quoted'"
         ) from None
-    raw = override._value
-    value = override.value()
-    if str in kinds and not isinstance(raw, QuotedString) and not (value is None and type(None) in kinds):
+    raw, value = override._value, override.value()
+    if "string" in kinds and not isinstance(raw, QuotedString) and not (value is None and "null" in kinds):
         return text
     if isinstance(raw, Sweep):
         raise ValueError(f"{key}: write a list in brackets, as in {key}=[{text}]")
     return value
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation: ``int | None`` -> ``(int, NoneType)``."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _typed(key: str, value: Any, hint: Any) -> Any:
-    """``value`` as the type that ``hint`` asks for.
-
-    Raises:
-        ValueError: it is not of that type.
-    """
-    kinds = _kinds(hint)
-    if value is None and type(None) in kinds:
-        return None
-    kind = next(k for k in kinds if k is not type(None))
-    origin = get_origin(kind) or kind
-    if origin in (Any, object):
-        return value
-    if origin is bool and isinstance(value, bool):
-        return value
-    if origin is str and isinstance(value, str):
-        return value
-    if origin is float and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    if origin is int and isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1:
-        return int(value)
-    if origin is list and isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_typed(f"{key}[{i}]", item, get_args(kind)[0]) for i, item in enumerate(value)]
-    if origin is dict and isinstance(value, Mapping):
-        return {str(name): _typed(f"{key}.{name}", item, get_args(kind)[1]) for name, item in value.items()}
-    shown = "null" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
-    null = " or null" if type(None) in kinds else ""
-    raise ValueError(f"{key} must be {_describe(origin)}{null}, not {shown}")
-
-
-def _describe(kind: Any) -> str:
-    names = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a finite number",
-        str: "text",
-        list: "a list like [a,b]",
-        dict: "a mapping like {a: 1}",
-    }
-    if kind not in names:
-        return "a group of settings"
-    return names[kind]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spa.config.schema import SeedConfig
-from spa.config.validate import SEED_RANGE
+from spa.config.schema import SEED_RANGE, SeedConfig
 
 SEEDS_OF_A_RUN = SEED_RANGE // 2  # candidates that one run can look at in a split
 _STRIDE = 309_016_994  # their golden section: any number of runs begin far from each other

@@ -7,18 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spa.config.load import differences, env_block, load_variant, variant_names
+from spa.config.load import differences, env_block, load_variant
 from spa.config.overrides import from_mapping
 from spa.config.schema import Config, VariantConfig
-from spa.config.validate import validate
 
 # Blocks that stages 1 and 2 do not read.
 _LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "variants", "name")
-_EVALUATED = (
-    "agent.planner",
-    "planner.model",
-    "planner.values",
-)  # read by evaluation, and by stage 1 if a planner plays there
+# Read by evaluation, and by stage 1 if a planner plays there.
+_EVALUATED = ("agent.planner", "planner.model", "planner.values")
 _STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
 
 
@@ -53,7 +49,7 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
         earlier[variant.name] = variant
         if not variant.sft:
             continue
-        if stage_3.curriculum.imagined and not (variant.sft and source.selfplay.rows == "transitions"):
+        if stage_3.curriculum.imagined and source.selfplay.rows != "transitions":
             raise ValueError(
                 f"variant {variant.name} trains in worlds that stage 2 imagines: it needs sft and selfplay.rows=transitions"
             )
@@ -81,8 +77,8 @@ def _differences(known: Config, source: Config) -> list[str]:
 
 def _check_shares(variant: VariantConfig, source: Config, other: VariantConfig, known: Config) -> None:
     """Raises ValueError where two variants of one ``shares`` would not make the same stages 1 and 2 and the same practice."""
-    own = set(_LATER) - {"planner", "practice"}
-    changed = [name for name in _differences(known, source) if name.partition(".")[0] not in own]
+    later = set(_LATER) - {"planner", "practice"}
+    changed = [name for name in _differences(known, source) if name.partition(".")[0] not in later]
     if changed:
         raise ValueError(
             f"variants {other.name} and {variant.name} share stages 1 and 2 ({variant.shares!r}) but not their settings "
@@ -90,19 +86,15 @@ def _check_shares(variant: VariantConfig, source: Config, other: VariantConfig, 
         )
 
 
-def _check_continues(cfg: Config, variant: VariantConfig, own: Config, other: VariantConfig) -> None:
+def _check_continues(cfg: Config, variant: VariantConfig, after: Config, other: VariantConfig) -> None:
     before = variant_config(cfg, other)
-    changed = [name for name in differences(before, own) if name != "ppo.steps"]
-    changed += [
-        name
-        for name in ("state_format", "sft", "practice", "rl", "source", "selfplay", "shares")
-        if getattr(variant, name) != getattr(other, name)
-    ]
+    changed = [name for name in differences(before, after) if name != "ppo.steps"]
+    changed += [name for name in differences(other, variant) if name not in ("name", "settings", "continues")]
     if changed:
         raise ValueError(
             f"variant {variant.name} continues {other.name} and can differ from it in ppo.steps alone, not in {', '.join(changed)}"
         )
-    if own.ppo.steps <= before.ppo.steps:
+    if after.ppo.steps <= before.ppo.steps:
         raise ValueError(
             f"variant {variant.name} continues {other.name} and needs more than its {before.ppo.steps} ppo.steps"
         )
@@ -114,10 +106,10 @@ def variant_config(cfg: Config, variant: VariantConfig) -> Config:
     Raises:
         ValueError: a setting that does not exist or cannot have this value (the message names the variant).
     """
-    own = _apply(cfg, variant, variant.settings)
-    if variant.sft and own.agent.prompt_after_sft != "same":
-        own.agent.prompt = own.agent.prompt_after_sft
-    return own
+    result = _apply(cfg, variant, variant.settings)
+    if variant.sft and result.agent.prompt_after_sft != "same":
+        result.agent.prompt = result.agent.prompt_after_sft
+    return result
 
 
 def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
@@ -136,7 +128,6 @@ def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> 
         if isinstance(rest.get("env"), str):
             result.env = env_block(rest.pop("env"))
         result = from_mapping(Config, rest, result)
-        validate(result, [*variant_names(), *result.variants])
     except ValueError as error:
         raise ValueError(f"variant {variant.name}: {error}") from error
     return result
@@ -173,10 +164,9 @@ def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
 
 def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
     """Where the variant's stage 2 writes: ``sft``, or ``sft-VARIANT`` where a setting of stages 1 and 2 is not the run's."""
-    own = variant is not None and any(
-        key.partition(".")[0] not in _LATER for key in [*variant.settings, *variant.source]
-    )
-    return out / (f"sft-{variant.shares or variant.name}" if variant is not None and own else "sft")
+    if variant and any(key.partition(".")[0] not in _LATER for key in [*variant.settings, *variant.source]):
+        return out / f"sft-{variant.shares or variant.name}"
+    return out / "sft"
 
 
 def practice_folder(out: Path, variant: VariantConfig) -> Path:

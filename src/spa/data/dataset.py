@@ -16,12 +16,7 @@ def split_rows(rows: Sequence[Row], val_fraction: float, seed: int) -> tuple[lis
     """Training and validation rows; all rows of one world go to the same side, whatever their number.
 
     At least one world stays on the training side, and one goes to validation where there are two and the fraction is not 0.
-
-    Raises:
-        ValueError: ``val_fraction`` is not in [0, 1).
     """
-    if not 0 <= val_fraction < 1:
-        raise ValueError(f"selfplay.val_fraction must be in [0, 1), not {val_fraction}")
     worlds = sorted({str(row.extra.get("content")) for row in rows})
     order = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED])).permutation(len(worlds))
     count = min(len(worlds) - 1, max(1, round(val_fraction * len(worlds)))) if val_fraction and len(worlds) > 1 else 0

@@ -17,7 +17,6 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, replace_spans
 
 Message = dict[str, str]
-STATES = ("truth", "belief", "shuffled")
 _LOWER_TAG = re.compile(TAG.pattern)
 
 
@@ -67,12 +66,10 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
     data); with ``window=1`` it is the turn's own user message.
 
     Raises:
-        ValueError: ``window`` above 1, or unknown ``states``.
+        ValueError: ``window`` above 1.
     """
     if window not in (0, 1):
         raise ValueError(f"stage 1 makes rows for agent.window=0 or 1, not {window}")
-    if states not in STATES:
-        raise ValueError(f"unknown selfplay.states {states!r}; choose one of {', '.join(STATES)}")
     head: list[Message] = [] if episode.system is None else [{"role": "system", "content": episode.system}]
     history: list[Message] = list(head)
     rows = []

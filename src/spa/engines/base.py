@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.config.validate import check_access
 
 Message = dict[str, str]  # role and content
 
@@ -141,20 +140,6 @@ class ChatEngine(Protocol):
         ...
 
 
-def check_sampling(sampling: SamplingConfig) -> None:
-    """Raises ValueError, naming the setting, for values that mean nothing."""
-    if sampling.temperature < 0:
-        raise ValueError(f"sampling.temperature must be 0 (greedy) or more, not {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"sampling.top_p must be in (0, 1], not {sampling.top_p}")
-    if sampling.top_k < 0:
-        raise ValueError(f"sampling.top_k must be 0 (off) or more, not {sampling.top_k}")
-    if any(not string for string in sampling.stop):
-        raise ValueError("sampling.stop must not contain an empty string")
-    if sampling.max_tokens < 1 or sampling.batch_size < 1:
-        raise ValueError("sampling.max_tokens and sampling.batch_size must be at least 1")
-
-
 def check_engine(config: EngineConfig) -> None:
     """Checks, without loading anything, that an engine has its package and its settings.
 
@@ -162,7 +147,6 @@ def check_engine(config: EngineConfig) -> None:
         ValueError: it has not; the message says what to install or to set.
     """
     if config.kind == "openai":
-        check_access(config)
         for name in ("base_url", "model"):
             if not getattr(config, name):
                 raise ValueError(f"engine=openai needs engine.{name}")

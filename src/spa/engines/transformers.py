@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spa.config.schema import SamplingConfig
-from spa.engines.base import BrokenModel, Completion, OnCompletion, check_sampling, serve
+from spa.engines.base import BrokenModel, Completion, OnCompletion, serve
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream, uniforms
 from spa.engines.processes import can_fork
@@ -104,7 +104,6 @@ class TransformersEngine:
 
         Raises: as ``generate``.
         """
-        check_sampling(sampling)
         stops = Stops(stop_ids, sampling.stop, self.tokenizer)
         was_training = self.model.training
         self.model.eval()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.engines.base import Completion, check_engine, check_sampling
+from spa.engines.base import Completion, check_engine
 
 
 class VLLMEngine:
@@ -53,7 +53,6 @@ class VLLMEngine:
         Raises:
             ValueError: an empty context or one that vLLM refuses (too long), or sampling values out of range.
         """
-        check_sampling(sampling)
         if any(not context for context in contexts):
             raise ValueError("an empty context cannot be continued")
         params = [

@@ -14,10 +14,11 @@ from spa.agent.chat import Chat
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.config.fields import StateFormat
 from spa.config.schema import Config
 
 CONTEXTS = ("bare", "prompt")
-FORMATS = ("grid", "coordinates")
+FORMATS: tuple[StateFormat, ...] = ("grid", "coordinates")
 _MOST_NATS = 700.0  # exp() of more overflows
 
 
@@ -35,7 +36,7 @@ class StatePerplexity:
     states: int
 
 
-def formats(task: Task) -> list[str]:
+def formats(task: Task) -> list[StateFormat]:
     """Those of ``FORMATS`` that the task's world knows; ``grid`` alone where it has a format of its own."""
     envs = {name: dataclasses.replace(task.env, state_format=name) for name in FORMATS}
     known = [name for name, env in envs.items() if dataclasses.replace(task, env=env).make_env().state_format == name]
@@ -109,7 +110,7 @@ def perplexity_by_format(
     cfg: Config, policy: Policy, task: Task, worlds: Sequence[World], *, seed: int, context: str = "bare"
 ) -> dict[str, StatePerplexity]:
     """``state_perplexity`` of the ``sample_states`` of ``worlds``, in each of ``formats(task)``."""
-    scores = {}
+    scores: dict[str, StatePerplexity] = {}
     for state_format in formats(task):
         shown = make_task(cfg, state_format=state_format)
         states = sample_states(shown, worlds, seed=seed)

@@ -35,8 +35,6 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     Raises:
         ValueError: a model, world or setting that cannot be used, or every episode failed (the first error is named).
     """
-    if cfg.eval.worlds < 1 or cfg.eval.samples < 1:
-        raise ValueError("eval.worlds and eval.samples must be at least 1")
     engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
     policy = Policy.load(cfg, model, engine=engine)
     task = make_task(cfg, state_format=variant.state_format)

@@ -6,6 +6,7 @@ from spa.agent.episode import Episode
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.config.fields import StateFormat
 from spa.config.schema import Config
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.perplexity import perplexity_by_format, random_guess
@@ -16,7 +17,7 @@ def probe_world_model(
     cfg: Config,
     policy: Policy,
     *,
-    state_format: str,
+    state_format: StateFormat,
     split: str = "val",
     worlds: int,
     seed: int,

@@ -102,6 +102,8 @@ def export(
         raise ValueError(f"{target} holds the model that is exported; give another --to")
     if adapter and not (checkpoint / "adapter").is_dir():
         raise ValueError(f"{checkpoint} has no adapters: it was trained with all weights (ppo.lora_rank=0)")
+    if dtype:
+        choose("--dtype", dtype, ("float32", "bfloat16", "float16"))
     if adapter and dtype:
         raise ValueError("--dtype is of the merged model; leave it out with --adapter")
     if target.is_file():
@@ -120,10 +122,12 @@ def export(
 
 
 def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:
+    import torch
+
     from spa.config.schema import ModelConfig
     from spa.models.load import load_model, load_tokenizer, save_model
 
-    model = load_model(ModelConfig(dtype=dtype, device="cpu"), str(checkpoint))
+    model = load_model(ModelConfig(device="cpu"), str(checkpoint), getattr(torch, dtype))
     save_model(model, load_tokenizer(str(checkpoint)), folder)
 
 

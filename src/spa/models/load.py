@@ -12,21 +12,17 @@ import torch
 from torch import nn
 
 from spa.common.files import atomic_folder
-from spa.common.names import choose
 from spa.config.schema import ModelConfig
 from spa.models.folders import check_folder, check_tokenizer, check_weights, resolve_path
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def check_model(config: ModelConfig, path: str | None = None) -> None:
     """Checks, without loading anything, that a local folder or built-in name can be a model.
 
     Raises:
-        ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing or damaged folder, dtype or device.
+        ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing or damaged folder or device.
     """
     check_folder(path or config.path)
-    choose("model.dtype", config.dtype, _DTYPES)
     pick_device(config.device)
 
 
@@ -66,19 +62,20 @@ def load_config(path: str, *, local_only: bool = False) -> Any:
 
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of one weight."""
-    return _DTYPES[config.dtype].itemsize
+    return compute_dtype_bytes(config.dtype)
 
 
 def compute_dtype_bytes(precision: str) -> int:
     """Bytes of one number of the precision that matrix products run in."""
-    return _DTYPES[precision].itemsize
+    dtype: torch.dtype = getattr(torch, precision)
+    return dtype.itemsize
 
 
-def load_model(config: ModelConfig, path: str | None = None) -> Any:
+def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype | None = None) -> Any:
     """A causal language model (``sdpa`` attention) on its device, in its dtype; ``path`` overrides ``config.path``.
 
     Raises:
-        ValueError: unknown dtype or device, or a model that cannot be loaded, is damaged or lacks weights.
+        ValueError: unknown device, or a model that cannot be loaded, is damaged or lacks weights.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -86,14 +83,13 @@ def load_model(config: ModelConfig, path: str | None = None) -> Any:
 
     logging.disable_progress_bar()
     _leave_imports_alone()
-    choose("model.dtype", config.dtype, _DTYPES)
     device = pick_device(config.device)
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=_DTYPES[config.dtype],
+            dtype=dtype or getattr(torch, config.dtype),
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
@@ -125,8 +121,7 @@ def load_weights(model: Any, folder: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: it cannot be loaded.
     """
-    dtype = next(name for name, value in _DTYPES.items() if value == model.dtype)
-    other = load_model(ModelConfig(dtype=dtype, device=str(model.device)), str(folder))
+    other = load_model(ModelConfig(device=str(model.device)), str(folder), model.dtype)
     model.load_state_dict(other.state_dict())
 
 
@@ -153,8 +148,6 @@ def pick_device(name: str) -> torch.device:
 
 def set_threads(config: ModelConfig) -> None:
     """Applies ``model.threads`` to torch (0 leaves torch's choice)."""
-    if config.threads < 0:
-        raise ValueError(f"model.threads must be 0 (torch's choice) or more, not {config.threads}")
     if config.threads:
         torch.set_num_threads(config.threads)
 

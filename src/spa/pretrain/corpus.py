@@ -15,6 +15,7 @@ import numpy as np
 
 from spa.agent.response import tagged
 from spa.agent.task import Task
+from spa.config.fields import Prompt
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import TextEnv
 from spa.envs.sudoku.world import Sudoku
@@ -49,7 +50,7 @@ class Corpus:
         self.weights = weights / weights.sum()
         self._tasks: dict[tuple[str, str, str], tuple[Task, TextEnv]] = {}
 
-    def _task(self, name: str, mode: str, state_format: str) -> tuple[Task, TextEnv]:
+    def _task(self, name: str, mode: Prompt, state_format: str) -> tuple[Task, TextEnv]:
         key = (name, mode, state_format)
         if key not in self._tasks:
             base = WORLDS[name]
@@ -62,7 +63,7 @@ class Corpus:
         """The next document."""
         rng = self.rng
         name = str(rng.choice(self.names, p=self.weights))
-        mode = str(rng.choice(["base", "world_model"]))
+        mode: Prompt = "base" if rng.choice(["base", "world_model"]) == "base" else "world_model"
         state_format = str(rng.choice(["grid", "coordinates"]))
         task, env = self._task(name, mode, state_format)
         board = random_board(name, rng)

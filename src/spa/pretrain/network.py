@@ -10,10 +10,12 @@ replaces its pre-tokenizer by Qwen's, so this tokenizer would silently cut text 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from spa.agent.response import TAGS, closing, opening
+from spa.config.fields import STRICT, AboveZero, Positive
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -35,18 +37,18 @@ PIECES = (
 )
 
 
-@dataclass
+@dataclass(config=STRICT)
 class TinySize:
     """Dimensions of the tiny model. A ``head_dim`` of 32 is the least that vLLM accepts."""
 
-    hidden_size: int = 128
-    num_layers: int = 2
-    num_heads: int = 4
-    num_kv_heads: int = 1
-    intermediate_size: int = 256
-    rope_theta: float = 100.0
-    max_positions: int = 4096
-    init_std: float = 0.06  # the usual .02 does not learn to copy in a short training
+    hidden_size: Positive = 128
+    num_layers: Positive = 2
+    num_heads: Positive = 4
+    num_kv_heads: Positive = 1
+    intermediate_size: Positive = 256
+    rope_theta: AboveZero = 100.0
+    max_positions: Positive = 4096
+    init_std: AboveZero = 0.06  # the usual .02 does not learn to copy in a short training
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic.dataclasses import dataclass
 
 from spa.agent.response import opening
 from spa.common.progress import progress
+from spa.config.fields import STRICT, AboveZero, Count, Flag, NonNegative, Positive
 from spa.config.schema import ModelConfig
 from spa.pretrain.corpus import WORLDS, Corpus, Document, tokenizer_texts
 from spa.pretrain.network import TinySize, build_model, build_tokenizer
 
 
-@dataclass
+@dataclass(config=STRICT)
 class PretrainConfig(TinySize):
     """Settings of the tiny model's pretraining.
 
     ``start`` is a model to continue from, ``builtin:tiny`` or a folder; its size and tokenizer are kept.
     """
 
-    worlds: dict[str, float] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
-    steps: int = 2500
-    batch_documents: int = 64
-    lr: float = 2e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.01
-    unrelated_weight: float = 0.1  # loss weight of the predictions' bodies, which are random
-    vocab_size: int = 512
+    worlds: dict[str, NonNegative] = field(default_factory=lambda: {"sokoban": 0.4, "frozen_lake": 0.3, "sudoku": 0.3})
+    steps: Positive = 2500
+    batch_documents: Positive = 64
+    lr: AboveZero = 2e-3
+    warmup_steps: Count = 100
+    weight_decay: NonNegative = 0.01
+    unrelated_weight: NonNegative = 0.1  # loss weight of the predictions' bodies, which are random
+    vocab_size: Positive = 512
     start: str = ""
-    seed: int = 0
-    threads: int = 0
-    log_every: int = 50
-    measure: bool = True  # measure the model's abilities on test worlds and write them into its card
+    seed: Count = 0
+    threads: Count = 0
+    log_every: Positive = 50
+    measure: Flag = True  # measure the model's abilities on test worlds and write them into its card
 
 
 _PREDICTION = opening("prediction")

@@ -2,50 +2,75 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from spa.common.names import choose
+from spa.config.fields import DISTINCT, STRICT, Count, Key, Mapping, Positive, setting
 from spa.config.load import conf_folder, load_config, names_of, read_yaml
-from spa.config.overrides import current_name, from_mapping
-from spa.config.schema import Config
+from spa.config.overrides import RENAMED, current_name, from_mapping
+from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variants_of
 from spa.reproduce.paper import MODELS, WORLDS
 
 BASELINE = "vanilla"
 
 
-@dataclass
+Seeds = Annotated[list[Count], Field(min_length=1), DISTINCT]
+Names = Annotated[list[str], Field(min_length=1)]
+
+
+@dataclass(config=STRICT)
+class World:
+    """A world of a scale. What is null is the scale's."""
+
+    config: str = Field(description="A config.")
+    settings: list[str] = setting([], "key=value settings, over the scale's.")
+    variants: Names | None = setting(None, "Its variants.")
+    own_variants: dict[Key, Mapping] = setting({}, "Variants besides the scale's own.")
+    seeds: Seeds | None = setting(None, "Seeds of its runs.")
+    paper: Annotated[list[str], Field(min_length=2, max_length=2)] | None = setting(
+        None, "The paper's world and model whose numbers are shown beside this one's."
+    )
+
+
+@dataclass(config=STRICT)
 class Scale:
-    """``worlds`` are configs with further settings of their own, under the name that tables show.
+    """Worlds under the names that tables show, and what is run in all of them."""
 
-    ``variants`` are names of packaged variants, of ``own_variants`` and of ``bases``. A world may have
-    ``variants``, ``own_variants`` and ``seeds`` of its own.
-    """
+    name: str = setting("", "Its name.")
+    about: str = setting("", "One line about it.")
+    worlds: Annotated[dict[Key, World], Field(min_length=1)] = setting({}, "Its worlds by name.")
+    variants: Names = setting(["vanilla", "spa"], "Packaged variants, own_variants and bases.")
+    versus: list[str] = setting([], "Variants, besides vanilla, to show differences to.")
+    seeds: Seeds = setting([0, 1, 2], "Seeds of the runs.")
+    settings: list[str] = setting([], "key=value settings of every run.")
+    own_variants: dict[Key, Mapping] = setting({}, "Name and contents of variant files that only this scale has.")
+    bases: dict[Key, list[str]] = setting({}, "Variants and the `spa pretrain` settings of their start model.")
+    threads: Positive = setting(1, "Threads of a run; the cores decide how many run at once.")
 
-    name: str = ""
-    about: str = ""
-    worlds: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # name -> {config: NAME, settings: [key=value, ...]}
-    variants: list[str] = field(default_factory=lambda: ["vanilla", "spa"])
-    versus: list[str] = field(default_factory=list)  # variants, besides vanilla, that the table gives differences to
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    settings: list[str] = field(default_factory=list)  # of every run
-    own_variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> what its variant file would hold
-    bases: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # variant -> settings of a `spa pretrain` whose model it starts from
-    threads: int = 1  # of a run; as many runs at once as the cores allow
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Scale:
+        for name, world in self.worlds.items():
+            if "/" in name or name.startswith("."):
+                raise ValueError(f"worlds.{name}: the name is used for a folder")
+            for value, known in zip(world.paper or (), (WORLDS, MODELS), strict=False):
+                choose("world or model of the paper", value, known)
+            for variant, contents in self.own_variants_of(name).items():
+                from_mapping(VariantConfig, {"name": variant, **contents})
+        return self
 
     def override(self, key: str, values: list[Any]) -> None:
         """Sets ``variants`` or ``seeds`` for every world, whatever it has of its own."""
         setattr(self, key, values)
         for world in self.worlds.values():
-            world.pop(key, None)
+            setattr(world, key, None)
 
     @property
     def compared(self) -> list[str]:
@@ -54,20 +79,20 @@ class Scale:
 
     def variants_of(self, world: str) -> list[str]:
         """Names of the world's variants."""
-        return [str(name) for name in self.worlds[world].get("variants", self.variants)]
+        return self.worlds[world].variants or self.variants
 
     def seeds_of(self, world: str) -> list[int]:
         """Seeds of the world's runs."""
-        return list(self.worlds[world].get("seeds", self.seeds))
+        return self.worlds[world].seeds or self.seeds
 
     def own_variants_of(self, world: str) -> dict[str, dict[str, Any]]:
         """The variants that the world has of the scale's own and its own."""
-        return {**self.own_variants, **self.worlds[world].get("own_variants", {})}
+        return {**self.own_variants, **self.worlds[world].own_variants}
 
     def paper(self, world: str) -> tuple[str, str] | None:
         """The paper's world and model whose numbers stand beside this one's."""
-        given = self.worlds[world].get("paper")
-        return (str(given[0]), str(given[1])) if given else None
+        row = self.worlds[world].paper
+        return (row[0], row[1]) if row else None
 
 
 def scale_names() -> list[str]:
@@ -88,55 +113,16 @@ def load_scale(name: str) -> Scale:
     else:
         path = conf_folder() / "scale" / f"{choose('scale', name, scale_names())}.yaml"
     try:
-        scale = from_mapping(Scale, {"name": path.stem, **read_yaml(path)})
-        _check(scale)
+        data = read_yaml(path)
+        for world in (data.get("worlds") or {}).values():
+            for key in [key for key in RENAMED if isinstance(world, dict) and key in world]:
+                world[current_name(key)] = world.pop(key)
+        return from_mapping(Scale, {"name": path.stem, "worlds": {}, **data})
     except ValueError as error:
         raise ValueError(f"scale {path.stem}: {error}") from error
-    return scale
 
 
-def _check(scale: Scale) -> None:
-    if not (scale.worlds and scale.variants and scale.seeds):
-        raise ValueError("worlds, variants and seeds must each name at least one")
-    _check_seeds("seeds", scale.seeds)
-    scale.worlds = {
-        name: {current_name(key): value for key, value in world.items()} if isinstance(world, dict) else world
-        for name, world in scale.worlds.items()
-    }
-    if scale.threads < 1:
-        raise ValueError(f"threads must be at least 1, not {scale.threads}")
-    for name, world in scale.worlds.items():
-        if (
-            not isinstance(world, dict)
-            or set(world) - {"config", "settings", "paper", "variants", "own_variants", "seeds"}
-            or "config" not in world
-        ):
-            raise ValueError(
-                f"worlds.{name} must hold config: NAME and, if wanted, settings: [key=value, ...], variants: [...], "
-                "own_variants: {...}, seeds: [...] and paper: [world, model]"
-            )
-        _check_seeds(f"worlds.{name}.seeds", world.get("seeds", scale.seeds))
-        if not isinstance(world.get("own_variants", {}), dict):
-            raise ValueError(f"worlds.{name}.own_variants must be name: what its variant file would hold")
-        if not isinstance(variants := world.get("variants", scale.variants), list) or not variants:
-            raise ValueError(f"worlds.{name}.variants must be a list of variants, not {variants!r}")
-        if not isinstance(world.get("settings", []), list):
-            raise ValueError(f"worlds.{name}.settings must be a list of key=value")
-        if not isinstance(paper := world.get("paper", []), list) or len(paper) not in (0, 2):
-            raise ValueError(f"worlds.{name}.paper must be [world, model], not {paper!r}")
-        for value, known in zip(paper, (WORLDS, MODELS), strict=False):
-            choose("world or model of the paper", value, known)
-        if "/" in name or name.startswith("."):
-            raise ValueError(f"worlds.{name}: the name is used for a folder")
-
-
-def _check_seeds(key: str, seeds: Any) -> None:
-    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
-    if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"{key} must be different whole numbers from 0 on, not {seeds}")
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cell:
     """One run: a world and a seed, all variants."""
 
@@ -191,11 +177,11 @@ def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool =
             ) or ("base",)
             settings = (
                 *scale.settings,
-                *map(str, world.get("settings", [])),
+                *world.settings,
                 f"variants=[{','.join(variants)}]",
                 f"model.threads={scale.threads}",
                 *more,
                 f"seeds.run={seed}",
             )
-            found.append(Cell(name, seed, str(world["config"]), settings, out / name / f"seed-{seed}", variants))
+            found.append(Cell(name, seed, world.config, settings, out / name / f"seed-{seed}", variants))
     return found

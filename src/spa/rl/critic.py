@@ -14,23 +14,16 @@ from spa.models.lora import adapter_state, add_configured_lora, has_lora, load_a
 from spa.models.score import TokenBatch
 from spa.rl.advantages import ESTIMATORS
 
-CRITICS = ("model", "head", "detached_head")
-
 
 class Critic(nn.Module):
     """Values of the contexts before trained tokens.
 
     ``head`` reads the actor's hidden states and trains the shared trunk too; ``detached_head`` reads them and leaves the trunk
     to the policy; ``model`` owns a copy of the actor's network (as the original, which starts the critic from the same checkpoint).
-
-    Raises:
-        ValueError: unknown kind.
     """
 
     def __init__(self, kind: str, actor: Any) -> None:
         super().__init__()
-        if kind not in CRITICS:
-            raise ValueError(f"unknown ppo.critic {kind!r}; choose one of {', '.join([*CRITICS, 'none'])}")
         self.kind = kind
         self.head = ValueHead(actor.config.hidden_size)
         self.head.to(device=actor.device, dtype=actor.dtype)

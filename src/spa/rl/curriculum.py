@@ -8,6 +8,7 @@ from typing import Any
 from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.config.fields import Prompt, StateFormat
 from spa.config.load import env_block
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
@@ -19,7 +20,7 @@ Batch = list[tuple[int, list[World]]]
 """Index of a task and worlds of it."""
 
 
-def training_tasks(cfg: Config, *, state_format: str | None = None, prompt: str | None = None) -> list[Task]:
+def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> list[Task]:
     """The tasks that stage 3 trains on: those of the mixture; or the levels, easiest first, and the run's own; or that alone, or
     with its imagined worlds after it (once ``curriculum.imagined_file`` is there).
 

@@ -11,7 +11,6 @@ import numpy as np
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
 
-FILTERS = ("std", "std_rev", "max_mean", "top_p", "off")
 _EQUAL = 1e-9  # scores that differ by less are equal
 
 Groups = dict[int, list[int]]
@@ -53,14 +52,7 @@ def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: flo
     * ``off``: all.
 
     Ties go to the earlier group. ``ratio`` 1 keeps all (``top_p``: all whose scores differ).
-
-    Raises:
-        ValueError: unknown kind, or a ratio that is not in (0, 1].
     """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ppo.filter_ratio must be in (0, 1], not {ratio}")
-    if kind not in FILTERS:
-        raise ValueError(f"unknown ppo.filter {kind!r}; choose one of {', '.join(FILTERS)}")
     if kind == "off" or not groups:
         return list(groups)
     values = {group: np.array([scores[i] for i in members]) for group, members in groups.items()}

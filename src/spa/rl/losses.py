@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 _LIMIT = 20.0  # of a log-ratio, as in verl: exp() of more overflows float32
 
 
@@ -20,9 +19,6 @@ def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1)
     * ``seq-mean-token-sum-norm``: 1 / sequences / ``horizon``, a constant (Dr. GRPO).
 
     A sequence is a row: an episode with the whole history in its context, a turn with a window.
-
-    Raises:
-        ValueError: unknown aggregation.
     """
     count = len(lengths)
     if aggregation == "token-mean":
@@ -31,9 +27,8 @@ def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1)
         return [1 / count / length for length in lengths]
     if aggregation == "seq-mean-token-sum":
         return [1 / count] * count
-    if aggregation == "seq-mean-token-sum-norm":
-        return [1 / count / horizon] * count
-    raise ValueError(f"unknown ppo.loss_aggregation {aggregation!r}; choose one of {', '.join(AGGREGATIONS)}")
+    assert aggregation == "seq-mean-token-sum-norm"
+    return [1 / count / horizon] * count
 
 
 def policy_loss(
@@ -93,16 +88,12 @@ def kl_penalty(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tenso
 
     With d the log-prob less the reference's: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d (clipped to [-10, 10] as in verl).
     In expectation k1 and k3 are the KL; as a loss, the gradient of k2 is the KL's, that of k1 is none.
-
-    Raises:
-        ValueError: unknown estimator.
     """
     difference = logprobs_N - reference_N
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return 0.5 * difference**2
-    if estimator == "k3":
-        clamped = (-difference).clamp(-_LIMIT, _LIMIT)
-        return (clamped.exp() - clamped - 1).clamp(-10.0, 10.0)
-    raise ValueError(f"unknown KL estimator {estimator!r}; choose one of k1, k2, k3")
+    assert estimator == "k3"
+    clamped = (-difference).clamp(-_LIMIT, _LIMIT)
+    return (clamped.exp() - clamped - 1).clamp(-10.0, 10.0)

@@ -19,9 +19,8 @@ from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.clock import measuring
 from spa.common.progress import note, progress
-from spa.config.schema import Config, VariantConfig
+from spa.config.schema import Config, VariantConfig, check_ppo_sampling
 from spa.config.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
-from spa.config.validate import check_ppo_sampling
 from spa.engines.base import BrokenModel
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
@@ -73,18 +72,15 @@ class PPOTrainer:
 
     def __post_init__(self) -> None:
         config, seeds = self.config.ppo, self.config.seeds
-        for name in ("groups", "group_size", "epochs", "mini_batches"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"ppo.{name} must be at least 1, not {getattr(config, name)}")
         check_ppo_sampling(self.config.sampling)
         self.learner = self._make_learner()
-        shown = {"state_format": self.task.env.state_format}
-        tasks = training_tasks(self.config, **shown)
+        shown = self.task.env.state_format
+        tasks = training_tasks(self.config, state_format=shown)
         if not self.config.curriculum.mixture:
             tasks[-1] = self.task
         self.curriculum = Curriculum(self.config, tasks)
         self.world_model_tasks = (
-            training_tasks(self.config, **shown, prompt="world_model") if config.world_model_coef else []
+            training_tasks(self.config, state_format=shown, prompt="world_model") if config.world_model_coef else []
         )
         self.health = Health(config)
         self.validations: list[tuple[str, Task, list[World]]] = []

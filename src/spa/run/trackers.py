@@ -11,9 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from spa.common.names import choose
-from spa.config.validate import TRACKERS
-
 PROJECT = "spa"
 
 
@@ -67,11 +64,9 @@ def make_trackers(
         config: the resolved config as nested dictionaries.
 
     Raises:
-        ValueError: an unknown name, or its package is not installed (the message names the extra).
+        ValueError: a package is not installed (the message names the extra).
     """
-    makers = dict(zip(TRACKERS, (_tensorboard, _wandb, _trackio), strict=True))
-    for tracker in names:
-        choose("tracker", tracker, TRACKERS)
+    makers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
     return [makers[tracker](Path(folder), name, config or {}) for tracker in names]
 
 
@@ -82,7 +77,6 @@ def check_trackers(names: Iterable[str]) -> None:
         ValueError: as ``make_trackers``.
     """
     for tracker in names:
-        choose("tracker", tracker, TRACKERS)
         if tracker in sys.modules and sys.modules[tracker] is not None:
             continue
         spec = find_spec(tracker)

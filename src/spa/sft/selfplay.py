@@ -29,8 +29,6 @@ from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import play_chunks
 from spa.evaluate.world_model import world_model_metrics
 
-POLICIES = ("model", "random", "planner")
-
 
 def row_window(cfg: Config) -> int:
     """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` where that is null; one in rows of transitions.
@@ -55,11 +53,9 @@ def check_source(cfg: Config) -> None:
     """Checks, without loading weights, that who is to play is there.
 
     Raises:
-        ValueError: an unknown policy, an engine without its package or settings, or a local model beside a chat server.
+        ValueError: an engine without its package or settings, or a local model beside a chat server.
     """
     play = cfg.selfplay
-    if play.policy not in POLICIES:
-        raise ValueError(f"unknown selfplay.policy {play.policy!r}; choose one of {', '.join(POLICIES)}")
     if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
         raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
     if play.policy == "model":

@@ -85,8 +85,8 @@ class SFTTrainer:
         measure: Callable[[int], dict[str, float]] | None = None,
         on_step: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
-        if config.epochs < 1 or config.batch_size < 1:
-            raise ValueError("sft.epochs and sft.batch_size must be at least 1")
+        if config.epochs < 1:
+            raise ValueError("sft.epochs must be at least 1")
         check_validation(config, bool(val))
         self.model, self.tokenizer = model, tokenizer
         self.train_set, self.val_set = train, val
@@ -96,7 +96,6 @@ class SFTTrainer:
         self.step_size = max(1, round(config.batch_size * len(train) / max(1, sum(e.rows for e in train))))
         self.per_epoch = -(-len(train) // self.step_size)
         self.total = self.per_epoch * config.epochs
-        self._factor(0)  # refuses an unknown schedule early
         prepare(model, "sft", packing=config.packing, compile=config.compile)
         self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
         self.step = 0

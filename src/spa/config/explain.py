@@ -1,0 +1,150 @@
+"""What a setting does, where its value comes from and who reads it; the tables of docs/configuration.md. Imports no torch."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import spa
+from spa.config.load import (
+    GROUPS,
+    choice_of,
+    compose_files,
+    conf_folder,
+    is_file_name,
+    load_config,
+    load_variant,
+    read_yaml,
+    split_choices,
+)
+from spa.config.overrides import describe, json_schema, node_of, setting_names, split_override
+from spa.config.schema import Config, VariantConfig
+from spa.config.variants import variant_config
+
+
+def explain(key: str, name: str | None, overrides: Sequence[str], variant: str | None = None) -> str:
+    """A few lines about one setting of a config, or of what a variant makes of it.
+
+    Raises:
+        ValueError: as ``load_config`` and ``load_variant``, or there is no such setting.
+    """
+    node = node_of(Config, key)
+    if "properties" in node:
+        raise ValueError(f"{key!r} is a group of settings: {', '.join(f'{key}.{name}' for name in node['properties'])}")
+    config = load_config(name, overrides)
+    chosen = load_variant(variant) if variant else None
+    if chosen:
+        config = variant_config(config, chosen)
+    sources = [layer for layer, data in _layers(name, overrides, chosen) if _sets(data, key.split("."))]
+    lines = [
+        f"{key} = {_written(value_of(config, key))}",
+        node.get("description", ""),
+        f"Allowed: {describe(node)}" if "type" in node or "anyOf" in node else "",
+        f"Default: {_written(value_of(Config(), key))}",
+        f"Set by: {' < '.join(['default', *sources])}",
+        f"Read by: {', '.join(readers(key)) or 'nothing'}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of a dotted setting; None for an entry that a dictionary lacks."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+    return config
+
+
+def _written(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _layers(
+    name: str | None, overrides: Sequence[str], variant: VariantConfig | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The files and settings that a config is composed of, and what each sets; the later ones win."""
+    choices, settings = split_choices(overrides)
+    own: list[tuple[str, Mapping[str, Any]]] = []
+    if name is None or not is_file_name(name):
+        files = compose_files("base", conf_folder(), ({"env": choice_of("env", name)} if name else {}) | choices)[1]
+    else:
+        path = Path(name).expanduser()
+        own.append((name, read_yaml(path)))
+        if "defaults" in own[0][1]:
+            files = compose_files(path.stem, path.parent, choices)[1]
+        else:
+            files = compose_files("base", conf_folder(), {})[1]
+            own += [(f"{group}/{file}", _packaged(f"{group}/{file}")) for group, file in choices.items()]
+    for file in ["base", *(f"{group}/{files[group]}" for group in GROUPS if group in files)]:
+        yield file, _packaged(file)
+    yield from own
+    yield from (("command line", {split_override(setting)[0]: None}) for setting in settings)
+    if variant:
+        yield f"variant {variant.name}", variant.settings
+
+
+def _packaged(file: str) -> dict[str, Any]:
+    return read_yaml(conf_folder() / f"{file}.yaml")
+
+
+def _sets(data: Any, path: Sequence[str]) -> bool:
+    """Whether nested dictionaries, whose keys may be dotted, set a setting or a part of it."""
+    if not path or not isinstance(data, dict):
+        return True
+    for key, value in data.items():
+        names = str(key).split(".")
+        if all(a == b for a, b in zip(names, path, strict=False)) and _sets(value, path[len(names) :]):
+            return True
+    return False
+
+
+def readers(key: str) -> list[str]:
+    """Modules that use an attribute of the setting's name and its block or the block's class: found in the source, so that
+    a module that uses another attribute of that name may be among them."""
+    *blocks, name = key.split(".")[:2]
+    wanted = set(blocks) | {
+        str(json_schema(Config)["properties"][block]["$ref"]).rpartition("/")[2] for block in blocks
+    }
+    return [
+        module
+        for module, (attributes, names) in _names_used().items()
+        if name in attributes and (not blocks or wanted & (attributes | names))
+    ]
+
+
+@functools.cache
+def _names_used() -> dict[str, tuple[set[str], set[str]]]:
+    """The attributes and the other names that each module uses."""
+    root = Path(spa.__file__).parent
+    used = {}
+    for path in sorted(root.rglob("*.py")):
+        if path.name not in ("schema.py", "training.py", "explain.py"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            module = ".".join(["spa", *path.relative_to(root).with_suffix("").parts])
+            attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+            used[module] = attributes, {node.id for node in nodes if isinstance(node, ast.Name)}
+    return used
+
+
+def markdown() -> str:
+    """The tables of docs/configuration.md: one for each block."""
+    default = Config()
+    lines: list[str] = []
+    heading = ""
+    for key in setting_names(Config):
+        block, _, name = key.rpartition(".")
+        if block != heading:
+            text = " ".join(str(node_of(Config, block)["description"]).split()) if block else ""
+            lines += ["", f"### {block}", "", text, "", *_HEAD]
+            heading = block
+        elif not lines:
+            lines += _HEAD
+        node = node_of(Config, key)
+        cells = (f"`{name}`", f"`{_written(value_of(default, key))}`", describe(node), node["description"])
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
