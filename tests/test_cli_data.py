@@ -42,27 +42,12 @@ def test_inspect(data, capsys) -> None:
     assert "row 1, Lake, seed 1, member 0, turn 1" in out
     assert "row 2" in out
     assert "{<think>}[<observation>P_</observation>" in out
-    page = data / "mask.html"
-    assert main(["data", "inspect", str(data), "--html", str(page), "--loss", "state"]) == 0
-    assert capsys.readouterr().out.strip() == str(page)
-    assert "loss state" in page.read_text(encoding="utf-8")
 
 
 def test_inspect_in_a_terminal(data, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["data", "inspect", str(data)]) == 0
     assert "<think><observation>P_</observation>" in re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-
-
-def test_a_page_overwrites_nothing(data, capsys) -> None:
-    train = data / "train.parquet"
-    before = train.read_bytes()
-    assert main(["data", "inspect", str(train), "--html", str(train)]) == 2
-    assert "exists; add --force" in capsys.readouterr().err
-    assert train.read_bytes() == before
-    page = data / "mask.html"
-    for force in ([], ["--force"]):
-        assert main(["data", "inspect", str(train), "--html", str(page), *force]) == 0
 
 
 def test_filter_keeps_the_split_of_a_verl_file(data) -> None:

@@ -21,7 +21,7 @@ from spa.data.describe import describe, render_stats
 from spa.data.encode import encode_row, prompt_ids
 from spa.data.ground_truth import Row, rejection
 from spa.data.layouts import LAYOUTS, SCHEMAS, read_layout, write_layout
-from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, clean, html_page, pieces, plain, rich_text
+from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, clean, pieces, plain, rich_text
 from spa.data.select import select_rows
 from spa.models.load import load_tokenizer
 
@@ -413,19 +413,13 @@ def test_plain_text_marks_trained_tokens() -> None:
     assert text.endswith("assistant\n{<think>}[Up</think>] [<answer>Up</answer>]<|im_end|>")
 
 
-def test_nothing_written_reaches_page_or_terminal_as_code() -> None:
+def test_nothing_written_reaches_a_terminal_as_code() -> None:
     evil = "<think><script>alert(1)</script>\x1b[2J[red]x[/red]\u202e</think><answer>Up</answer>"
     shown = pieces(row(evil, user="<img src=x onerror=alert(2)>{{ 7*7 }}"), CHAT)
-    page = html_page("<title>", [("<b>row</b>", shown)])
-    assert "<script" not in page
-    assert "<img" not in page
-    assert "<b>row" not in page
-    assert "49" not in page.split("</style>")[1].replace("id 49", "").replace("49:", "")
-    for text in (plain(shown), str(rich_text(shown)), page):
+    for text in (plain(shown), str(rich_text(shown))):
         assert "\x1b" not in text
         assert "\u202e" not in text
     assert "[red]" in str(rich_text(shown))
     assert clean("a\tb\nc\rd\x07") == "a\tb\nc\ufffdd\ufffd"
     assert set(clean("\u2028\u061c\xad\u2060\ud800\U000e0041")) == {"\ufffd"}
     assert clean("√ é 漢 🙂") == "√ é 漢 🙂"
-    assert 'class="trained"' in page

@@ -29,21 +29,16 @@ def inspect(
     file: File,
     row: Annotated[int, typer.Option("--row", min=0, help="The first row to show, from 0.")] = 0,
     rows: Annotated[int, typer.Option("--rows", min=1, help="How many rows.")] = 1,
-    html: Annotated[Path | None, typer.Option("--html", help="Write the picture here.", show_default=False)] = None,
     model: Model = "builtin:tiny",
     loss: Loss = "think_answer",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite what --html names.")] = False,
 ) -> None:
     """Show rows and which of their tokens are trained."""
-    from spa.common.files import atomic_write
     from spa.common.names import choose
     from spa.config.overrides import choices
     from spa.config.schema import Config
-    from spa.data.maskview import MEANINGS, clean, html_page, pieces, plain, rich_text
+    from spa.data.maskview import MEANINGS, clean, pieces, plain, rich_text
 
     choose("sft.loss", loss, choices(Config, "sft.loss"))
-    if html is not None:
-        _check_new(html, force)
     all_rows, path, _ = _read(file)
     chosen = all_rows[row : row + rows]
     if not chosen:
@@ -55,10 +50,6 @@ def inspect(
             shown.append((_title(number, one), pieces(one, chat, loss=loss)))
         except ValueError as error:
             raise ValueError(f"row {number} of {path}: {error}") from error
-    if html is not None:
-        atomic_write(html, html_page(f"{path.name}: trained tokens, loss {loss}", shown))
-        print(html)
-        return
     for title, tokens in shown:
         counts = Counter(token.kind for token in tokens)
         print(clean(title))
@@ -194,10 +185,6 @@ def _check_out(out: Path, force: bool) -> None:
     from spa.data.layouts import check_suffix
 
     check_suffix(out)
-    _check_new(out, force)
-
-
-def _check_new(out: Path, force: bool) -> None:
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file")
     if out.exists() and not force:

@@ -1,4 +1,4 @@
-"""A picture of which tokens of a row are trained, for the terminal and as an HTML file."""
+"""Which tokens of a row are trained, shown in a terminal or as plain text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _text(chat: Chat, ids: Sequence[int], index: int) -> str:
 
 
 def clean(text: str) -> str:
-    """``text`` with control characters shown as ``�``: what a model wrote must not steer a terminal or hide in a page."""
+    """``text`` with control characters shown as ``�``: what a model wrote must not steer a terminal."""
     return _CONTROL.sub("\ufffd", text)
 
 
@@ -96,36 +96,3 @@ def rich_text(row: list[Piece]) -> Any:
     for piece in row:
         text.append(clean(piece.text), style=styles[piece.kind][piece.index % 2])
     return text
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
-<style>
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#1b1f24;background:#fff}
-h1{font-size:1.3rem}h2{font-size:1rem;margin:1.6rem 0 .4rem}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f6f8fa;padding:1rem;border-radius:6px;line-height:1.7}
-span{border-radius:2px}.trained{background:#9be9a8}.trained:nth-child(odd){background:#6fd583}
-.forced{background:#ffe08a}.untrained{background:#e3e6ea}.context{color:#57606a}
-.legend span{padding:.1rem .5rem;margin-right:.6rem}
-@media (prefers-color-scheme:dark){
-body{background:#0d1117;color:#e6edf3}pre{background:#161b22}.context{color:#8b949e}
-.trained{background:#1a7f37}.trained:nth-child(odd){background:#116329}
-.forced{background:#7d5700}.untrained{background:#30363d}}
-</style></head><body>
-<h1>{{ title }}</h1>
-<p class="legend">{% for kind, meaning in meanings.items() %}<span class="{{ kind }}">{{ meaning }}</span>{% endfor %}</p>
-{% for name, row in rows %}<h2>{{ name }}</h2>
-<pre>{% for piece in row -%}
-<span class="{{ piece.kind }}" title="{{ piece.index }}: id {{ piece.id }}">{{ piece.text|clean }}</span>
-{%- endfor %}</pre>
-{% endfor %}</body></html>
-"""
-
-
-def html_page(title: str, rows: Sequence[tuple[str, list[Piece]]]) -> str:
-    """One self-contained page with a picture of each (name, row); all text is escaped."""
-    from jinja2 import Environment
-
-    environment = Environment(autoescape=True)
-    environment.filters["clean"] = clean
-    return environment.from_string(_PAGE).render(title=title, rows=rows, meanings=MEANINGS)
