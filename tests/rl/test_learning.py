@@ -208,8 +208,3 @@ def test_a_bad_step_changes_no_weights(episodes) -> None:
     with pytest.raises(TrainingDiverged):
         update(one, episodes, policy.chat, rng=np.random.default_rng(0))
     assert same(before, weights(policy.model))
-
-
-def test_unknown_critic(tmp_path) -> None:
-    with pytest.raises(ValueError, match="choose one of model, head"):
-        trainer(tmp_path, tiny_config(critic="heads"))

@@ -68,7 +68,7 @@ class SFTConfig:
     patience: Count = setting(0, "Stop after so many validations in a row without a better loss; 0 = never.")
     use: Use = setting("last", "Checkpoint that stage 3 starts from; best = lowest validation loss.")
     save_every: Count = setting(0, "Optimizer steps between checkpoints; 0 = after every epoch.")
-    keep_checkpoints: Positive = setting(2, "Newest checkpoints to keep; the best is kept as well.")
+    keep_checkpoints: Count = setting(2, "Newest checkpoints to keep, and the best; 0 = all.")
     eval_worlds: Count = setting(32, "Held-out worlds on which the world model is measured; 0 = off.")
     eval_every: Count = setting(0, "Optimizer steps between these measurements; 0 = after training only.")
     memory_check: Flag = setting(True, "Refuse to start where the estimated memory exceeds what is free.")
@@ -184,7 +184,7 @@ class PPOConfig:
     val_samples: Positive = setting(1, "Episodes per validation world.")
     use: Use = setting("last", "Checkpoint that is evaluated; best = highest validation Pass@1.")
     save_every: Count = setting(100, "Steps between checkpoints; the last step is always saved.")
-    keep_checkpoints: Count = setting(2, "Newest checkpoints to keep; with ppo.use=best the best is kept as well.")
+    keep_checkpoints: Count = setting(2, "Newest checkpoints to keep, and with ppo.use=best the best; 0 = all.")
     log_episodes: Count = setting(8, "Training episodes written per step.")
 
     # Detection of policy collapse
