@@ -270,7 +270,7 @@ def test_stop_strings_over_several_tokens_and_outside_of_ascii() -> None:
 
 def test_stop_strings_need_a_tokenizer_and_must_not_be_empty() -> None:
     engine = TransformersEngine(network(), 0)
-    for strings, message in ((["x"], "tokenizer"), ([""], "sampling.stop")):
+    for strings, message in ((["x"], "tokenizer"), ([""], "stop")):
         with pytest.raises(ValueError, match=message):
             engine.generate([[6]], SamplingConfig(stop=strings), stop_ids=STOPS, seed=0)
 

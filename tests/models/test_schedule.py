@@ -44,8 +44,3 @@ def test_a_decay_longer_than_what_the_warm_up_leaves_starts_after_it() -> None:
     factors = [lr_factor(i, warmup=5, total=10, schedule="wsd", decay=9) for i in range(10)]
     assert factors[:6] == [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
     assert factors == sorted(factors[:6]) + sorted(factors[6:], reverse=True)
-
-
-def test_unknown() -> None:
-    with pytest.raises(ValueError, match="cosine, wsd, constant"):
-        lr_factor(0, warmup=0, total=1, schedule="linear")

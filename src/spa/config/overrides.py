@@ -170,7 +170,8 @@ def _validated(cls: type[T], data: dict[str, Any]) -> T:
         result: T = _adapter(cls).validate_python(data)  # type: ignore[arg-type]
         return result
     except ValidationError as errors:
-        error = errors.errors()[0]
+        # A misspelt key explains what is missing, too.
+        error = min(errors.errors(), key=lambda error: error["type"] != "unexpected_keyword_argument")
     path = [str(part) for part in error["loc"] if not isinstance(part, int)]
     key = ".".join(path) + "".join(f"[{part}]" for part in error["loc"] if isinstance(part, int))
     if error["type"] == "unexpected_keyword_argument":
@@ -187,7 +188,7 @@ def _validated(cls: type[T], data: dict[str, Any]) -> T:
     value = error["input"]
     shown = "null" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
     if key.endswith("]"):
-        node = node.get("items", node)
+        node = next((option["items"] for option in node.get("anyOf", [node]) if "items" in option), node)
     near = nearest(str(value), node.get("enum", ()))
     hint = f" Did you mean {near!r}?" if near else ""
     raise ValueError(f"{key} must be {describe(node)}, not {shown}.{hint}".removesuffix("."))
