@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
 
 from spa.agent.chat import Chat
 from spa.agent.policy import Policy
@@ -32,6 +34,16 @@ class Scripted:
             ids = CHAT.encode(self.text(i)) + ([CHAT.closing_ids[0]] if self.end else [])
             out.append(Completion(ids, [-float(token) for token in ids], "stop" if self.end else "length"))
         return out
+
+
+def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two sets of weights are equal, bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def flat(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """A copy of all parameters as one vector."""
+    return torch.cat([p.detach().flatten() for p in parameters]).clone()
 
 
 def lake_task(window: int = 0, style: str = "terse", **env: object) -> Task:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from spa.cli import main
 from spa.config.schema import ModelConfig
 from spa.models.load import load_model, load_tokenizer
+from tests.scripted import same
 from tests.test_pipeline import SMALL
 
 LORA = ["ppo.lora_rank=2", "ppo.critic=model"]
@@ -37,9 +38,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(str(folder / "model.safetensors"))
 
 
-def same(a: Path, b: Path) -> bool:
-    one, other = weights(a), weights(b)
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same_model(a: Path, b: Path) -> bool:
+    return same(weights(a), weights(b))
 
 
 def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, capsys) -> None:
@@ -47,7 +47,7 @@ def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, 
     assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
     used = json.loads((run / "variants" / "spa" / "eval" / "done.json").read_text())["model"]
     assert f"{to}" in capsys.readouterr().out
-    assert same(to, Path(used))
+    assert same_model(to, Path(used))
     assert not (to / "trainer_state.pt").exists()
     load_model(ModelConfig(path=str(to)))
     load_tokenizer(str(to))
@@ -71,11 +71,11 @@ def test_other_models_of_the_run(run, tmp_path) -> None:
     }
     for name, (options, expected) in given.items():
         assert main(["export", str(run), *options, "--to", str(tmp_path / name)]) == 0
-        assert same(tmp_path / name, expected), name
+        assert same_model(tmp_path / name, expected), name
     assert main(["export", str(ppo), "--step", "1", "--to", str(tmp_path / "stage")]) == 0
-    assert same(tmp_path / "stage", ppo / "checkpoints" / "global_step_1")
+    assert same_model(tmp_path / "stage", ppo / "checkpoints" / "global_step_1")
     assert main(["export", str(ppo / "checkpoints" / "global_step_1"), "--to", str(tmp_path / "single")]) == 0
-    assert same(tmp_path / "single", tmp_path / "stage")
+    assert same_model(tmp_path / "single", tmp_path / "stage")
 
 
 def test_another_dtype(run, tmp_path) -> None:

@@ -6,7 +6,6 @@ import re
 import subprocess
 import tomllib
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
         name = canonicalize_name(requirement.name)
         assert name in pins, f"{name} is not in constraints.txt"
         assert requirement.specifier.contains(pins[name]), f"{requirement} excludes the tested {pins[name]}"
-
-
-def test_ranges_are_open(project: dict[str, Any]) -> None:
-    extras = project["project"]["optional-dependencies"]
-    for requirement in map(Requirement, [*project["project"]["dependencies"], *chain.from_iterable(extras.values())]):
-        assert [clause.operator for clause in requirement.specifier] == [">="], requirement
 
 
 def test_constraints_are_plain_pins() -> None:

@@ -18,7 +18,7 @@ from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
 from spa.rl.trainer import PPOTrainer, train_ppo
 from spa.rl.update import Learner, TrainingDiverged, score_tokens, update
-from tests.scripted import lake_task, tiny_config, tiny_policy
+from tests.scripted import lake_task, same, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(4)]
 
@@ -30,10 +30,6 @@ def learner(policy: Policy, **ppo: object) -> Learner:
 
 def weights(model) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from spa.models.load import load_state
 from spa.rl.health import TrainingCollapsed
 from spa.rl.trainer import PPOTrainer, train_ppo
 from spa.rl.update import TrainingDiverged
-from tests.scripted import Scripted, tiny_config
+from tests.scripted import Scripted, same, tiny_config
 
 Rows = list[tuple[int, dict[str, float]]]
 
@@ -34,10 +34,6 @@ def train(out: Path, cfg: Config, *, resume: bool = False, variant: VariantConfi
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return Policy.load(tiny_config(), str(folder)).model.state_dict()
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def with_curriculum(**curriculum: object) -> Config:

@@ -13,7 +13,7 @@ from spa.agent.worlds import World
 from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
 from spa.rl.update import Learner, TrainingDiverged, score_tokens, update
-from tests.scripted import lake_task, tiny_config, tiny_policy
+from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
 
@@ -32,10 +32,6 @@ def wake(one: Learner) -> None:
 
 def step(policy: Policy, one: Learner, episodes, seed: int = 0, **kind: bool) -> dict[str, float]:
     return update(one, episodes, policy.chat, rng=np.random.default_rng(seed), **kind)
-
-
-def flat(parameters) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in parameters]).clone()
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["one sequence", "one sequence a turn"])

@@ -23,13 +23,9 @@ from spa.rl.losses import kl_penalty, token_weights
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.update import Learner, TrainingDiverged, score_tokens, set_advantages, update
 from tests.models.networks import network
-from tests.scripted import lake_task, tiny_config, tiny_policy
+from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
-
-
-def flat(parameters) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in parameters]).clone()
 
 
 def make(*, reference: bool = False, sgd: bool = False, policy: Policy | None = None, **ppo) -> tuple[Policy, Learner]:

@@ -14,6 +14,7 @@ from spa.models.load import load_model, load_state
 from spa.models.lora import add_lora
 from spa.models.packing import enable_packing
 from spa.sft.train import SFTTrainer, loss_sums, mean_loss
+from tests.scripted import same
 from tests.sft.test_sft import CHAT, TOKENIZER, examples, row, tiny
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1, "seed": 0}
@@ -66,10 +67,6 @@ def steps(out: Path) -> list[int]:
 
 def weights(trainer) -> dict[str, torch.Tensor]:
     return trainer.model.state_dict()
-
-
-def equal(a, b) -> bool:
-    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_packed_rows_have_the_loss_and_gradients_of_padded_ones() -> None:
@@ -158,7 +155,7 @@ def test_resume_is_exact_with_and_without_packing(tmp_path, packing: bool) -> No
     whole, _, log = run(tmp_path / "whole", **settings)
     run(tmp_path / "cut", stop_at=8, **settings)
     resumed, _, rest = run(tmp_path / "cut", resume=True, **settings)
-    assert equal(weights(whole), weights(resumed))
+    assert same(weights(whole), weights(resumed))
     assert rest == log[6:]
 
 
@@ -167,7 +164,7 @@ def test_resume_with_adapters_and_dropout_is_exact(tmp_path) -> None:
     torch.manual_seed(99)  # the global random state has no say in it
     run(tmp_path / "cut", lora=True, stop_at=8, save_every=3)
     resumed, _, rest = run(tmp_path / "cut", lora=True, resume=True, save_every=3)
-    assert equal(weights(whole), weights(resumed))
+    assert same(weights(whole), weights(resumed))
     assert rest == log[6:]
     assert "lora" in load_state(folder)
 
@@ -175,7 +172,7 @@ def test_resume_with_adapters_and_dropout_is_exact(tmp_path) -> None:
 def test_dropout_depends_on_the_seed(tmp_path) -> None:
     a, _, _ = run(tmp_path / "a", lora=True, epochs=1)
     b, _, _ = run(tmp_path / "b", lora=True, epochs=1)
-    assert equal(weights(a), weights(b))
+    assert same(weights(a), weights(b))
 
 
 def test_training_stops_when_validation_gets_worse_and_the_best_is_used(tmp_path) -> None:
