@@ -21,7 +21,7 @@ _NOT_A_MODEL = ("trainer_state.pt", "adapter")
 @dataclass(frozen=True)
 class Choice:
     """Selects a model of a run: stage 3 of ``variant`` (None: the only one), or stage 2 with ``sft``; at ``step``, or by
-    ``which``: ``used`` (by the run's next stage), ``last`` or ``best`` (by validation)."""
+    ``which``: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation)."""
 
     variant: str | None = None
     sft: bool = False

@@ -64,8 +64,8 @@ class Stage:
     """A stage about to run in ``folder``.
 
     With ``resume``, a finished stage is skipped (``finished``), and an unfinished one continues from its last checkpoint, or
-    starts again if it has none. Without it, files of an earlier attempt are removed; ``keep`` preserves those of an unfinished
-    attempt, for a stage that can use them.
+    starts again if it has none. Without it, files of an earlier attempt are removed. With ``resume``, ``keep``
+    preserves files of an attempt without a checkpoint, for a stage that can use them.
 
     Times are measured by ``spa.common.clock``, which excludes validation.
     """
