@@ -1,9 +1,9 @@
-"""Messages to tokens, append-only: every segment is tokenised once and never again.
+"""Converts messages to tokens, append-only: every segment is tokenised exactly once.
 
-A conversation is a chain of segments: the opening (system and first user message and the generation prompt), then in
-turn a response (sampled ids, or text in SFT), the tokens that close it, and the next user message with its
-generation prompt. The segments are cut out of the tokenizer's own chat template, which must therefore keep what it once
-rendered: a template that rewrites earlier turns (Qwen3's drops past thinking) is refused.
+A conversation is a chain of segments: the opening (system message, first user message and generation prompt), then
+repeatedly a response (sampled ids, or text in SFT), the tokens that close it, and the next user message with its
+generation prompt. The segments are cut out of the tokenizer's chat template. A template that rewrites earlier turns
+(Qwen3's drops past thinking) is therefore refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from spa.agent.response import Span, forced_tag, tagged
 
-_REMEMBERED = 4096  # user messages whose ids are kept
+_REMEMBERED = 4096  # user messages whose ids are cached
 _PROBE_ANSWER = tagged("think", "probe") + tagged("answer", "probe")
 
 
@@ -62,16 +62,16 @@ class Chat:
         self.closing_ids = closing_ids
         stop = {closing_ids[0], tokenizer.eos_token_id}
         self.stop_ids: frozenset[int] = frozenset(i for i in stop if i is not None)
-        # The worlds of a group begin alike, and states come back.
+        # Worlds of a group share their opening, and states recur.
         self._opening = lru_cache(_REMEMBERED)(self._encode_opening)
         self._following = lru_cache(_REMEMBERED)(self._encode_following)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a piece of text as it stands (no special tokens added)."""
+        """Ids of a text, without added special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of response ids, without end-of-turn and other special tokens."""
+        """Text of response ids, without the end-of-turn and other special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
@@ -108,13 +108,13 @@ class Chat:
                 closings.add(answered[len(asked) + len(_PROBE_ANSWER) :])
         except TemplateError:
             raise
-        except Exception as error:  # jinja errors of a template that cannot render such a conversation
+        except Exception as error:  # jinja errors
             raise TemplateError(f"the chat template failed on a plain conversation: {error}") from error
         assert len(closings) == 1, closings
         return closings.pop()
 
     def opening_text(self, system: str | None, user: str) -> str:
-        """System message, first user message and generation prompt as the template writes them."""
+        """System message, first user message and generation prompt as rendered by the template."""
         messages = [{"role": "system", "content": system}] if system is not None else []
         return self._render([*messages, {"role": "user", "content": user}], generate=True)
 
@@ -136,12 +136,12 @@ class Chat:
         return tuple(self.encode(after[len(before) :]))
 
     def closing(self, response_ids: list[int]) -> list[int]:
-        """What the harness must append after a response: the end-of-turn token unless it was sampled, and separators."""
+        """Ids to append after a response: the end-of-turn token unless it was sampled, and separators."""
         ended = bool(response_ids) and response_ids[-1] == self.closing_ids[0]
         return self.closing_ids[1:] if ended else self.closing_ids
 
     def response_ids(self, text: str) -> list[int]:
-        """The ids of ``encode_response``, without offsets and in half the time."""
+        """The ids of ``encode_response`` without offsets, in half the time."""
         start = len(self.forced) if self.forced and text.startswith(self.forced) else 0
         if not self.tokenizer.is_fast:
             return [*(self.forced_ids if start else ()), *self.encode(text[start:])]
@@ -149,10 +149,10 @@ class Chat:
         return [*(self.forced_ids if start else ()), *rest]
 
     def encode_response(self, text: str) -> EncodedResponse:
-        """Tokenises a response text as a rollout would have: the forced tag on its own, then the rest.
+        """Tokenises a response text as a rollout does: first the forced tag, then the rest.
 
         Raises:
-            ValueError: the tokenizer is a slow one (no character offsets).
+            ValueError: the tokenizer is not a fast one (no character offsets).
         """
         if not self.tokenizer.is_fast:
             raise ValueError("SFT masks need a fast tokenizer (character offsets); convert this one to tokenizer.json")
@@ -170,7 +170,7 @@ class Chat:
         return EncodedResponse(ids, offsets, num_forced)
 
     def continuation(self, context: Sequence[int], prefix: str, rest: str) -> tuple[list[int], list[int]]:
-        """Ids of a context and a response that begins with ``prefix``, and the positions of its ``rest``, to be scored.
+        """Ids of ``context`` + ``prefix`` + ``rest``, and the positions of ``rest``, which is to be scored.
 
         Raises:
             ValueError: as ``encode_response``.

@@ -1,4 +1,4 @@
-"""Playing by messages: every episode on its own, several at once, so that a slow answer holds up nobody else."""
+"""Rollouts through a chat API: episodes run concurrently and independently, so a slow reply delays only its own episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spa.engines.base import ChatEngine, Message, RequestFailed
 
 @dataclass(frozen=True)
 class Job:
-    """An episode to be played: its world, and its place in the result."""
+    """An episode to play: its world and its place in the result."""
 
     world: World
     group: int
@@ -29,11 +29,11 @@ class Job:
 def converse(
     engine: ChatEngine, task: Task, job: Job, sampling: SamplingConfig, *, seed: int, stop: threading.Event
 ) -> Episode:
-    """Plays one episode. It has texts but no token ``sequences``; else it is what ``rollout`` would make of the same texts.
+    """Plays one episode: the one ``rollout`` would return for the same texts, but without token ``sequences``.
 
     Args:
-        seed: of the sampling; together with group, member and turn it seeds each request.
-        stop: set by the caller to call the engine off.
+        seed: sampling seed; each request is seeded with it and the group, member and turn.
+        stop: set by the caller to cancel the engine's work.
 
     Raises:
         RequestFailed, ServerError: as the engine's ``reply``.
@@ -59,7 +59,7 @@ def converse(
 
 
 def _messages(play: Play, index: int) -> list[Message]:
-    """What the model is shown in turn ``index``, its own earlier responses included."""
+    """The conversation shown in turn ``index``, including the model's earlier responses."""
     first = play.first_shown(index)
     system = play.episode.system
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
@@ -70,7 +70,7 @@ def _messages(play: Play, index: int) -> list[Message]:
 
 
 def _request_seed(*key: int) -> int:
-    """31 bits: what servers take for a seed differs, and this fits all."""
+    """A 31-bit seed: servers accept different ranges, and this fits all."""
     return int(np.random.SeedSequence(key).generate_state(1)[0] >> np.uint32(1))
 
 
@@ -85,15 +85,15 @@ def play_jobs(
 ) -> list[Episode]:
     """Plays all jobs, ``engine.workers`` at a time; returns their episodes in the order of ``jobs``.
 
-    An episode whose request failed for good is played anew after all others; one that fails again has ``status="error"``
-    and no turns.
+    An episode whose request failed after all retries is replayed once, after all others. If it fails again, it has
+    ``status="error"`` and no turns.
 
     Args:
-        on_done: called, in this thread, with every episode as soon as it is finished; not with those that failed. When this
-            function raises, it has been called with all that were finished by then.
+        on_done: called in this thread with every episode as soon as it finishes, except failed ones. If ``play_jobs``
+            raises, ``on_done`` has already received every finished episode.
 
     Raises:
-        ServerError: the server refuses the requests, or is dead.
+        ServerError: the server refuses the requests or is down.
     """
     episodes: dict[Job, Episode] = {}
 
@@ -118,7 +118,7 @@ def _play_once(
     seed: int,
     keep: Callable[[Job, Episode], None],
 ) -> dict[Job, RequestFailed]:
-    """One try at every job; returns those whose request failed."""
+    """Plays every job once; returns those whose request failed."""
     pending: queue.SimpleQueue[Job] = queue.SimpleQueue()
     results: queue.SimpleQueue[tuple[Job, Episode | Exception]] = queue.SimpleQueue()
     for job in jobs:
@@ -139,7 +139,7 @@ def _play_once(
                 stop.set()
                 results.put((job, error))
 
-    # Daemons: a request under way must not keep an interrupted process alive until it times out.
+    # Daemons: a pending request must not keep an interrupted process alive until it times out.
     for _ in range(min(engine.workers, len(jobs))):
         threading.Thread(target=work, daemon=True).start()
     failed: dict[Job, RequestFailed] = {}
@@ -147,7 +147,7 @@ def _play_once(
     try:
         while left:
             try:
-                # A Ctrl-C that comes between two instructions, just before the wait, is noticed at its end only.
+                # A Ctrl-C that arrives just before the wait is noticed only when the wait ends.
                 job, result = results.get(timeout=0.5)
             except queue.Empty:
                 continue
@@ -159,7 +159,7 @@ def _play_once(
             else:
                 raise result
     except BaseException:
-        stop.set()  # waits end, and nobody begins another episode
+        stop.set()  # ends all waits; no thread starts another episode
         for job, result in _waiting(results):
             if isinstance(result, Episode):
                 keep(job, result)

@@ -1,4 +1,4 @@
-"""The one object that everything reads: an episode, made by rollout. Imports no torch."""
+"""The episode: written by rollouts, read by every stage. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from spa.common.secrets import redact
 class TokenSequence:
     """Token ids exactly as fed and sampled, append-only.
 
-    ``ids``, ``mask``, ``logprobs`` and ``turns`` have one entry a token. ``mask`` is 1 where the model sampled the token;
-    forced tags and everything else that the harness inserted is 0. ``logprobs`` are those of the sampling
-    distribution's model at its temperature (0.0 where mask is 0). ``turns`` is the turn index of a response token, -1 for
-    context. With a history window of k turns an episode has one sequence a turn, with full history one in all.
+    ``ids``, ``mask``, ``logprobs`` and ``turns`` have one entry per token. ``mask`` is 1 for tokens that the model sampled,
+    0 for forced tags and everything else inserted by the harness. ``logprobs`` are the sampling policy's at its
+    temperature (0.0 where mask is 0). ``turns`` is the turn index of a response token, -1 for context. With a history
+    window an episode has one sequence per turn; with full history it has one in all.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class TokenSequence:
     def append(
         self, ids: Iterable[int], *, mask: int = 0, logprobs: Iterable[float] | None = None, turn: int = -1
     ) -> None:
-        """Appends tokens of one kind; ``logprobs`` is required for sampled tokens (mask 1)."""
+        """Appends tokens that share one mask value; ``logprobs`` is required for sampled tokens (mask 1)."""
         new = list(ids)
         scores = list(logprobs) if logprobs is not None else [0.0] * len(new)
         assert len(scores) == len(new), "one log-prob a token"
@@ -47,36 +47,36 @@ class TokenSequence:
 
 @dataclass
 class Turn:
-    """One exchange: a state shown, a response, the moves executed, what came of it."""
+    """One turn: the state shown, the response, the executed actions and their outcome."""
 
     index: int
     state: str  # true state before the response
-    user: str  # text of the user message, state included
-    response: str  # assistant text, forced first tag included
+    user: str  # text of the user message, including the state
+    response: str  # assistant text, including the forced first tag
     next_state: str = ""  # true state after all executed actions
     format_ok: bool = False
-    observation: str | None = None  # what the model wrote as its observation
+    observation: str | None = None  # as written by the model
     prediction: str | None = None
     actions: list[str] = field(default_factory=list)  # as parsed
     executed: list[str] = field(default_factory=list)  # in the world's spelling
-    between: list[str] = field(default_factory=list)  # true states after each executed action but the last
-    rewards: list[float] = field(default_factory=list)  # of each executed action
-    ended: bool = False  # the last executed action won or lost the world (no limit did)
+    between: list[str] = field(default_factory=list)  # true states after each executed action except the last
+    rewards: list[float] = field(default_factory=list)  # one per executed action
+    ended: bool = False  # the last executed action won or lost (not a limit)
     reward: float = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
     penalty: float = 0.0  # format penalty, not shown to the model
     actions_left: int = 0  # before the response
     finish_reason: str = "stop"  # stop | length
     info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
-    imagined: dict[str, Any] = field(default_factory=dict)  # what a planner expected before it acted (``Plan.record``)
+    imagined: dict[str, Any] = field(default_factory=dict)  # what a planner predicted before acting (``Plan.record``)
 
 
 @dataclass
 class Episode:
-    """One play of one world.
+    """One episode in one world.
 
     ``status`` is ``completed`` (the world ended), ``truncated`` (a limit ended it) or ``error`` (the world or the engine
-    failed: ``error`` says how; such an episode is never trained on and never counted as a success).
-    ``total_reward`` is the sum of the turns' rewards, ``total_penalty`` of their format penalties.
+    failed; ``error`` has the message; such an episode is never trained on and never counted as a success).
+    ``total_reward`` is the sum of the turns' rewards, ``total_penalty`` the sum of their format penalties.
     ``content`` identifies the world by its content.
     """
 
@@ -86,7 +86,7 @@ class Episode:
     member: int = 0
     noise_seed: int = 0
     content: str = ""
-    prompt: str = "base"  # prompt mode it was played in
+    prompt: str = "base"  # prompt mode
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
     sequences: list[TokenSequence] = field(default_factory=list)
@@ -104,16 +104,16 @@ class Episode:
 
     @property
     def score(self) -> float:
-        """What RL maximises: reward plus penalties."""
+        """The return that RL maximises: reward plus penalties."""
         return self.total_reward + self.total_penalty
 
     @property
     def states(self) -> list[str]:
-        """True states, one per turn and the final one: ``len(turns) + 1`` (empty without turns)."""
+        """True states, one per turn plus the final one: ``len(turns) + 1`` (empty without turns)."""
         return [turn.state for turn in self.turns] + [turn.next_state for turn in self.turns[-1:]]
 
     def to_json(self) -> str:
-        """One line of JSON; ``from_json`` gives an equal episode, but for secrets in ``error``."""
+        """One line of JSON; ``from_json`` restores an equal episode, except for secrets in ``error``."""
         return json.dumps(asdict(self) | {"error": redact(self.error)}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -121,7 +121,7 @@ class Episode:
         """Reads a line that ``to_json`` wrote.
 
         Raises:
-            ValueError: the line is no JSON object or not an episode.
+            ValueError: the line is not a JSON object or not an episode.
         """
         try:
             data = json.loads(line)
@@ -142,7 +142,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     """Reads JSONL episodes one by one.
 
     Raises:
-        ValueError: no such file, or a line is not an episode (the message names the line).
+        ValueError: the file does not exist, or a line is not an episode (the message names the line).
     """
     if not Path(path).is_file():
         raise ValueError(f"no episode file {path}")

@@ -1,4 +1,4 @@
-"""Episodes that are kept as they finish: what an interrupted generation goes on from."""
+"""Stores episodes as they finish, so that an interrupted generation can be resumed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Key = tuple[int, int]  # group, member
 
 
 class EpisodeStore:
-    """Episodes by (group, member), in memory and, where a path is given, in a JSONL file that grows line by line.
+    """Episodes by (group, member), in memory and, if a path is given, in an append-only JSONL file.
 
     Args:
-        path: read if it is there; a half-written last line is cut off.
+        path: read if it exists; a half-written last line is truncated.
 
     Raises:
         ValueError: another line of the file is not an episode.
@@ -35,7 +35,7 @@ class EpisodeStore:
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}; delete the file to start anew") from error
             self._episodes[_key(episode)] = episode
-        if torn:  # what is appended must begin a line of its own
+        if torn:  # appended lines must start on a new line
             with open(path, "r+b") as file:
                 file.truncate(path.stat().st_size - len(torn))
 
@@ -46,7 +46,7 @@ class EpisodeStore:
         return key in self._episodes
 
     def add(self, episodes: Iterable[Episode], *, write: bool = True) -> None:
-        """Keeps those that are not there yet; with ``write`` they are on disk when this returns."""
+        """Adds new episodes, ignoring those already stored; with ``write`` they are on disk when this returns."""
         new = [episode for episode in episodes if _key(episode) not in self]
         if write and self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class EpisodeStore:
 
     @property
     def success(self) -> float:
-        """Share of the episodes that were won."""
+        """Success rate of the episodes."""
         return sum(episode.success for episode in self._episodes.values()) / max(1, len(self))
 
     def in_order(self) -> list[Episode]:

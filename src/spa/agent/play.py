@@ -1,4 +1,4 @@
-"""An episode under way: what every way of playing has in common, whether the model is fed tokens or messages."""
+"""An episode in progress: the logic shared by token-based and message-based rollouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spa.envs import TextEnv
 
 
 def new_episode(task: Task, world: World, group: int, member: int) -> Episode:
-    """An episode in which nothing has happened yet."""
+    """An episode without turns."""
     return Episode(
         task=task.tag,
         seed=world.seed,
@@ -56,12 +56,12 @@ class Play:
         self.episode.error = f"{type(error).__name__}: {error}"
 
     def first_shown(self, index: int) -> int:
-        """The earliest turn that the model sees in turn ``index``: 0, or as the window says."""
+        """The earliest turn visible in turn ``index``: 0, or the start of the history window."""
         window = self.task.agent.window
         return 0 if window == 0 else max(0, index - window + 1)
 
     def user_text(self, index: int, first: int) -> str:
-        """The user message of turn ``index``, a past one or the one to come, in a context that begins at turn ``first``."""
+        """The user message of a past or the next turn ``index`` in a context that begins at turn ``first``."""
         turns = self.episode.turns
         past = turns[index] if index < len(turns) else None
         state, left = (past.state, past.actions_left) if past else (self.state, self.actions_left)
@@ -69,11 +69,11 @@ class Play:
         return (self.header if index == first else self.task.reward_text(turns[index - 1].reward)) + text
 
     def open_turn(self, index: int, user: str) -> None:
-        """Begins turn ``index``, of which the model is told in ``user``."""
+        """Begins turn ``index``, whose user message is ``user``."""
         self.episode.turns.append(Turn(index, self.state, user, "", self.state, actions_left=self.actions_left))
 
     def answer(self, response: str, finish_reason: str) -> None:
-        """Records the response to the open turn and plays its actions."""
+        """Records the response to the open turn and executes its actions."""
         turn = self.episode.turns[-1]
         turn.response, turn.finish_reason = response, finish_reason
         agent, env = self.task.agent, self.task.env
@@ -98,7 +98,7 @@ class Play:
             self.episode.status = "completed" if ended else "truncated"
 
     def _execute(self, turn: Turn, parsed: Parsed) -> bool:
-        """Runs the actions that the world knows, up to its limits; True if the world ended the episode."""
+        """Executes the actions known to the world, up to its limits; True if the world ended the episode."""
         known = [match_action(action, self.env.actions) for action in parsed.actions]
         valid = [action for action in known if action is not None]
         agent = self.task.agent

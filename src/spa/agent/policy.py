@@ -1,4 +1,4 @@
-"""Someone who is ready to play: a model with its tokenizer and engine, or a server. Made once a stage."""
+"""A policy ready for rollouts: a model with its tokenizer and engine, or a server. Made once per stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_task(config: Config, *, state_format: StateFormat | None = None, prompt
 
 
 def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None = None) -> SamplingConfig:
-    """How a task is sampled: with the limit of its prompt mode, and another temperature if given."""
+    """Sampling settings for a task: the token limit of its prompt mode, and another temperature if given."""
     limit = sampling.max_tokens
     if task.agent.prompt == "base" and sampling.max_tokens_base:
         limit = min(limit, sampling.max_tokens_base)
@@ -42,7 +42,7 @@ def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None
 
 @dataclass
 class Policy:
-    """``model`` is the torch module that training updates; ``engine`` plays with its current weights (vLLM: there is no module)."""
+    """``model`` is the torch module being trained; ``engine`` samples with its current weights (vLLM: there is no module)."""
 
     model: Any
     tokenizer: Any
@@ -55,11 +55,11 @@ class Policy:
         """Loads ``path`` (default: ``config.model.path``).
 
         Args:
-            engine: who is to write the text; None is the transformers engine. With a chat server nothing is loaded, and a
-                ``ServedPolicy`` comes back.
+            engine: the engine's settings; None is the transformers engine. For a chat server nothing is loaded and a
+                ``ServedPolicy`` is returned.
 
         Raises:
-            ValueError: a folder that is no model, has no tokenizer, or a template that cannot be used; an engine without its
+            ValueError: the folder has no model or tokenizer, the chat template cannot be used, or the engine lacks its
                 package or settings.
         """
         if engine is not None and engine.kind == "openai":
@@ -87,7 +87,7 @@ class Policy:
         )
 
     def close(self) -> None:
-        """Frees what the engine holds outside of Python's memory (vLLM)."""
+        """Frees the engine's resources outside Python (vLLM)."""
         close = getattr(self.engine, "close", None)
         if close:
             close()
@@ -107,7 +107,7 @@ class Policy:
 
 
 class ServedPolicy(Policy):
-    """A model behind a chat server: there is no module, tokenizer, chat or engine here, and episodes have no token sequences."""
+    """A model behind a chat server: it has no module, tokenizer, chat or engine, and its episodes have no token sequences."""
 
     def __init__(self, server: ChatEngine, sampling: SamplingConfig) -> None:
         self.model = self.tokenizer = None

@@ -1,4 +1,4 @@
-"""The instruction of prompt style ``paper``: the config's text or the world's own, and in world-model mode an example."""
+"""The instruction of prompt style ``paper``: the config's or the world's text, plus an example in world-model mode."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _WORLD_MODEL = (
 def instruction(config: EnvConfig, prompt: str, env: TextEnv) -> str:
     """The instruction of a world for a prompt mode.
 
-    The config's own text comes first, then the world's ``instruction``, then its ``rules``. A config without a world-model text
-    gets the base text, the general request (so never an empty text) and the world's example.
+    The config's text takes precedence over the world's ``instruction``, which takes precedence over its ``rules``. Without a
+    world-model text in the config: the base text, the general request (so never empty) and the world's example.
     """
     text = config.instruction_world_model if prompt == "world_model" else config.instruction
     if text is not None:
@@ -27,7 +27,7 @@ def instruction(config: EnvConfig, prompt: str, env: TextEnv) -> str:
     if env.example is None:
         return text
     state, thoughts, next_state, actions, positions = env.example
-    if env.state_format != "grid":  # in random_coordinates, too: the example shows how positions are written
+    if env.state_format != "grid":  # also for random_coordinates: the example shows how positions are written
         state, next_state = (
             f"{grid}\n{sentence}" for grid, sentence in zip((state, next_state), positions, strict=True)
         )

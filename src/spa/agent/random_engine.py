@@ -16,12 +16,12 @@ THOUGHT = "I will push the box to the target."  # the paper's fixed thought
 
 
 class RandomEngine:
-    """Writes one response per context, blind to it.
+    """Writes one response per context, ignoring the context.
 
     Args:
-        respond: makes a whole response text, forced first tag included.
+        respond: returns a whole response text, including the forced first tag.
 
-    The log-probs of its tokens are 0: they are no samples of a language model and must not be trained with PPO.
+    Log-probs are 0: the tokens are not sampled from a language model and must not be used for PPO.
     """
 
     def __init__(self, chat: Chat, respond: Callable[[np.random.Generator], str]) -> None:
@@ -31,7 +31,7 @@ class RandomEngine:
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
-        """One complete response per context. ``sampling`` does not apply: a response cut at a model's limit is no action."""
+        """One complete response per context. ``sampling`` is ignored: a truncated response would contain no action."""
         rng = np.random.default_rng(seed)
         out = []
         for _ in contexts:
@@ -44,11 +44,11 @@ class RandomEngine:
 def random_responder(task: Task, thought: str | None = THOUGHT) -> Callable[[np.random.Generator], str]:
     """Uniformly random actions, one to ``env.max_actions_per_turn``, in the format of the task's prompt mode.
 
-    Observation and prediction are left empty, to be filled with the true states. ``thought`` None writes the
-    actions themselves as the thought.
+    Observation and prediction are left empty, to be filled with the true states. With ``thought`` None the
+    thought is the list of actions.
 
     Raises:
-        ValueError: the world's actions are free text and it has no ``sample_action``.
+        ValueError: the world has free-text actions and no ``sample_action``.
     """
     env = task.make_env()
     env.sample_action(np.random.default_rng(0))

@@ -1,10 +1,9 @@
-"""What a response looks like: its tags, reading it (spans and actions) and writing one. Imports no torch.
+"""The response format: its tags, parsing (spans and actions) and writing. Imports no torch.
 
-Every other module takes the tags from here.
+Every other module imports the tags from here.
 
-Nothing a model writes is evaluated; a response that does not match is data (``format_ok`` False), not an exception. Tags are
-looked for forwards only, never again from an earlier place: a lazy ``.*?`` between two of them would take the square or the cube
-of a response's length where a model repeats one tag.
+Model output is never evaluated; a malformed response is data (``format_ok`` False), not an exception. Tags are searched
+in one forward pass: a lazy ``.*?`` between two tags would take quadratic or cubic time if a model repeats a tag.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import NamedTuple
 STATE_TAGS: tuple[str, ...] = ("observation", "prediction")
 TAGS: tuple[str, ...] = ("think", *STATE_TAGS, "answer")
 
-# What a prompt says of the format, by prompt mode and where nothing is to be thought; ``terse`` for the tiny model.
+# Format descriptions by prompt mode, and for responses without thinking; ``terse`` is for the tiny model.
 FORMATS = {
     "paper": {
         "base": "<think> [Your thoughts] </think> <answer> [your answer] </answer>",
@@ -38,14 +37,14 @@ Span = tuple[int, int]
 """Half-open character range into the response text."""
 
 TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>", re.IGNORECASE)
-"""Any tag in any case."""
+"""Any tag, case-insensitive."""
 
 STATE_TAG = re.compile(rf"</?(?:{'|'.join(STATE_TAGS)})>", re.IGNORECASE)
-"""The tag of a state in any case."""
+"""A state tag, case-insensitive."""
 
 _MARKUP = re.compile(rf"{TAG.pattern}|<\|[^|<>]{{1,40}}\|>", re.IGNORECASE)
 _THINK_TO_ANSWER = re.compile(r"</think>\s*+<answer>")
-# Case matters in the tags that every response must have, and not in those of states.
+# Required tags are case-sensitive, state tags are not.
 _CASE = {"think": re.NOFLAG, "answer": re.NOFLAG} | dict.fromkeys(STATE_TAGS, re.IGNORECASE)
 _OPEN = {name: re.compile(f"<{name}>", case) for name, case in _CASE.items()}
 _CLOSE = {name: re.compile(f"</{name}>", case) for name, case in _CASE.items()}
@@ -65,19 +64,19 @@ def tagged(tag: str, body: str, gap: str = "") -> str:
 
 
 def forced_tag(think: bool) -> str:
-    """The tag that every response is made to start with."""
+    """The tag that every response is forced to start with."""
     return opening("think" if think else "answer")
 
 
 class Pair(NamedTuple):
-    """A tag that is opened and closed: its range with the tags and that of what stands between them."""
+    """An opening and closing tag: the range with the tags, and the range between them."""
 
     span: Span
     body: Span
 
 
 def first_pair(text: str, name: str, start: int = 0, end: int | None = None) -> Pair | None:
-    """The first ``<name>`` and the first ``</name>`` after it, within a range of ``text``; None where there is no such pair."""
+    """The first ``<name>`` and the first ``</name>`` after it in a range of ``text``; None if there is no such pair."""
     end = len(text) if end is None else end
     opening = _OPEN[name].search(text, start, end)
     closing = opening and _CLOSE[name].search(text, opening.end(), end)
@@ -87,7 +86,7 @@ def first_pair(text: str, name: str, start: int = 0, end: int | None = None) -> 
 
 
 def pairs(text: str, name: str) -> Iterator[Pair]:
-    """All pairs of a tag, each beginning after the end of the one before."""
+    """All non-overlapping pairs of a tag, in order."""
     pair = first_pair(text, name)
     while pair:
         yield pair
@@ -96,12 +95,12 @@ def pairs(text: str, name: str) -> Iterator[Pair]:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a response says.
+    """A parsed response.
 
     Attributes:
-        format_ok: the response has the structure that the prompt mode asks for.
+        format_ok: the response has the structure required by the prompt mode.
         actions: actions in order, at most ``max_actions``; empty if the format is wrong.
-        extra_actions: how many more the answer names.
+        extra_actions: number of actions beyond ``max_actions``.
         observation: text inside the first ``<observation>`` of the think block, or None.
         prediction: text inside the first ``<prediction>`` of the think block, or None.
         spans: character ranges of ``think`` and ``answer`` (tags included) and of the bodies
@@ -125,13 +124,12 @@ def split_actions(answer: str, action_sep: str = "||") -> tuple[str, ...]:
 def parse_response(
     text: str, mode: str = "base", *, think: bool = True, action_sep: str = "||", max_actions: int = 5
 ) -> Parsed:
-    """Parses a whole response, the forced first tag included.
+    """Parses a whole response, including the forced first tag.
 
-    ``base`` searches ``<think>…</think>``, optional white space, ``<answer>…</answer>``, each as short as can be (a stray
-    inner ``</think>`` is tolerated, text between the two spans is not). ``world_model`` also requires, inside the think block,
-    an observation before a prediction. Where the whole pattern does not match, there are no actions; spans that
-    can be found are reported all the same. Observation and prediction are read in both modes, since a model may write them
-    by habit.
+    ``base`` searches for ``<think>…</think>``, optional white space, ``<answer>…</answer>``, each as short as possible (a stray
+    inner ``</think>`` is tolerated, text between the two spans is not). ``world_model`` also requires an observation before a
+    prediction inside the think block. If the whole pattern does not match, there are no actions, but any spans found are
+    still reported. Observation and prediction are read in both modes, since a model may write them out of habit.
     """
     spans: dict[str, Span] = {}
     observation = prediction = None
@@ -157,9 +155,9 @@ def parse_response(
 
 
 def _think_and_answer(text: str) -> tuple[Span, Pair] | None:
-    """The think block, tags included, and the answer right after it; None where the text has no such structure.
+    """The think block, tags included, and the answer right after it; None if the text has no such structure.
 
-    It begins at the first ``<think>``, since whatever follows a later one follows that, too.
+    The block begins at the first ``<think>``: whatever follows a later one also follows the first.
     """
     start = text.find("<think>")
     middle = _THINK_TO_ANSWER.search(text, start + len("<think>")) if start >= 0 else None
@@ -171,7 +169,7 @@ def _think_and_answer(text: str) -> tuple[Span, Pair] | None:
 
 
 def _think_alone(text: str) -> Span:
-    """The think block without an answer right after it, up to the end where it is not closed; ``(0, 0)`` where there is none."""
+    """The think block without an answer right after it, up to the end if unclosed; ``(0, 0)`` if there is none."""
     start = text.find("<think>")
     if start < 0:
         return 0, 0
@@ -180,7 +178,7 @@ def _think_alone(text: str) -> Span:
 
 
 def replace_spans(text: str, replacements: Sequence[tuple[Span, str]]) -> str:
-    """Replaces character ranges by literal strings (no templates: a state may hold digits and backslashes).
+    """Replaces character ranges with literal strings (not regex templates: states may contain backslashes and digits).
 
     Raises:
         ValueError: two ranges overlap or one lies outside the text.
@@ -195,7 +193,7 @@ def replace_spans(text: str, replacements: Sequence[tuple[Span, str]]) -> str:
 
 
 def match_action(action: str, names: Sequence[str]) -> str | None:
-    """The world's own spelling of ``action``: exact match after lower-casing; without names, the string itself."""
+    """The world's own spelling of ``action``: exact match after lower-casing; without ``names``, the string itself."""
     if not names:
         return action
     wanted = action.lower()

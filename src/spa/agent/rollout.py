@@ -1,4 +1,4 @@
-"""Playing: many episodes through an engine, each answered by its world as soon as its response is there."""
+"""Rollouts: plays many episodes through an engine; each world steps as soon as its response is complete."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def rollout(
 ) -> list[Episode]:
     """Plays every world ``group_size`` times; returns ``len(worlds) * group_size`` episodes, group by group.
 
-    The members of a group share the world but not its noise. A world that raises ends its own episode with
-    ``status="error"``; the others go on. The same arguments and weights give the same episodes.
+    The members of a group share the world but not its noise. A world that raises ends only its own episode, with
+    ``status="error"``. The same arguments and weights give the same episodes.
 
-    On a CPU several processes may play, each some of the groups (``sampling.processes``): see ``SplittingEngine``.
+    On a CPU the groups may be divided among several processes (``sampling.processes``): see ``SplittingEngine``.
 
     Args:
-        seed: of the sampling; together with episode and turn it seeds every response.
+        seed: sampling seed; each response is seeded with it and the episode and turn.
     """
     count = engine.split(sampling, len(worlds), group_size) if isinstance(engine, SplittingEngine) else 1
 
@@ -65,7 +65,7 @@ def _play(
     seed: int,
     group_size: int,
 ) -> list[list[Episode]]:
-    """The episodes of some groups, which come with their numbers."""
+    """The episodes of some groups, given as (group number, world)."""
     plays = {
         group * group_size + member: _TokenPlay.start(task, world, group, member)
         for group, world in worlds
@@ -88,8 +88,8 @@ def _play(
 
 
 def _ask(play: _TokenPlay, chat: Chat, index: int) -> list[int]:
-    """Appends the user message of turn ``index`` and the forced tag; opens a new sequence where the window needs one. Returns the
-    context."""
+    """Appends the user message of turn ``index`` and the forced tag, in a new sequence if the history window requires
+    one; returns the context."""
     first = play.first_shown(index)
     if index == 0 or play.task.agent.window:
         play.sequence = TokenSequence()
@@ -115,7 +115,7 @@ def _append_user(play: _TokenPlay, chat: Chat, index: int, first: int) -> str:
 
 
 def _answer(play: _TokenPlay, chat: Chat, index: int, completion: Completion) -> None:
-    """Records a response and plays its actions."""
+    """Records a response and executes its actions."""
     play.sequence.append(completion.ids, mask=1, logprobs=completion.logprobs, turn=index)
     play.responses.append([*chat.forced_ids, *completion.ids])
     play.answer(chat.forced + chat.decode(completion.ids), completion.finish_reason)

@@ -1,4 +1,4 @@
-"""A task: a world, its settings, its limits and the words in which it is put to a model. Imports no torch."""
+"""A task: a world, its settings, its limits and its prompts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
 
 @dataclass(frozen=True)
 class Task:
-    """A world as a model is to play it.
+    """A world as presented to a model.
 
     Args:
         env: the world, its settings and limits.
-        agent: how it is put to the model.
-        max_tokens: the response length that the prompt of style ``paper`` mentions.
+        agent: prompt and history settings.
+        max_tokens: the response length stated in prompts of style ``paper``.
 
     Raises:
         ValueError: unknown world or setting.
@@ -38,11 +38,11 @@ class Task:
 
     @property
     def forced(self) -> str:
-        """The tag that every response is made to start with."""
+        """The tag that every response is forced to start with."""
         return forced_tag(self.agent.think)
 
     def make_env(self) -> TextEnv:
-        """A new world in the task's state format; one that has no such setting is played in its only format."""
+        """A new world in the task's state format; a world without that setting has only one format."""
         settings: dict[str, Any] = dict(self.env.settings)
         env = make_env(self.env.id, **settings)
         if env.state_format == self.env.state_format:
@@ -63,7 +63,7 @@ class Task:
         return FORMATS[self.agent.style][self.agent.prompt if self.agent.think else "answer"]
 
     def header(self, env: TextEnv) -> str:
-        """What stands before the first turn: instruction, symbols and actions of this very world."""
+        """The text before the first turn: instruction, symbols and actions of this world instance."""
         if self.agent.style == "terse":
             return ""
         from spa.agent.prompt import instruction
@@ -81,7 +81,7 @@ class Task:
         return text
 
     def turn_text(self, number: int, state: str, actions_left: int) -> str:
-        """The block that shows a state; ``number`` counts from 1 within what the model sees."""
+        """The block that shows a state; ``number`` counts from 1 within the visible context."""
         if self.agent.style == "terse":
             return f"{state}\n{actions_left} left\n{self._format}"
         limit = self.env.response_hint or self.max_tokens
@@ -92,5 +92,5 @@ class Task:
         )
 
     def reward_text(self, reward: float) -> str:
-        """What the model is told of its last turn: the raw Python number, as in the original."""
+        """The reward of the last turn as shown to the model: the raw Python number, as in the original."""
         return "" if self.agent.style == "terse" else f"Reward:\n{reward}\n"

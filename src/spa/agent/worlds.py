@@ -1,4 +1,4 @@
-"""Which worlds are played where: splits that share no world, neither by seed nor by content."""
+"""World splits, disjoint by seed and by content."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from spa.common.names import choose
 from spa.config.seeds import SEEDS_OF_A_RUN
 from spa.envs import TextEnv
 
-# Share of all worlds, by a hash of their content, that belongs to each split.
+# Each split's range of content hashes, as shares of all worlds.
 SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "train": (0.5, 1.0)}
 SPLITS: tuple[str, ...] = tuple(SHARES)
-WORLD_SPLITS = ("train", "val", "test")  # what a world may call its own split
+WORLD_SPLITS = ("train", "val", "test")  # splits that a world may declare
 _GIVE_UP = 20_000  # candidates in a row without a new world
 
 
 @dataclass(frozen=True)
 class World:
-    """A seed of the task's world and digests of what it poses.
+    """A seed of the task's world and digests of its problem.
 
-    Two worlds share ``content`` exactly if they pose the same problem, and ``symmetry`` if one is a rotation or mirror image of
-    the other (None where the world does not know its symmetries).
+    Two worlds have equal ``content`` exactly if they pose the same problem, and equal ``symmetry`` if one is a rotation or
+    mirror image of the other (None if the world does not report symmetries).
     """
 
     seed: int
@@ -33,12 +33,12 @@ class World:
     symmetry: str | None = None
 
     def noise_seed(self, member: int) -> int:
-        """Seed of the world's luck (slipping) for one member of a group: the same world, another fate."""
+        """Seed of the transition noise (slipping) for one member of a group; the world stays the same."""
         return int(np.random.SeedSequence([self.seed, member]).generate_state(1)[0])
 
 
 def content_key(content: str) -> str:
-    """A short stable digest of a world's content (16 hexadecimal digits)."""
+    """A short, stable digest of a world's content (16 hexadecimal digits)."""
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -46,11 +46,11 @@ def split_of(key: str, declared: str | None = None) -> str:
     """The split that a content key belongs to.
 
     Args:
-        given: the world's own split, ``info["split"]``, where it has one: ``test`` and ``val`` stay what they are, and the worlds
-            of ``train`` are divided between self-play and training as the hashed ones are, one to two.
+        declared: the world's own split, ``info["split"]``, if it has one: ``test`` and ``val`` are kept; ``train`` is divided
+            between self-play and training one to two, as for hashed worlds.
 
     Raises:
-        ValueError: ``given`` is none of these.
+        ValueError: ``declared`` is none of these.
     """
     position = int(key[:13], 16) / 16**13
     if declared is not None:
@@ -62,16 +62,16 @@ def split_of(key: str, declared: str | None = None) -> str:
 
 
 class WorldSource:
-    """The worlds of one split, in a fixed order from its first seed.
+    """The worlds of one split, in a fixed order starting at its first seed.
 
-    With ``disjoint="content"`` a candidate seed is used only if its world's content hashes into the split, so that no world of
-    one split occurs in another; with ``"symmetry"`` no rotation or mirror image of it does either, if the world tells these
-    (``info["symmetry"]``). A world that names its split in ``info["split"]`` is used there (``split_of``). ``unique`` also leaves
-    out worlds that this source has already given (evaluation).
-    ``cursor`` is the next candidate's offset: save it, and pass it to continue.
+    With ``disjoint="content"`` a candidate seed is used only if its world's content hashes into the split, so no world occurs
+    in two splits; with ``"symmetry"`` neither do its rotations and mirror images, if the world reports them
+    (``info["symmetry"]``). A world that declares its split in ``info["split"]`` is used there (``split_of``). ``unique`` also
+    skips worlds that this source has already returned (evaluation).
+    ``cursor`` is the offset of the next candidate: save it and pass it to resume.
 
     Raises:
-        ValueError: unknown split, a world whose own split has another name, or one too small to give more worlds.
+        ValueError: unknown split, a world that declares an unknown split, or too few distinct worlds.
     """
 
     def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
@@ -79,7 +79,7 @@ class WorldSource:
         self.split = choose("split", split, SPLITS)
         self.disjoint = task.env.disjoint
         self.first_seed = first_seed
-        self.unique = unique and self.disjoint != "seed"  # by seed alone, worlds may repeat
+        self.unique = unique and self.disjoint != "seed"  # when split by seed alone, worlds may repeat
         self.cursor = cursor
         self._env = task.make_env()
         self._taken: set[str] = set()
@@ -112,7 +112,7 @@ class WorldSource:
 
 
 def _look(env: TextEnv, seed: int) -> tuple[World, str | None]:
-    """The world of a seed, and the split that it names for itself."""
+    """The world of a seed, and the split that it declares."""
     state, info = env.reset(seed=seed)
     symmetry = info.get("symmetry")
     key = content_key(str(info.get("content", state)))
@@ -120,12 +120,12 @@ def _look(env: TextEnv, seed: int) -> tuple[World, str | None]:
 
 
 def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:
-    """What a stage records of the worlds that it used: content -> symmetry, sorted."""
+    """The record of the worlds used by a stage: content -> symmetry, sorted."""
     return dict(sorted((world.content, world.symmetry) for world in worlds))
 
 
 def overlaps(contents: Mapping[str, Iterable[str]]) -> dict[str, int]:
-    """How many worlds each pair of splits has in common, by key: ``{"train&test": 0, ...}``."""
+    """The number of worlds shared by each pair of splits: ``{"train&test": 0, ...}``."""
     sets = {name: set(keys) for name, keys in contents.items()}
     names = list(sets)
     return {f"{a}&{b}": len(sets[a] & sets[b]) for i, a in enumerate(names) for b in names[i + 1 :]}

@@ -1,4 +1,4 @@
-"""Checkpoint folders ``checkpoints/global_step_N``: finding, listing, rotating. Imports no torch."""
+"""Checkpoint folders ``checkpoints/global_step_N``: listing and rotation. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def latest_checkpoint(root: Path) -> tuple[int, Path] | None:
 
 
 def prune_checkpoints(root: Path, keep: int, always: tuple[int, ...] = ()) -> None:
-    """Removes all but the newest ``keep`` checkpoints (0 keeps all) and those of the steps in ``always``."""
+    """Removes all except the newest ``keep`` checkpoints (0 keeps all) and those of the steps in ``always``."""
     for step, folder in list_checkpoints(root)[: -keep or None] if keep else []:
         if step not in always:
             remove_folder(folder)

@@ -1,4 +1,4 @@
-"""Wall and processor time of a stage, without the time spent on measurements."""
+"""Wall and CPU time of a stage, excluding measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Elapsed:
-    """Wall seconds, and processor seconds of this process and its finished child processes."""
+    """Wall seconds, and CPU seconds of this process and its finished child processes."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -24,7 +24,7 @@ class Elapsed:
         return Elapsed(self.wall - other.wall, self.cpu - other.cpu)
 
     def record(self) -> dict[str, float]:
-        """As a stage's files hold it."""
+        """As written to a stage's files."""
         return {"seconds": self.wall, "cpu_seconds": self.cpu}
 
     @classmethod
@@ -36,7 +36,7 @@ _paused = Elapsed()
 
 
 def training_time() -> Elapsed:
-    """A clock that stands still within ``measuring()``; only differences of two readings mean anything."""
+    """A clock that stops within ``measuring()``; only differences between readings are meaningful."""
     return _now() - _paused
 
 

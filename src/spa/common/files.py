@@ -26,7 +26,7 @@ def atomic_write(path: str | os.PathLike[str], text: str) -> None:
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary file that replaces ``path`` if the block succeeds and is removed otherwise.
 
-    It is created in the folder of ``path``, which is made if missing.
+    It is created in the folder of ``path``, which is created if missing.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:
-    """Removes a folder if it exists; under its name it is whole or gone, even if the process is killed meanwhile."""
+    """Atomically removes a folder if it exists: it is complete or gone, even if the process is killed meanwhile."""
     folder = Path(path)
     if not folder.exists():
         return
@@ -69,7 +69,7 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Removes what killed writes and removals left in and beside ``folder``; no other process may be writing there."""
+    """Removes leftovers of killed writes and removals in and next to ``folder``; no other process may be writing there."""
     root = Path(folder)
     siblings = root.parent.glob(f".{glob.escape(root.name)}.*{_SUFFIX}")
     for path in [*siblings, *sorted(root.rglob(f".*{_SUFFIX}"))]:

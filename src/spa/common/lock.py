@@ -1,7 +1,7 @@
-"""One process at a time writes a run folder. Imports no torch.
+"""Lets only one process at a time write to a run folder. Imports no torch.
 
-The lock is the operating system's, on the file ``run.lock`` in the folder: it ends with the process, however that ends. What the
-file says (process, host, time) is for messages only; a process that ends well removes it.
+It is an operating-system lock on the file ``run.lock`` in the folder, released however the process ends. The file's content
+(process, host, time) is for messages only; a process that ends normally removes the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _held: set[int] = set()  # descriptors of this process
 
 
 def check_free(folder: Path) -> None:
-    """Raises ValueError as ``locked``, and writes nothing."""
+    """Raises ValueError as ``locked``, but writes nothing."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDWR)
     except OSError:
@@ -35,12 +35,12 @@ def check_free(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from writing ``folder``, which is made if missing; ends with the block.
+    """Prevents other processes from writing to ``folder``, created if missing, during the block.
 
-    A note says if an earlier process was killed. Where the file system has no locks, a note says that too.
+    Prints a note if an earlier process was killed, or if the file system has no locks.
 
     Raises:
-        ValueError: another process is writing it; the message says which, where and since when.
+        ValueError: another process is writing to it; the message says which, where and since when.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
@@ -64,7 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         _held.discard(descriptor)
-        if sys.platform == "win32":  # an open file cannot be removed there
+        if sys.platform == "win32":  # Windows cannot remove an open file
             os.ftruncate(descriptor, 0)
             os.close(descriptor)
         else:
@@ -74,12 +74,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, folder: Path) -> bool:
-    """Locks the file; False where there are no locks. ValueError if another process has it."""
+    """Locks the file; False if locks are unsupported. Raises ValueError if another process holds it."""
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(descriptor, 2**30, os.SEEK_SET)  # beyond the text, which others may then read
+            os.lseek(descriptor, 2**30, os.SEEK_SET)  # beyond the text, so that others can read it
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
@@ -94,7 +94,7 @@ def _lock(descriptor: int, folder: Path) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Whether ``path`` still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _write(descriptor: int) -> None:
 
 
 def _holder(descriptor: int) -> str:
-    """``"process 12 on host since 2026-01-31 12:00:00+00:00"`` as the file says; empty if it says nothing."""
+    """``"process 12 on host since 2026-01-31 12:00:00+00:00"`` from the file; empty if it has none."""
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)
         data = json.loads(os.read(descriptor, 4096))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(value: str, options: Iterable[str]) -> str | None:
-    """The option that ``value`` was probably meant to be."""
+    """The option probably meant by ``value``."""
     close = difflib.get_close_matches(value, list(options), n=1, cutoff=0.6)
     return close[0] if close else None
 
@@ -16,7 +16,7 @@ def choose(what: str, value: str, options: Iterable[str]) -> str:
     """``value`` if it is one of ``options``.
 
     Raises:
-        ValueError: it is not; the message names the nearest option and all of them.
+        ValueError: it is not; the message suggests the nearest option and lists all.
     """
     names = list(options)
     if value in names:

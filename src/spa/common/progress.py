@@ -1,4 +1,4 @@
-"""Progress on stderr: rich's bars on a terminal, otherwise a plain line now and then. Imports no torch.
+"""Progress on stderr: rich's bars on a terminal, otherwise periodic plain lines. Imports no torch.
 
 ::
 
@@ -20,11 +20,11 @@ from typing import Any, TextIO
 
 from spa.common.secrets import redact
 
-INTERVAL = 10.0  # seconds between two plain lines of one bar
+INTERVAL = 10.0  # seconds between plain lines of one bar
 _SHORT = 2.0  # seconds: a shorter inner bar prints no line
 _quiet = False
 _open: list[progress] = []  # the bars in use, outermost first
-_display: Any = None  # the rich display that they share: a terminal has room for one
+_display: Any = None  # their shared rich display: a terminal can have only one
 
 
 def set_quiet(quiet: bool = True) -> None:
@@ -40,17 +40,17 @@ def note(text: str, file: TextIO | None = None) -> None:
 
 
 class progress:
-    """Progress of some work: iterate over it, or use it as a context and call ``advance``.
+    """Progress of work: iterate over it, or use it as a context manager and call ``advance``.
 
     Args:
-        work: the items to go through, or the number of steps.
-        description: what is being done, in a word or two.
+        work: the items to iterate over, or the number of steps.
+        description: one or two words.
         file: where to write; stderr by default.
-        clock: seconds, for tests.
+        clock: returns seconds; for tests.
 
     Attributes:
-        total: number of steps; None where it is unknown. ``done``: those that are finished.
-        values: numbers shown beside the bar, by name.
+        total: number of steps; None if unknown. ``done``: finished steps.
+        values: numbers shown next to the bar, by name.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class progress:
             self.advance()
 
     def advance(self, steps: int = 1, **values: Any) -> None:
-        """Counts ``steps`` more as done; ``values`` as in ``post``."""
+        """Adds ``steps`` to ``done``; ``values`` as in ``post``."""
         self.done += steps
         self.post(**values)
 
     def post(self, **values: Any) -> None:
-        """Shows numbers or words beside the bar: ``post(loss=0.12)``."""
+        """Shows numbers or words next to the bar: ``post(loss=0.12)``."""
         self.values |= values
         if self._task is not None:
             _display.update(self._task, completed=self.done, values=self._values())
@@ -163,7 +163,7 @@ def _start_display(file: TextIO) -> Any:
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[values]}", style="dim"),
             console=Console(file=file),
-            redirect_stdout=sys.stdout.isatty(),  # what goes into a file or a pipe must not end up on stderr
+            redirect_stdout=sys.stdout.isatty(),  # redirected stdout must not end up on stderr
             refresh_per_second=4,
         )
         _display.start()

@@ -1,8 +1,8 @@
-"""Redaction of keys and passwords in everything that is printed or saved. Imports no torch.
+"""Redacts keys and passwords in everything printed or saved. Imports no torch.
 
-The secrets of this process are the values of environment variables: of the one that ``engine.api_key_env`` names, of those
-that a config reads (``${oc.env:NAME}``), and of ``COMMON``. Two things are none: a value of fewer than ``SHORTEST`` characters,
-which would blank words of any text (``EMPTY``, ``ollama``, ``cuda:0``), and a path that exists (``${oc.env:SCRATCH}``).
+Secrets are the values of environment variables: the one named by ``engine.api_key_env``, those read by a config
+(``${oc.env:NAME}``), and ``COMMON``. Exceptions: values of fewer than ``SHORTEST`` characters (``EMPTY``, ``ollama``, ``cuda:0``),
+which would redact ordinary words, and existing paths (``${oc.env:SCRATCH}``).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _known: dict[str, str] = {}  # value -> its environment variable
 _REFERENCE = re.compile(r"""\$\{\s*oc\.env\s*:\s*(['"]?)(\w+)\1\s*(?:,\s*([^{}]*?)\s*)?\}""")
 _ANY_REFERENCE = re.compile(r"oc\.env\s*:")
 _NAMED = re.compile(r"""oc\.env\s*:\s*['"]?(\w+)""")
-# An address, where what follows its scheme begins, and the user of user:password@; a port is no password.
+# A URL, the end of its scheme, and the user of user:password@; a port is not a password.
 _ADDRESS = re.compile(r"""[^\s"'<>]+""")
 _SCHEME = re.compile(r"(?<=[a-z0-9+.-])://?", re.IGNORECASE)
 _USER = re.compile(r"[^/@:]*+:(?!\d++/)")
-# A token behind "Bearer": behind Authorization any, else what is no English word.
+# A token after "Bearer": any after Authorization, otherwise one that is not an English word.
 _BEARER = re.compile(
     r"""(authorization["']?\s*[:=]\s*["']?(?:bearer|basic)\s+|\bbearer\s+(?=[^\s"']*\d|[^\s"']{16}))[\w.~+/=-]{4,}""",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ _BEARER = re.compile(
 
 
 def learn(variable: str) -> None:
-    """Makes the value of an environment variable a secret of this process."""
+    """Registers the value of an environment variable as a secret of this process."""
     value = os.environ.get(variable, "").strip()
     if len(value) >= SHORTEST and not (os.sep in value and os.path.exists(value)):
         _known[value] = variable
@@ -59,8 +59,8 @@ def redact(text: str) -> str:
 
 
 def _without_user(match: re.Match[str]) -> str:
-    """An address without ``user:password@`` or ``token@``: up to the last ``@``, since a password may hold one, or a slash that
-    should have been escaped."""
+    """A URL without ``user:password@`` or ``token@``: up to the last ``@``, since a password may contain ``@`` or an unescaped
+    slash."""
     address = match[0]
     last = address.rfind("@")
     for scheme in _SCHEME.finditer(address, 0, max(last, 0)):
@@ -73,7 +73,7 @@ def _without_user(match: re.Match[str]) -> str:
 
 
 def shown(config: Any) -> dict[str, Any]:
-    """A config (any dataclass) as nested dictionaries to print and to save: a secret in it is written as ``${oc.env:NAME}``."""
+    """A config (any dataclass) as nested dictionaries to print and save; secrets are written as ``${oc.env:NAME}``."""
 
     def hide(text: str) -> str:
         for value, variable in _secrets():
@@ -85,13 +85,13 @@ def shown(config: Any) -> dict[str, Any]:
 
 
 def from_environment(value: Any, *, missing_ok: bool = False) -> Any:
-    """Text, or containers of it, with environment variables in place of ``${oc.env:NAME}`` and ``${oc.env:NAME,default}``.
+    """Text, or containers of it, with environment variables substituted for ``${oc.env:NAME}`` and ``${oc.env:NAME,default}``.
 
     Args:
-        missing_ok: whether a reference to a variable that is not set stays as it is.
+        missing_ok: whether references to unset variables are kept unchanged.
 
     Raises:
-        ValueError: a variable is not set and has no default, or a reference is written otherwise.
+        ValueError: a variable is unset and has no default, or a reference is malformed.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -112,7 +112,7 @@ def from_environment(value: Any, *, missing_ok: bool = False) -> Any:
 
 
 def learn_references(value: Any) -> None:
-    """Makes secrets of the environment variables that text, or containers of it, refers to.
+    """Registers as secrets the environment variables referenced in text or containers of it.
 
     Raises:
         ValueError: a reference does not name its variable.
@@ -133,7 +133,7 @@ def _check_references(rest: str) -> None:
 
 
 def print_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, /) -> None:
-    """Python's report of an error without the secrets; an ``excepthook``."""
+    """An ``excepthook`` that prints Python's traceback without secrets."""
     print(redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
 
 
@@ -145,7 +145,7 @@ def _secrets() -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: Any, change: Callable[[str], str]) -> Any:
-    """``value`` with every text in it changed, but not the keys of mappings."""
+    """``value`` with ``change`` applied to every string except keys of mappings."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

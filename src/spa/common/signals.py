@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM; whatever cleans up after Ctrl-C cleans up after it."""
+    """SIGTERM; handled by the same cleanup as Ctrl-C."""
 
 
 class Interrupted(Exception):
@@ -34,13 +34,13 @@ def interruptible(how: str) -> Iterator[None]:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raises ``Terminated`` on SIGTERM; does nothing outside the main thread, which alone may set signal handlers."""
+    """Raises ``Terminated`` on SIGTERM; does nothing outside the main thread, the only one that may set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def terminate(*_: object) -> NoReturn:
-        # `timeout` and batch systems send several; a second must not end the cleaning up.
+        # `timeout` and batch systems send several; a second must not interrupt the cleanup.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 

@@ -1,4 +1,4 @@
-"""Tables of ready text for a terminal and for Markdown."""
+"""Formats tables of strings for a terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table whose source is aligned, too."""
+    """Lines of a Markdown table with aligned source."""
     widths = _widths(header, rows)
 
     def line(cells: Sequence[str]) -> str:

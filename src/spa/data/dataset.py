@@ -1,4 +1,4 @@
-"""The data files of stage 1: rows split by world, written and read."""
+"""Data files of stage 1: splits rows by world, writes and reads them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from spa.data.layouts import read_layout, write_layout
 
 
 def split_rows(rows: Sequence[Row], val_fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """Training and validation rows; all rows of one world go to the same side, whatever their number.
+    """Training and validation rows; all rows of a world go to the same split.
 
-    At least one world stays on the training side, and one goes to validation where there are two and the fraction is not 0.
+    Training gets at least one world; validation gets at least one if there are two and the fraction is not 0.
     """
     worlds = sorted({str(row.extra.get("content")) for row in rows})
     order = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED])).permutation(len(worlds))
@@ -31,7 +31,7 @@ def write_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
 
 
 def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str]]:
-    """Rows of a data file in any layout (see ``spa.data.layouts``), and why others were skipped, counted.
+    """Rows of a data file in any layout (see ``spa.data.layouts``), and counts of skipped rows by reason.
 
     Raises:
         ValueError: as ``read_layout``.

@@ -1,4 +1,4 @@
-"""What is in a data set of self-play: counts, lengths, formats, actions, repeats."""
+"""Statistics of a self-play data set: counts, lengths, formats, actions, duplicates."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from spa.data.maskview import clean
 
 Stats = dict[str, Any]
 _BY_TASK = ("rows", "episodes", "worlds", "format_rate", "success", "changed")
-_LONGEST = 40  # characters of a name that are printed
+_LONGEST = 40  # maximum characters of a printed name
 
 
 def describe(
     rows: Sequence[Row], chat: Chat | None = None, *, loss: str = "think_answer", max_length: int = 2048
 ) -> Stats:
-    """Statistics of rows, ready for JSON; what the rows do not tell is absent.
+    """JSON-serialisable statistics of rows; keys that cannot be computed are absent.
 
-    ``rows``; ``tasks`` (rows by ``data_source``) and, where there are several, ``by_task`` (of each: rows, episodes, worlds,
+    ``rows``; ``tasks`` (rows by ``data_source``) and, if there are several, ``by_task`` (for each: rows, episodes, worlds,
     format_rate, success, changed); ``episodes``, ``worlds`` (by seed, group and member; by content);
     ``turns_per_episode`` and ``rows_per_world`` (min, median, max); ``format_rate`` and ``rejections`` (by the tag filter);
-    ``actions`` (how often each was executed) and ``actions_per_turn`` (how many turns executed so many); ``success``
-    (share of episodes that have it, by their last row); ``changed`` (share of the rows whose prediction differs from their
+    ``actions`` (how often each was executed) and ``actions_per_turn`` (number of turns by action count); ``success``
+    (share of successful episodes, by their last row); ``changed`` (share of the rows whose prediction differs from their
     observation); ``duplicates``. With ``chat`` also ``tokens`` (of ``prompt``, ``response`` and ``row``: min, median, p95, max,
     total), ``trained`` (share of the tokens under ``loss``), ``over_max_length`` and ``not_encodable`` (by reason).
     """
@@ -92,7 +92,7 @@ def _first(response: str, tag: str) -> str | None:
 def _actions(rows: Sequence[Row]) -> Stats:
     executed = [row.extra.get("executed") for row in rows]
     if not rows or any(actions is None for actions in executed):
-        # Data of others says only what was written.
+        # Third-party data has only the written actions.
         executed = [list(parse_response(row.response).actions) for row in rows]
     names = Counter(str(action) for actions in executed for action in actions or [])
     counts = Counter(len(actions or []) for actions in executed)
@@ -129,7 +129,7 @@ def _lengths(rows: Sequence[Row], chat: Chat, loss: str, max_length: int) -> Sta
 
 
 def render_stats(stats: Stats) -> str:
-    """The statistics as lines of text; names, which may be a model's words, without what could steer a terminal."""
+    """The statistics as lines of text; names may be model output, so terminal control characters are removed."""
     lines: list[str] = []
 
     def add(name: str, value: object) -> None:
@@ -177,7 +177,7 @@ def _name(name: str) -> str:
 
 
 def _table(tasks: dict[str, Stats]) -> list[str]:
-    """A line for each task under a header; nothing without tasks."""
+    """A header and one line per task; empty without tasks."""
     if not tasks:
         return []
     cells = [["", *_BY_TASK]]

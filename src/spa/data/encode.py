@@ -1,4 +1,4 @@
-"""From rows to token ids and loss masks, through the same segments as rollout and PPO."""
+"""Encodes rows as token ids and loss masks, with the same segments as rollouts and PPO."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACEHOLDER = "[MASKED]"
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids and the positions (at least 1) whose tokens are trained; ``rows`` of the data set are in it."""
+    """Token ids and the positions (at least 1) whose tokens are trained; it contains ``rows`` rows of the data set."""
 
     ids: list[int]
     positions: list[int]
@@ -26,7 +26,7 @@ class Example:
 
 
 def loss_spans(text: str, loss: str) -> list[Span]:
-    """Character ranges of a response on which the loss stands.
+    """Character ranges of a response that the loss covers.
 
     ``think_answer``: the think and the answer span, tags included (paper, Eq. 1-2). ``state``: the bodies of
     observation and prediction. ``masked``: as ``think_answer`` without the placeholders.
@@ -41,7 +41,7 @@ def loss_spans(text: str, loss: str) -> list[Span]:
 
 
 def _without(text: str, span: Span) -> Iterable[Span]:
-    """``span`` less its placeholders."""
+    """``span`` without its placeholders."""
     start, end = span
     while (found := text.find(PLACEHOLDER, start, end)) >= 0:
         yield start, found
@@ -50,13 +50,13 @@ def _without(text: str, span: Span) -> Iterable[Span]:
 
 
 def mask_states(text: str) -> str:
-    """The paper's ablation (Fig. 4): every state the model wrote becomes one placeholder."""
+    """The paper's ablation (Fig. 4): every state written by the model becomes one placeholder."""
     spans = body_spans(text, "observation") + body_spans(text, "prediction")
     return replace_spans(text, [(span, PLACEHOLDER) for span in spans])
 
 
 def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool = True) -> Example:
-    """Ids of prompt and response and the trained positions.
+    """Ids of prompt and response, and the trained positions.
 
     A token is trained if it overlaps a span of ``loss_spans`` and does not belong to the forced first tag; with
     ``train_end`` the end-of-turn token is trained as well (unless the loss is on states only).
@@ -75,7 +75,7 @@ def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: b
     reach = list(accumulate((end for _, end in spans), max))
     positions = []
     for i, (low, high) in enumerate(encoded.offsets):
-        before = bisect_left(starts, high)  # so many spans begin before the token ends
+        before = bisect_left(starts, high)  # number of spans that begin before the token ends
         if i >= encoded.num_forced and before and low < reach[before - 1]:
             positions.append(len(ids) + i)
     ids = [*ids, *encoded.ids, chat.closing_ids[0]]
@@ -85,7 +85,7 @@ def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: b
 
 
 def prompt_ids(prompt: Sequence[Message], chat: Chat) -> list[int]:
-    """Ids of a prompt that ends with a user message, up to and with the generation prompt."""
+    """Ids of a prompt that ends with a user message, up to and including the generation prompt."""
     system = prompt[0]["content"] if prompt and prompt[0]["role"] == "system" else None
     turns = prompt[1:] if system is not None else prompt
     wanted = ["user", "assistant"] * (len(turns) // 2) + ["user"]
@@ -102,9 +102,9 @@ def prompt_ids(prompt: Sequence[Message], chat: Chat) -> list[int]:
 def encode_rows(
     rows: Sequence[Row], chat: Chat, *, loss: str, train_end: bool, max_length: int, skipped: Counter[str] | None = None
 ) -> tuple[list[Example], Counter[str]]:
-    """Examples of all rows that can be trained on, and why the others were skipped, counted.
+    """Examples of all trainable rows, and counts of skipped rows by reason.
 
-    A row longer than ``max_length`` is skipped, never cut: a cut would fall into its mask.
+    A row longer than ``max_length`` is skipped, not truncated, since truncation would remove trained tokens.
 
     Raises:
         ValueError: nothing is left to train on (the message has the counts).
@@ -132,16 +132,16 @@ def encode_rows(
 
 
 def merge_turns(examples: Sequence[Example]) -> list[Example]:
-    """Folds every example whose ids are the beginning of another's into that one, with the trained positions of both.
+    """Merges every example whose ids are a prefix of another's into the longer one, with the trained positions of both.
 
-    With the whole history in a row's prompt the earlier turns of an episode are such beginnings. Each trained token keeps its
-    context, so the sum of the loss stays what it was, in a third of the tokens or so. This is the loss over a trajectory as
-    the paper writes it (Eq. 1-2). Two rows that train the same position of the same ids stay two. Order: that of the longest.
+    If prompts contain the full history, the earlier turns of an episode are such prefixes. Each trained token keeps its
+    context, so the summed loss is unchanged with about a third of the tokens. This is the paper's trajectory loss
+    (Eq. 1-2). Rows that train the same position of the same ids are not merged. Order: that of the longest examples.
     """
     order = sorted(range(len(examples)), key=lambda i: examples[i].ids)
     merged: dict[int, Example] = {}
     current: int | None = None
-    # In this order what begins with some ids follows them directly: going backwards, `current` is the longest of its chain.
+    # In this order extensions of a prefix directly follow it: going backwards, `current` is the longest of its chain.
     for index in reversed(order):
         example = examples[index]
         longest = merged[current] if current is not None else None
@@ -160,7 +160,7 @@ def merge_turns(examples: Sequence[Example]) -> list[Example]:
 
 
 def check_rows(rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str]) -> None:
-    """Raises what ``encode_rows`` would raise of a data set without a trainable row; looks no further than the first good one."""
+    """Raises as ``encode_rows`` if the data set has no trainable row; stops at the first trainable one."""
     settings = {"loss": config.loss, "train_end": config.train_end, "max_length": config.max_length}
     for row in rows:
         try:

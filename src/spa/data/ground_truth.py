@@ -1,7 +1,7 @@
-"""From episodes to rows of stage 1: what the model wrote of states is replaced by what the world really showed.
+"""Converts episodes to rows of stage 1: states written by the model are replaced with the true ones.
 
-Replacement is by character span, never through a template: a state may start with digits or hold backslashes. White space that the
-model put around a body stays, so the tiny model's bare layout and the paper's spaced one both survive.
+Replacement is by character span, not by regex template: a state may start with digits or contain backslashes. White space
+around a body is kept, which preserves both the tiny model's bare layout and the paper's spaced one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOWER_TAG = re.compile(TAG.pattern)
 
 @dataclass
 class Row:
-    """One assistant turn: the messages before it and the response, with everything else known of it in ``extra``."""
+    """One assistant turn: the messages before it and the response, with all other facts in ``extra``."""
 
     task: str
     prompt: list[Message]
@@ -31,7 +31,7 @@ class Row:
 
 
 def body_spans(text: str, tag: str) -> list[Span]:
-    """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body keeps its place)."""
+    """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body gives an empty range)."""
     spans = []
     for pair in pairs(text, tag):
         start, end = pair.body
@@ -45,13 +45,13 @@ def body_spans(text: str, tag: str) -> list[Span]:
 def ground_truth(turn: Turn) -> str:
     """The response with the true state in every observation and the true next state in every prediction.
 
-    The next state is the one after all *executed* actions; that of the last turn is the real final state. A response
-    without tags is returned as it is.
+    The next state is the one after all *executed* actions; in the last turn it is the true final state. A response
+    without tags is returned unchanged.
     """
     text = turn.response
     truths = [(span, turn.state) for span in body_spans(text, "observation")]
     truths += [(span, turn.next_state) for span in body_spans(text, "prediction")]
-    # Nested or crossing tags: the outer, earlier one wins.
+    # Nested or overlapping tags: the earlier one wins.
     chosen: list[tuple[Span, str]] = []
     for span, state in sorted(truths, key=lambda item: item[0]):
         if not chosen or span[0] >= chosen[-1][0][1]:
@@ -62,7 +62,7 @@ def ground_truth(turn: Turn) -> str:
 def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row]:
     """One row per turn of an episode, in order.
 
-    With ``window=0`` a row's prompt holds all earlier turns with their *corrected* responses (as in the original
+    With ``window=0`` a row's prompt contains all earlier turns with their *corrected* responses (as in the original
     data); with ``window=1`` it is the turn's own user message.
 
     Raises:
@@ -94,8 +94,8 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
 
 
 def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
-    """Copies whose turns have the states before and after of other turns, each drawn by itself: as many states of the same kind,
-    but of no use for knowing this one. Prompts and what the model wrote stay."""
+    """Copies with states and next states replaced by those of independently drawn turns: same format, no information about
+    dynamics (control). Prompts and model output are unchanged."""
     turns = [turn for episode in episodes for turn in episode.turns]
     rng = np.random.default_rng(seed)
     before, after = rng.permutation(len(turns)), rng.permutation(len(turns))
@@ -109,9 +109,9 @@ def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
 def row_rejection(row: Row) -> str | None:
     """Why the tag filter drops a row, or None if it keeps it.
 
-    What the model wrote decides: where its tags cross, the correction may erase one of them, and a state of the model's own
-    would be left that looks true. The corrected response must pass as well, since a true state may hold tags. Rows of others
-    may have no ``original_response``; theirs is judged as it is.
+    The original response decides: if its tags overlap, the correction may erase one of them and leave a model-written state
+    that looks true. The corrected response must pass, too, since a true state may contain tags. Third-party rows without
+    ``original_response`` are judged by ``response``.
     """
     original = row.extra.get("original_response")
     return (rejection(original) if original else None) or rejection(row.response)
@@ -120,10 +120,10 @@ def row_rejection(row: Row) -> str | None:
 def rejection(response: str) -> str | None:
     """Why the original's tag filter drops a response, or None if it keeps it.
 
-    Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and holds at least one observation and one
-    prediction, the first observation first. Case does not matter; what the answer says is not looked at. Beyond the
-    original, tags in the think block that cross, nest or are not closed are a reason too, and so is a tag inside a state
-    anywhere else: which text the truth would replace there is anyone's guess.
+    Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and contains at least one observation and one
+    prediction, the first observation first. Case and the answer's content are ignored. Stricter than the original,
+    the filter also drops overlapping, nested or unclosed tags in the think block, and a tag inside a state anywhere
+    else: it would be ambiguous which text to replace.
     """
     text = response.lower()
     think = first_pair(text, "think")
@@ -146,7 +146,7 @@ def rejection(response: str) -> str | None:
 
 
 def _well_formed(think: str) -> bool:
-    """Whether every state that is opened is closed before another one is opened, and nothing else is in between."""
+    """Whether every state tag is closed before the next one opens, and no other tag occurs."""
     open_tag = ""
     for found in _LOWER_TAG.finditer(think):
         closing, tag = found[0][1] == "/", found[0].strip("</>")
@@ -157,12 +157,12 @@ def _well_formed(think: str) -> bool:
 
 
 def _replaceable(response: str) -> bool:
-    """Whether no state holds a tag, so that ``ground_truth`` replaces them all."""
+    """Whether no state contains a tag, so that ``ground_truth`` replaces them all."""
     return not any(TAG.search(response, *pair.body) for tag in STATE_TAGS for pair in pairs(response, tag))
 
 
 def deduplicate(rows: Iterable[Row]) -> list[Row]:
-    """The first of all rows with the same prompt and response."""
+    """Keeps the first of all rows with the same prompt and response."""
     seen = set()
     unique = []
     for row in rows:

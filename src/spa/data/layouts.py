@@ -1,15 +1,15 @@
-"""The layouts in which self-play data is written and read: ours, the published ones, those of other trainers.
+"""File layouts of self-play data: ours, the published ones and those of other trainers.
 
 * ``spa``: the published columns ``data_source``, ``prompt`` (messages), ``response``, ``ability``, ``reward_model``,
   ``extra_info``, and ``messages``.
 * ``spa-json``: the same with ``prompt`` as a JSON string, as in the published Sudoku set, and without ``messages``.
-* ``messages``: the one column ``messages``, TRL's conversational language modelling.
-* ``prompt-completion``: ``prompt`` and ``completion``, both messages; TRL then trains the completion alone.
+* ``messages``: the single column ``messages``, TRL's conversational language modelling.
+* ``prompt-completion``: ``prompt`` and ``completion``, both messages; TRL then trains only the completion.
 * ``verl``: ``data_source``, ``prompt``, ``ability``, ``reward_model``, ``extra_info`` with ``index`` and ``split``, and
   ``messages`` for its multi-turn SFT.
 
-Files are parquet or, by their suffix, JSON lines. Prompts and responses survive every conversion; our fields of ``extra_info``
-those between ``spa``, ``spa-json`` and ``verl``. Other columns and fields of foreign files are not kept.
+Files are Parquet or, by suffix, JSON lines. Prompts and responses survive every conversion, our fields of ``extra_info``
+only those between ``spa``, ``spa-json`` and ``verl``. Other columns and fields of foreign files are dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spa.data.ground_truth import Message, Row
 
 LAYOUTS = ("spa", "spa-json", "messages", "prompt-completion", "verl")
 SUFFIXES = (".parquet", ".jsonl")
-# What each of these layouts is recognised by, in this order.
+# How these layouts are recognised, in this order.
 ACCEPTED = "prompt and response, or prompt and completion, or messages"
 
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -128,10 +128,10 @@ def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
 
 
 def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], str]:
-    """Rows of a data file in any of the layouts, the reasons why others were skipped, counted, and the layout.
+    """Rows of a data file in any layout, counts of skipped rows by reason, and the layout.
 
     Raises:
-        ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (named, with what is accepted).
+        ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (listed with the accepted ones).
     """
     path = Path(path)
     if not path.is_file():
@@ -188,7 +188,7 @@ Read = Callable[[dict[str, Any]], "Row | str"]
 def _recognise(path: Path, columns: Sequence[str], first: dict[str, Any]) -> tuple[str, Read]:
     names = set(columns)
     if {"prompt", "response"} <= names:
-        # The published sets have no messages; their prompt is a list in some, a string in others.
+        # Published sets have no messages; their prompt is a list or a string.
         text = isinstance(first["prompt"], str) if first.get("prompt") else "messages" not in names
         return ("spa-json" if text else "spa"), _read_prompt_response
     if {"prompt", "completion"} <= names:
@@ -223,13 +223,13 @@ def _read_messages(record: dict[str, Any]) -> Row | str:
 
 
 def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) -> Row | str:
-    """A row, or the reason why there is none."""
+    """A row, or the reason why it is skipped."""
     if prompt is None:
         return "prompt is not a list of messages"
     if not isinstance(response, str) or not response.strip():
         return "no response"
     row = Row(str(record.get("data_source") or ""), prompt, response, _known(record.get("extra_info")))
-    try:  # JSON can hold halves of characters, which neither a tokenizer nor a file takes
+    try:  # JSON can contain lone surrogates, which neither tokenizers nor UTF-8 accept
         json.dumps([row.task, prompt, response, row.extra], ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         return "text that is no Unicode"
@@ -237,13 +237,13 @@ def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) ->
 
 
 def _known(extra: Any) -> dict[str, Any]:
-    """Our fields of an ``extra_info``; what others keep under the same names in another type is none of ours."""
+    """Our fields of an ``extra_info``; fields of the same name but another type are ignored."""
     if not isinstance(extra, dict):
         return {}
     fields = {}
     for name, kind in _EXTRA:
         value = extra.get(name)
-        if pa.types.is_boolean(kind) and value in (0, 1):  # floats, where pandas wrote the file
+        if pa.types.is_boolean(kind) and value in (0, 1):  # floats if pandas wrote the file
             value = bool(value)
         elif pa.types.is_int64(kind) and isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -261,7 +261,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def messages_of(value: Any) -> list[Message] | None:
-    """A list of messages, given as such or as its JSON; None if it is none."""
+    """A list of messages, given as such or as JSON; None if it is not one."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

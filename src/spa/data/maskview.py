@@ -1,4 +1,4 @@
-"""Which tokens of a row are trained, shown in a terminal or as plain text."""
+"""Shows which tokens of a row are trained, in a terminal or as plain text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEANINGS = {
     FORCED: "forced tag, never trained",
     CONTEXT: "context",
 }
-# Everything that could move a cursor, hide or reorder text, and halves of characters; tab and newline stay.
+# Characters that move the cursor, hide or reorder text, and lone surrogates; not tab and newline.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -26,7 +26,7 @@ _CONTROL = re.compile(
 
 @dataclass(frozen=True)
 class Piece:
-    """One token: its place, id, text and kind (a key of ``MEANINGS``)."""
+    """One token: its position, id, text and kind (a key of ``MEANINGS``)."""
 
     index: int
     id: int
@@ -57,7 +57,7 @@ def pieces(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool 
 
 
 def _text(chat: Chat, ids: Sequence[int], index: int) -> str:
-    """What a token adds to the text; a character cut between tokens is shown at its last one."""
+    """The text added by a token; a character split between tokens is shown at its last one."""
     decode = chat.tokenizer.decode
     text = str(decode([ids[index]], skip_special_tokens=False, clean_up_tokenization_spaces=False))
     if "\ufffd" not in text:
@@ -69,7 +69,7 @@ def _text(chat: Chat, ids: Sequence[int], index: int) -> str:
 
 
 def clean(text: str) -> str:
-    """``text`` with control characters shown as ``�``: what a model wrote must not steer a terminal."""
+    """``text`` with control characters shown as ``�``, since model output must not control a terminal."""
     return _CONTROL.sub("\ufffd", text)
 
 
@@ -87,7 +87,7 @@ def plain(row: list[Piece]) -> str:
 
 
 def rich_text(row: list[Piece]) -> Any:
-    """The row as ``rich.text.Text``: trained tokens coloured, in two shades so that their borders show."""
+    """The row as ``rich.text.Text``: trained tokens coloured, in two alternating shades that show token boundaries."""
     from rich.text import Text
 
     styles = {CONTEXT: ("dim", "dim"), FORCED: ("yellow", "yellow"), UNTRAINED: ("", "underline")}

@@ -1,4 +1,4 @@
-"""Which rows of self-play are trained on: filtered by their tags, won, without repeats, balanced. Each as a setting."""
+"""Selects self-play rows for training by tag filter, success, deduplication and balancing, each a setting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _STREAM = 0xBA1A
 
 
 def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[list[Row], Counter[str]]:
-    """The rows that ``play``'s settings keep, in order, and how many were dropped for what reason.
+    """The rows kept by ``play``'s settings, in order, and counts of dropped rows by reason.
 
-    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing draws
-    rows at random, without replacement, until no class has more rows than the median of their sizes (rounded up); the same
-    ``seed`` draws the same.
+    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing
+    samples without replacement to cap each class at the median class size (rounded up), reproducibly for a ``seed``.
 
     Raises:
-        ValueError: rows without the column that a setting needs, or an unknown balance.
+        ValueError: rows lack the column that a setting needs, or unknown balance.
     """
     reasons: Counter[str] = Counter()
     remaining = list(rows)
@@ -53,10 +52,10 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
 
 
 def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
-    """The rows left, in order, when no class of ``by`` may have more rows than the median of their sizes, rounded up.
+    """The rows left, in order, after capping each class of ``by`` at the median class size (rounded up).
 
     Raises:
-        ValueError: rows that lack what ``by`` looks at.
+        ValueError: rows lack the column that ``by`` needs.
     """
     column, class_of = _CLASS[by]
     _need(rows, column, f"balance={by}")
@@ -65,7 +64,7 @@ def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
         classes[class_of(row)].append(index)
     if not classes:
         return []
-    # The mean of the middle two where they are even in number: with the larger one, two classes would stay as they are.
+    # For an even number, the mean of the middle two: the larger one would leave two classes unchanged.
     most = math.ceil(median(len(members) for members in classes.values()))
     rng = np.random.default_rng(np.random.SeedSequence([seed, _STREAM]))
     chosen: list[int] = []

@@ -1,4 +1,4 @@
-"""States as text: their grid, and how much of one state another has right."""
+"""States as text: their grid, and the accuracy of a written state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 _SENTENCE = re.compile(r"\s*(?:Player \(.+?\) is at|Empty positions? to be filled|No empty positions? found)")
 
-_IN_SENTENCES = ("Player (", "mpty position")  # looked for first: most states have none, and some have very many lines
+_IN_SENTENCES = ("Player (", "mpty position")  # checked first: most states have none, and some have very many lines
 
 
 def grid_part(state: str) -> str:
@@ -24,15 +24,15 @@ def grid_part(state: str) -> str:
 
 
 def is_board(grid: str) -> bool:
-    """Whether a grid part is written as ``| a b c | ...``: rows after a bar, cells between spaces (Sudoku)."""
+    """Whether a grid part is written as ``| a b c | ...``: rows after a bar, cells separated by spaces (Sudoku)."""
     return re.match(r"\|\s+\S", grid) is not None
 
 
 def cells(state: str, board: bool | None = None) -> list[list[str]]:
     """Rows of cells of a state's grid part.
 
-    A board (``is_board``; ``board`` overrides the guess) has its rows between bars and its cells between spaces. In every
-    other grid a line is a row and a character a cell.
+    In a board (``is_board``; ``board`` overrides the guess) bars separate rows and spaces separate cells. In every
+    other grid a line is a row and a character is a cell.
     """
     grid = grid_part(state)
     if is_board(grid) if board is None else board:
@@ -45,16 +45,16 @@ def _is_grid(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def cell_accuracy(written: str, truth: str) -> float | None:
-    """Share of the cells of ``truth``'s grid that ``written`` has right at the same row and column.
+    """Share of the cells of ``truth``'s grid that match ``written`` at the same row and column.
 
-    A cell that ``written`` lacks is wrong; cells beyond the true grid are ignored (exact match punishes those). None where
-    ``truth`` is not a rectangular grid (free text worlds).
+    A cell missing from ``written`` is wrong; cells beyond the true grid are ignored (exact match penalises those). None if
+    ``truth`` is not a rectangular grid (free-text worlds).
     """
     return _cell_accuracy(written, truth, None)
 
 
 def changed_cell_accuracy(written: str, truth: str, before: str) -> float | None:
-    """As ``cell_accuracy``, over the cells in which ``truth`` differs from ``before``; None where none does."""
+    """As ``cell_accuracy``, over the cells in which ``truth`` differs from ``before``; None if none does."""
     return _cell_accuracy(written, truth, before)
 
 

@@ -1,16 +1,16 @@
-"""Single moves as training rows: a state, an action, and what came of it. Beyond the paper.
+"""Single transitions as training rows: a state, an action and its outcome. An extension of the paper.
 
-The paper's rows hold what a model wrote, with true states. A model trained on them can be asked "what if?" only where it names its
-actions before the prediction, and it says nothing of reward and end. A transition's row always has the same layout::
+The paper's rows are model output with true states. A model trained on them can answer "what if?" only if it names its actions
+before the prediction, and it predicts neither reward nor termination. A transition row always has the same layout::
 
     <think><observation>STATE</observation>ACTION<prediction>NEXT STATE</prediction><outcome>REWARD</outcome></think>
     <answer>ACTION</answer>
 
-(style ``paper``: with that style's spaces and line breaks). Up to and with ``<prediction>`` this is a question that any engine
-can continue: see ``spa.planning.world_model``. The outcome is the reward of the move, with `` end`` behind it where the move won or
-lost the world. It is an extension of the format; the prompt is that of the world-model mode, unchanged.
+(style ``paper``: with that style's spaces and line breaks). Up to and including ``<prediction>`` it is a query that any engine can
+complete: see ``spa.planning.world_model``. The outcome is the move's reward, followed by `` end`` if the move won or lost.
+It extends the format; the prompt is that of the world-model mode, unchanged.
 
-Practice adds rows with ``<value>0.77</value>`` in the place of prediction and outcome: what the action is worth.
+Practice adds rows with ``<value>0.77</value>``, the action's value, instead of prediction and outcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
 
 @dataclass(frozen=True)
 class Transition:
-    """One executed action: the true states before and after it, its reward and whether it won or lost the world."""
+    """One executed action: the true states before and after it, its reward and whether it won or lost."""
 
     state: str
     action: str
@@ -45,34 +45,34 @@ class Transition:
 
 @dataclass(frozen=True)
 class Layout:
-    """What stands around state, action, next state and outcome in a prompt style. Actions may be several with separators."""
+    """The text around state, action, next state and outcome in a prompt style. An action may be several, with separators."""
 
     think: str
     observation: str  # around the state
     prediction: str  # around the next state
     outcome: str
-    value: str  # what an action is worth, in a row without a prediction
+    value: str  # an action's value, in a row without a prediction
     answer: str
     gap: str  # between the parts
 
     def question(self, state: str, action: str) -> str:
-        """The beginning of a response, to be continued by the next state."""
+        """The prefix of a response, up to the next state."""
         return f"{self._of(state, action)}{self.prediction.partition('{}')[0]}"
 
     def _of(self, state: str, action: str) -> str:
         return f"{self.think.partition('{}')[0]}{self.observation.format(state)}{self.gap}{action}{self.gap}"
 
     def worth(self, state: str, action: str) -> str:
-        """The beginning of a response, to be continued by what the action is worth."""
+        """The prefix of a response, up to the action's value."""
         return f"{self._of(state, action)}{self.value.partition('{}')[0]}"
 
     def valued(self, state: str, action: str, value: float) -> str:
-        """The whole response of a row that says what an action is worth, to two decimals."""
+        """The whole response of a row with an action's value, to two decimals."""
         written = outcome_text(round(value, 2), False) + self.value.partition("{}")[2]
         return f"{self.worth(state, action)}{written}{self._decision(action)}"
 
     def predicted(self, state: str, action: str, next_state: str) -> str:
-        """The beginning of a response, to be continued by the outcome."""
+        """The prefix of a response, up to the outcome."""
         return f"{self._guess(state, action, next_state)}{self.gap}{self.outcome.partition('{}')[0]}"
 
     def _guess(self, state: str, action: str, next_state: str) -> str:
@@ -123,19 +123,19 @@ LAYOUTS = {
 
 
 def outcome_text(reward: float, ended: bool) -> str:
-    """How an outcome is written: ``-0.1``, ``10.9 end``."""
+    """An outcome as text: ``-0.1``, ``10.9 end``."""
     return f"{_number(reward)} {END}" if ended else _number(reward)
 
 
 def _number(reward: float) -> str:
     rounded = round(float(reward), 6)
-    if not math.isfinite(rounded) or abs(rounded) >= 1e12:  # more digits than `read_outcome` takes
+    if not math.isfinite(rounded) or abs(rounded) >= 1e12:  # more digits than `read_outcome` accepts
         raise ValueError(f"a reward must be a finite number of at most 12 digits before the point, not {reward}")
     return np.format_float_positional(rounded, trim="-") if rounded else "0"
 
 
 def read_outcome(text: str) -> tuple[float, bool] | None:
-    """(reward, ended) of what a model wrote as an outcome; None where it wrote none."""
+    """(reward, ended) parsed from a model's outcome; None if it is not one."""
     match = _OUTCOME.fullmatch(text)
     return (float(match[1]), match[2] is not None) if match else None
 
@@ -157,20 +157,20 @@ def transitions_of(turn: Turn) -> list[Transition]:
 
 
 def state_prompt(task: Task, header: str, state: str, actions_left: int) -> list[Message]:
-    """The messages that ask about a state alone, as the only turn of its world, whose ``header`` is given."""
+    """The prompt for a single state as the only turn, under the world's ``header``."""
     prompt: list[Message] = [] if task.system is None else [{"role": "system", "content": task.system}]
     return [*prompt, {"role": "user", "content": header + task.turn_text(1, state, actions_left)}]
 
 
 def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "truth", seed: int = 0) -> list[Row]:
-    """A row for each move, with the state that it was made in as the only turn of its prompt.
+    """A row for each move, whose prompt has the state before it as the only turn.
 
-    ``states="shuffled"``: state, next state and outcome of each response are those of other moves, drawn anew. ``"belief"``: where
-    a turn has a single move and both states were written, they stay as written (the outcome, which nobody wrote, is true), and
-    all other moves are left out.
+    ``states="shuffled"``: state, next state and outcome of each response are those of randomly drawn moves. ``"belief"``: turns
+    with a single move and both states written keep the states as written (the outcome is the true one); all other moves
+    are omitted.
 
     Args:
-        task: the world as rows are to put it to the model, in the world-model mode.
+        task: the world, in the world-model mode, that defines the prompts.
 
     Raises:
         ValueError: as ``transitions_of``.
@@ -214,9 +214,9 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
 
 
 def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
-    """``rows``, and behind them those of each rare outcome over and over until they are this share of ``rows``.
+    """``rows``, followed by repeated rows of each rare outcome until they are this share of ``rows``.
 
-    A world model that sees a win once in three hundred moves writes that there is none, and no search in it has a goal.
+    A world model that sees a win once in three hundred moves never predicts one, so search in it has no goal.
     """
     by_outcome: dict[str, list[Row]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The contracts of engines, which write the text: they know nothing of worlds and prompts. Imports no torch."""
+"""Interfaces of inference engines, which know nothing about worlds and prompts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Message = dict[str, str]  # role and content
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled ids (the stop token included, if one was sampled), their log-probs and why sampling ended.
+    """Sampled ids (including a sampled stop token), their log-probs and the reason why sampling ended.
 
     ``logprobs[i]`` is log p(ids[i] | context, ids[:i]) under the model at the sampling temperature, before top-p and top-k.
     ``finish_reason`` is ``stop`` (a stop id was sampled) or ``length``.
@@ -39,10 +39,10 @@ OnCompletion = Callable[[int, Completion], Sequence[int] | None]
 
 
 class Engine(Protocol):
-    """Writes the text of an agent: continues token sequences.
+    """Samples completions of token sequences.
 
-    An engine that can go on with one session while others wait has a method ``serve`` too, with the arguments of the
-    function ``serve`` below.
+    An engine that can advance sessions independently also has a method ``serve``, with the arguments of the function
+    ``serve`` below.
     """
 
     def generate(
@@ -54,14 +54,14 @@ class Engine(Protocol):
 
 @runtime_checkable
 class SplittingEngine(Protocol):
-    """An engine that may play in several processes at once, each with a copy of it."""
+    """An engine that can run in several processes at once, each with its own copy."""
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
-        """In how many processes a rollout of so many groups should be played."""
+        """The number of processes to use for a rollout of ``groups`` groups."""
         ...
 
     def alone(self, processes: int) -> AbstractContextManager[None]:
-        """While this process plays one of so many shares."""
+        """Context in which this process plays one of ``processes`` shares."""
         ...
 
 
@@ -74,18 +74,18 @@ def serve(
     seed: int,
     on_completion: OnCompletion,
 ) -> None:
-    """Continues sessions turn by turn: each from its first context until ``on_completion`` has no next one for it.
+    """Continues sessions turn by turn, each until ``on_completion`` returns no next context.
 
     Args:
-        contexts: the first ones, by the numbers of their sessions.
+        contexts: first contexts by session number.
 
-    The order in which sessions are answered is the engine's, that of a session's turns is kept. The same arguments, answers and
-    weights give the same completions.
+    The engine chooses the order of sessions; turns within a session stay in order. The same arguments, ``on_completion``
+    results and weights give the same completions.
     """
     if hasattr(engine, "serve"):
         engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
         return
-    # It knows only ``generate``: all live sessions one turn at a time.
+    # The engine only has ``generate``: advance all live sessions turn by turn.
     live = list(contexts.items())
     turn = 0
     while live:
@@ -103,25 +103,25 @@ def serve(
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole response, with the forced first tag where the engine could force one; ``finish_reason`` as in ``Completion``."""
+    """A whole response, with the forced first tag if the engine can force one; ``finish_reason`` as in ``Completion``."""
 
     text: str
     finish_reason: str
 
 
 class RequestFailed(Exception):
-    """A request got no usable answer, however often it was tried."""
+    """A request got no usable reply after all retries."""
 
 
 class ServerError(ValueError):
-    """The server refuses our requests, or is dead: there is no use in going on."""
+    """The server refuses our requests or is down: continuing is pointless."""
 
 
 class ChatEngine(Protocol):
-    """Writes the text of an agent: answers conversations, from up to ``workers`` threads at once."""
+    """Replies to conversations, from up to ``workers`` threads at once."""
 
     workers: int
-    name: str  # of the model and where it is
+    name: str  # of the model and its server
 
     def reply(
         self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
@@ -130,21 +130,21 @@ class ChatEngine(Protocol):
 
         Args:
             messages: the conversation; the last one is the user's.
-            forced: the tag that the response is to begin with.
-            stop: once it is set, waits end and nothing more is tried.
+            forced: the tag that the response must begin with.
+            stop: once set, waits end and there are no more retries.
 
         Raises:
-            RequestFailed: no usable answer.
-            ServerError: there will be none to other requests either.
+            RequestFailed: no usable reply.
+            ServerError: other requests would fail, too.
         """
         ...
 
 
 def check_engine(config: EngineConfig) -> None:
-    """Checks, without loading anything, that an engine has its package and its settings.
+    """Checks, without loading anything, that an engine's package and settings are present.
 
     Raises:
-        ValueError: it has not; the message says what to install or to set.
+        ValueError: they are not; the message says what to install or set.
     """
     if config.kind == "openai":
         for name in ("base_url", "model"):

@@ -1,8 +1,8 @@
-"""A Llama-like network as playing needs it: rows in slots, each with its own keys and values, continued by ragged chunks.
+"""Inference for Llama-like models with a slot-based KV cache and ragged chunks of new tokens.
 
-transformers' own forward pass takes one rectangle of new tokens and pads its cache on the left. Here a row that reads a new state
-of forty tokens and a row that samples its next token share a pass: matrix products run over all new tokens one behind the
-other, attention over the last new token of every row at once and over the others by rows of like size.
+transformers' own forward pass takes a rectangular batch of new tokens and left-pads its cache. Here a row that prefills
+a state of forty tokens and a row that samples its next token share a pass: matrix products run over all new tokens
+concatenated; attention runs over the last new token of all rows together, and over earlier ones in rows of similar size.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor
 from spa.models.families import is_llama_like
 from spa.models.memory import cache_bytes
 
-_ROPES = ("default", "linear", "llama3", "yarn")  # whose angles depend on the position alone
+_ROPES = ("default", "linear", "llama3", "yarn")  # RoPE types whose angles depend only on the position
 _SCORES = 2**22  # largest number of attention weights (rows x new tokens x keys) in one call
-_KEPT = 2**28  # bytes of memory that are kept for the next time
-_GROWTH = 64  # positions by which the cache grows at least
+_KEPT = 2**28  # bytes of memory kept for reuse
+_GROWTH = 64  # minimum growth of the cache, in positions
 
 
 def supports(model: Any) -> bool:
-    """Whether a model is one that ``Decoder`` computes exactly as transformers does."""
+    """Whether ``Decoder`` computes this model exactly as transformers does."""
     rope = getattr(model.config, "rope_parameters", None) or {}
     return is_llama_like(model) and rope.get("rope_type", "default") in _ROPES
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """New tokens of the row in ``slot``, which has ``past`` tokens already. The row's last new token is not among them."""
+    """New tokens, except the last, of the row in ``slot``, which already has ``past`` tokens."""
 
     slot: int
     past: int
@@ -43,7 +43,7 @@ class Chunk:
 class Decoder:
     """Continues rows of tokens; keys and values of slot s are at ``keys[layer][s]``.
 
-    Weights are read at ``refresh``; between two calls of it the model must not change.
+    Weights are read by ``refresh``; the model must not change between calls.
     """
 
     def __init__(self, model: Any) -> None:
@@ -61,15 +61,15 @@ class Decoder:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of keys and values of one position of one slot."""
+        """Bytes of the keys and values of one position of one slot."""
         return cache_bytes(self.model.config, self.model.dtype.itemsize)
 
     def refresh(self) -> None:
-        """Takes over the weights as they are now."""
+        """Reads the model's current weights."""
         self.layers = [_Layer.of(layer) for layer in self.model.model.layers]
 
     def allocate(self, slots: int, capacity: int) -> None:
-        """Makes room for at least ``slots`` rows of ``capacity`` tokens. What is there is kept."""
+        """Allocates at least ``slots`` rows of ``capacity`` tokens, preserving the contents."""
         options = {"dtype": self.model.dtype, "device": self.model.device}
         if self.keys and (self.keys[0].dtype, self.keys[0].device) != (options["dtype"], options["device"]):
             self.free()
@@ -80,7 +80,7 @@ class Decoder:
         shape = (slots, capacity, self.kv_heads, self.head_dim)
         region = (slice(self.slots), slice(self.capacity))
         count = self.model.config.num_hidden_layers
-        # One layer at a time, so that old and new never stand side by side as wholes. Zeros: what is masked must be finite.
+        # One layer at a time, so that old and new caches never coexist in full. Zeros: masked values must be finite.
         for caches, olds in ((self.keys, old_keys), (self.values, old_values)):
             for layer in range(count):
                 new = torch.zeros(shape, **options)
@@ -96,13 +96,13 @@ class Decoder:
         self.sin[:, : self.head_dim // 2].neg_()
 
     def reserve(self, length: int) -> None:
-        """Makes room for rows of ``length`` tokens."""
+        """Grows the cache to rows of ``length`` tokens."""
         if length > self.capacity:
             grown = max(length, self.capacity * 5 // 4)
             self.allocate(self.slots, -(-grown // _GROWTH) * _GROWTH)
 
     def copy(self, pieces: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copies keys and values: (source slot, target slot, first position, end), all as they are before the call."""
+        """Copies keys and values: (source slot, target slot, first position, end); sources are read before any is written."""
         pieces = [piece for piece in pieces if piece[2] < piece[3]]
         if not pieces:
             return
@@ -116,34 +116,34 @@ class Decoder:
 
     @property
     def held(self) -> int:
-        """Bytes of the keys and values that there is room for."""
+        """Bytes allocated for keys and values."""
         return self.slots * self.capacity * self.bytes_per_token
 
     def release(self) -> None:
-        """Lets go of the weights, and of the memory unless it is little, which is taken faster than it is had."""
+        """Releases the weights, and the cache unless it is small, since reusing it is faster than reallocating."""
         self.layers = []
         if self.held > _KEPT or self.model.device.type != "cpu":
             self.free()
 
     def free(self) -> None:
-        """Gives all memory back."""
+        """Frees all memory."""
         self.keys, self.values = [], []
         self.slots = self.capacity = 0
 
     def forward(self, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = ()) -> Tensor:
-        """Reads new tokens of slots 0 to n-1.
+        """Processes new tokens of slots 0 to n-1.
 
         Args:
             ids: (n,) the last new token of each slot.
-            positions: (n,) where they stand.
-            earlier: new tokens before the last one, at most one chunk a slot, none of them empty.
+            positions: (n,) their positions.
+            earlier: new tokens before the last one, at most one chunk per slot, none empty.
 
         Returns:
-            (n, V) logits behind the last token of each.
+            (n, V) logits after the last token of each slot.
         """
         device = self.model.device
         n = len(ids)
-        # The last new token of every row, in the order of slots; then the others, row by row.
+        # The last new token of every row in slot order, then all earlier ones row by row.
         all_ids, all_positions, slots = list(ids), list(positions), list(range(n))
         for chunk in earlier:
             count = len(chunk.ids)
@@ -167,7 +167,7 @@ class Decoder:
             keys.view(-1, *keys.shape[2:]).index_copy_(0, places_N, k)
             values.view(-1, *values.shape[2:]).index_copy_(0, places_N, v)
             out = self._attend_last(q[:n], keys[:n, :longest], values[:n, :longest], mask)
-            if index == last:  # of the last layer only the last tokens are needed
+            if index == last:  # the last layer's output is needed for the last tokens only
                 hidden_ND = hidden_ND[:n]
             elif blocks:
                 rest = torch.empty_like(q[n:])  # every token is in a block
@@ -181,7 +181,7 @@ class Decoder:
         return logits
 
     def _attend_last(self, q_nHd: Tensor, keys_nTKd: Tensor, values_nTKd: Tensor, mask_nT: Tensor) -> Tensor:
-        """(n, H * d). The heads that share keys stand where attention expects queries: nothing is repeated."""
+        """(n, H * d). Heads that share keys take the query dimension, so keys and values are not repeated."""
         n = len(q_nHd)
         q = q_nHd.view(n, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
         out = F.scaled_dot_product_attention(
@@ -190,7 +190,7 @@ class Decoder:
         return out.reshape(n, -1)
 
     def _attend_block(self, q_MHd: Tensor, keys: Tensor, values: Tensor, block: _Block, out_MHd: Tensor) -> None:
-        """Attention of some rows' tokens that are not their last."""
+        """Attention of a block's tokens other than each row's last."""
         q = q_MHd[block.places_RC].transpose(1, 2)
         k = keys[block.slots_R, : block.length].transpose(1, 2)
         v = values[block.slots_R, : block.length].transpose(1, 2)
@@ -203,10 +203,10 @@ class Decoder:
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows whose tokens, all but the last, attend together to the first ``length`` positions.
+    """Rows whose tokens, except the last, attend together to the first ``length`` positions.
 
-    ``places_RC`` are the tokens' places (any, where a row has none); ``real_K`` says which of them, flattened, are real, and
-    ``own_K`` their places. Without a mask all rows begin at position 0.
+    ``places_RC`` are the tokens' indices (arbitrary for padding); ``real_K`` says which of them, flattened, are real, and
+    ``own_K`` are their indices. Without a mask all rows begin at position 0.
     """
 
     slots_R: Tensor
@@ -218,12 +218,12 @@ class _Block:
 
 
 def _mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: attention would make it of booleans again in every layer."""
+    """Additive attention mask: attention would convert a boolean one in every layer."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
 
 
 def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -> list[_Block]:
-    """Chunks of similar size in blocks of at most ``_SCORES`` attention weights; those that begin a row apart from the others."""
+    """Groups chunks of similar size into blocks of at most ``_SCORES`` attention weights; those that begin a row are kept apart."""
     starts, total = [], 0
     for chunk in chunks:
         starts.append(total)
@@ -257,7 +257,7 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -
         length = max(chunks[i].past + len(chunks[i].ids) for i in group)
         mask = None
         if any(chunks[i].past for i in group):
-            reach = pasts + columns  # the last key that each token sees; beyond a chunk's end it does not matter
+            reach = pasts + columns  # the last key visible to each token; irrelevant beyond a chunk's end
             mask = _mask(torch.arange(length, device=device) > reach[:, None, :, None], dtype)
         blocks.append(_Block(slots, places, real, places.flatten()[real], length, mask))
     return blocks
@@ -265,7 +265,7 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -
 
 @dataclass(frozen=True)
 class _Layer:
-    """A transformer block with its products joined where they are plain linear layers."""
+    """A transformer block whose plain linear layers are fused."""
 
     norm_in: Tensor
     norm_post: Tensor
@@ -316,7 +316,7 @@ class _Layer:
         return result
 
 
-_JOIN = 2**22  # weights: above that, a joined copy costs memory and saves nothing
+_JOIN = 2**22  # weights: above this, a fused copy costs memory and saves no time
 
 
 def _joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None] | None:
@@ -335,6 +335,6 @@ def _norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x_NHd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
-    """Rotary position embedding, halves paired as in Llama; the first half of the sines has the sign turned."""
+    """Rotary position embedding, halves paired as in Llama; the first half of the sines is negated."""
     a, b = x_NHd.chunk(2, dim=-1)
     return torch.addcmul(x_NHd * cos_N1d, torch.cat((b, a), dim=-1), sin_N1d)

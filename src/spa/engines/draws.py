@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for and on nothing else: not on the batch, the order or the machine."""
+"""Counter-based random numbers that depend only on their key, not on the batch, the order or the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _mix(x: int) -> int:
 
 
 def stream(*key: int) -> int:
-    """The state of the stream ``key``, into which the key's words are mixed."""
+    """The state of the stream ``key``: a hash of the key's words."""
     state = 0
     for word in key:
         state = _mix((state + word * _WEYL + _WEYL) & _MASK)

@@ -16,15 +16,15 @@ from spa.common.secrets import learn, redact
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
 
-BACKOFF = 1.0  # seconds before the second try, doubled before each further one
+BACKOFF = 1.0  # seconds before the first retry, doubled for each further one
 LONGEST_BACKOFF = 60.0
-LONGEST_WAIT = 600.0  # seconds: a request that is told to wait longer has failed
-DEAD = 8  # at least so many requests in a row must fail for good before the server counts as dead
+LONGEST_WAIT = 600.0  # seconds: a longer Retry-After fails the request
+DEAD = 8  # minimum number of consecutive failed requests before the server counts as down
 _RETRY_STATUS = (408, 409, 429)  # and 5xx
 
 
 class _TryAgain(Exception):
-    """A request that may succeed another time, after ``wait`` seconds at least."""
+    """A request that may succeed if retried after at least ``wait`` seconds."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(redact(reason))
@@ -32,12 +32,12 @@ class _TryAgain(Exception):
 
 
 class OpenAIEngine:
-    """Answers conversations through the ``openai`` client; may be used from ``workers`` threads at once.
+    """Replies to conversations through the ``openai`` client; usable from ``workers`` threads at once.
 
-    What the server says, replies and errors, comes without secrets (``spa.common.secrets``): some servers echo the key.
+    Secrets are redacted from replies and errors (``spa.common.secrets``): some servers echo the key.
 
     Raises:
-        ValueError: a setting is missing, or the package ``openai``; or the key is none.
+        ValueError: a setting or the package ``openai`` is missing, or the key is invalid.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -59,13 +59,15 @@ class OpenAIEngine:
             base_url=config.base_url,
             api_key=key or "none",
             timeout=config.timeout,
-            max_retries=0,  # the loop is ours
-            http_client=openai.DefaultHttpxClient(follow_redirects=False),  # prompts and key go where the config says
+            max_retries=0,  # retries are ours
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False
+            ),  # prompts and key go only where the config says
         )
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
-        self._failures = 0  # requests that failed for good since the last success
-        self._limit = "max_tokens"  # OpenAI's newer models know only max_completion_tokens
+        self._failures = 0  # requests that failed after all retries since the last success
+        self._limit = "max_tokens"  # OpenAI's newer models accept only max_completion_tokens
 
     def reply(
         self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
@@ -111,11 +113,11 @@ class OpenAIEngine:
         }
 
     def _ask(self, request: dict[str, Any]) -> Reply:
-        """One try.
+        """One attempt.
 
         Raises:
-            _TryAgain: no connection, no answer in time, an overloaded or broken server, or an answer that is none.
-            ServerError: the server does not want such a request.
+            _TryAgain: no connection, a timeout, an overloaded or broken server, or a malformed reply.
+            ServerError: the server rejects the request.
         """
         deadline = time.monotonic() + self.config.timeout
         create = self._client.chat.completions.with_streaming_response.create
@@ -152,7 +154,7 @@ class OpenAIEngine:
 
 
 class _Limiter:
-    """Spaces the starts of requests evenly, for all threads together."""
+    """Rate limiter: spaces request starts evenly across all threads."""
 
     def __init__(self, per_minute: int) -> None:
         self._gap = 60.0 / per_minute if per_minute else 0.0
@@ -173,7 +175,7 @@ def _sleep(seconds: float, stop: threading.Event) -> None:
 
 
 def _whole(response: Any, deadline: float, timeout: float) -> bytes:
-    """The body of an answer. The client's own timeout is for each piece of it; a server that trickles would never end."""
+    """The body of a reply. The client's timeout applies per read, so a trickling server would never time out."""
     pieces = []
     try:
         for piece in response.iter_bytes():
@@ -182,13 +184,13 @@ def _whole(response: Any, deadline: float, timeout: float) -> bytes:
                 raise _TryAgain(f"no whole answer within {timeout:g} s")
     except _TryAgain:
         raise
-    except Exception as error:  # whatever the HTTP library under the client raises of a torn or badly encoded answer
+    except Exception as error:  # whatever the HTTP library raises for a truncated or badly encoded reply
         raise _TryAgain(f"the answer broke off ({type(error).__name__})") from error
     return b"".join(pieces)
 
 
 def _read(body: bytes) -> Reply:
-    """The reply in the body of an answer; garbage is worth another try."""
+    """Parses a reply from a response body; garbage is retried."""
     try:
         choice = json.loads(body)["choices"][0]
         text = choice["message"]["content"]
@@ -198,14 +200,12 @@ def _read(body: bytes) -> Reply:
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
     if not isinstance(text, str) or not text.strip():
         raise _TryAgain(f"an answer without text (finish_reason {redact(str(reason))[:60]!r})")
-    text = (
-        redact(text).encode(errors="replace").decode()
-    )  # JSON can spell half a surrogate pair, which no file can hold
+    text = redact(text).encode(errors="replace").decode()  # JSON can contain lone surrogates, which UTF-8 cannot encode
     return Reply(text, "length" if reason == "length" else "stop")
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds to wait by a Retry-After header: a number of seconds or a date."""
+    """Seconds to wait according to a Retry-After header, which is a number of seconds or a date."""
     if not value:
         return 0.0
     try:
@@ -214,12 +214,12 @@ def _retry_after(value: str | None) -> float:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # no date, or one without a time zone
+    except (ValueError, TypeError):  # not a date, or one without a time zone
         return 0.0
 
 
 def _said(text: str) -> str:
-    """The message in the body of an error answer, in one line."""
+    """The message in the body of an error reply, as one line."""
     try:
         data: Any = json.loads(text)
         while isinstance(data, dict):

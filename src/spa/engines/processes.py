@@ -1,7 +1,7 @@
-"""Work in several processes at once, forked where that is safe, so that nothing has to be sent to them.
+"""Runs work in several processes, forked where that is safe, so that inputs need not be pickled.
 
-Python runs one thread at a time: a second core helps a rollout on a CPU little unless it has a process of its own. A
-fork has the model, the worlds and the tokenizer at once, and what it changes stays its own.
+Python runs one thread at a time, so a rollout on a CPU gains little from a second core without a second process. A fork
+inherits the model, the worlds and the tokenizer, and its changes stay private.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 60.0  # seconds beyond twenty times our own share until a process counts as stuck
+PATIENCE = 60.0  # seconds, plus twenty times our own share's time, until a process counts as stuck
 
 
 def can_fork() -> bool:
-    """Whether this process may be forked: on Linux, and not in a process that may have none of its own."""
+    """Whether this process may be forked: on Linux, unless it may not have children (daemonic)."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
 def in_processes(work: Callable[[int], T], count: int) -> list[T]:
-    """``[work(0), ..., work(count - 1)]``: number 0 in this process, the others each in a fork of it.
+    """``[work(0), ..., work(count - 1)]``: number 0 in this process, every other one in its own fork.
 
-    What a fork computes comes back pickled. A share whose process died, hung or could not be sent is done again here.
+    Results are returned by pickle. A share whose process died, hung or had an unpicklable result is recomputed here.
 
     Raises: what ``work`` raises, here or in a fork.
     """
@@ -41,7 +41,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
         for number in range(1, count):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=_run, args=(work, number, sender), daemon=True)
-            with warnings.catch_warnings():  # Python 3.12 warns of forks beside threads: those of torch are idle
+            with warnings.catch_warnings():  # Python 3.12 warns about forking with threads: torch's are idle
                 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
                 process.start()
             sender.close()
@@ -74,7 +74,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
 
 
 def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not as the command ends: a fork has nothing to clean up or to say
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the command's handler: a fork has nothing to clean up or report
     answer: tuple[Any, Exception | None]
     try:
         answer = work(number), None
@@ -85,14 +85,14 @@ def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
     try:
         data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         if answer[1] is not None:
-            pickle.loads(data)  # some exceptions can be written but not read
+            pickle.loads(data)  # some exceptions can be pickled but not unpickled
     except Exception:
         return
     sender.send_bytes(data)
 
 
 def _receive(receiver: Connection, patience: float) -> Any:
-    """What a process sent, or None if it sent nothing."""
+    """The data sent by a process, or None if it sent nothing."""
     try:
         return pickle.loads(receiver.recv_bytes()) if receiver.poll(patience) else None
     except (EOFError, OSError):

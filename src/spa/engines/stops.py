@@ -1,4 +1,4 @@
-"""Where a response ends: at a token, or once its text contains a string."""
+"""Stop conditions of a response: a stop token, or a stop string in its text."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Stops:
-    """``stop_ids`` end a response, and so does each of ``strings`` once it is written.
+    """``stop_ids`` end a response, and so does each of ``strings`` once complete.
 
-    Text is decoded only where the last token could end a string.
+    Text is decoded only if the last token could end a string.
 
     Raises:
         ValueError: strings without a tokenizer.
@@ -26,7 +26,7 @@ class Stops:
             raise ValueError("sampling.stop needs an engine with a tokenizer")
         self._window = max(map(len, self.strings)) + 8
         ends = {string[-1] for string in self.strings}
-        # Byte-level tokenizers write ASCII as itself; of other characters a token may hold a part.
+        # Byte-level tokenizers keep ASCII as is; other characters may be split between tokens.
         if all(" " < end < "\x7f" for end in ends):
             vocabulary: dict[str, int] = tokenizer.get_vocab()
             self._ends = frozenset(index for token, index in vocabulary.items() if any(end in token for end in ends))
@@ -34,7 +34,7 @@ class Stops:
             self._ends = None
 
     def reached(self, ids: Sequence[int]) -> bool:
-        """Whether a response ends with the last of ``ids``, before which it did not."""
+        """Whether a response ends at the last of ``ids``, given that it did not end earlier."""
         if ids[-1] in self.ids:
             return True
         if not self.strings or (self._ends is not None and ids[-1] not in self._ends):

@@ -1,4 +1,4 @@
-"""Playing with a Hugging Face causal model in this process: token-exact, with the weights as they are at the time of the call."""
+"""Inference with a Hugging Face causal model in this process: token-exact, with its current weights."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from spa.engines.stops import Stops
 from spa.models.memory import free_memory
 from spa.models.packing import common_length
 
-_SHARE = 0.6  # of the free memory that keys and values may take
-_SMALL = 2**26  # bytes of weights that every process reads for itself
-_ROWS = 16  # episodes that are worth a process
+_SHARE = 0.6  # share of the free memory available to the KV cache
+_SMALL = 2**26  # bytes of weights up to which several processes are used
+_ROWS = 16  # minimum number of episodes per process
 _SLACK = 64  # positions beyond the longest context
 
 
 class TransformersEngine:
-    """Continues many episodes at once.
+    """Continues many episodes at once (continuous batching).
 
-    For Llama-like models (``decoder.supports``) the keys and values of an episode stay from turn to turn: of a next context only
-    what is new is read. Episodes wait for a free row, rows that end are filled at once, and rows in different turns share a
-    forward pass. Contexts that are equal are read once, a beginning that all share too. Other models play in rounds, with
+    For Llama-like models (``decoder.supports``) an episode's KV cache persists across turns: only the new tokens of the next
+    context are processed. Episodes wait for a free row, finished rows are refilled immediately, and rows in different turns
+    share a forward pass. Equal contexts and a prefix common to all are processed once. Other models run in rounds, with
     transformers' own forward pass.
 
-    What is sampled depends on the seed, the session and the turn alone, not on how many play at once (but for the rounding of
-    matrix products).
+    Samples depend only on the seed, the session and the turn, not on the batch size (except for rounding in matrix
+    products).
     """
 
     def __init__(self, model: Any, pad_id: int, tokenizer: Any = None) -> None:
@@ -48,10 +48,10 @@ class TransformersEngine:
         self.processes = 1  # that share the memory
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
-        """In how many processes a rollout of so many groups is played fastest; see ``sampling.processes``.
+        """The fastest number of processes for a rollout of ``groups`` groups; see ``sampling.processes``.
 
-        A process for each thread of a CPU, where the weights are small enough for each core's cache and every process has
-        enough rows; one where that would leave most threads without work.
+        One per CPU thread if the weights fit each core's cache and every process has enough rows; a single one if most
+        threads would otherwise be idle.
         """
         if sampling.processes == 1 or self.model.device.type != "cpu" or not can_fork():
             return 1
@@ -66,7 +66,7 @@ class TransformersEngine:
 
     @contextmanager
     def alone(self, processes: int) -> Iterator[None]:
-        """While one of several processes plays: its share of the memory and one thread (OpenMP may not use more in a fork)."""
+        """Limits one of several processes to its share of the memory and one thread (OpenMP cannot use more in a fork)."""
         threads = torch.get_num_threads()
         if processes > 1:
             torch.set_num_threads(1)
@@ -100,7 +100,7 @@ class TransformersEngine:
         seed: int,
         on_completion: OnCompletion,
     ) -> None:
-        """Continues sessions until none has a next context; see ``Engine``.
+        """Continues sessions until none has a next context; see ``base.serve``.
 
         Raises: as ``generate``.
         """
@@ -125,9 +125,9 @@ _READ = -1
 
 @dataclass
 class _Row:
-    """A session in a slot: ``tokens`` are its context and, from ``start`` on, what was sampled behind it.
+    """A session in a slot: ``tokens`` are its context and, from ``start`` on, the tokens sampled after it.
 
-    ``past`` says how many of them the cache has; ``_READ``, as while a response is sampled, all but the last.
+    ``past`` is the number of tokens in the cache; ``_READ`` means all but the last, as while sampling a response.
     """
 
     session: int
@@ -144,13 +144,13 @@ class _Row:
         return len(self.tokens) - 1 if self.past == _READ else self.past
 
     def inherit(self, before: _Row) -> None:
-        """Takes over the slot in which another session, or this one's last turn, was."""
+        """Takes over the slot of another session or of this session's previous turn."""
         self.past = min(common_length(before.tokens[: before.read], self.tokens), len(self.tokens) - 1)
         self.slot = before.slot
 
 
 class _Serving:
-    """One call of ``serve``: which session is in which slot, and what is read next."""
+    """One call of ``serve``: assigns sessions to slots and schedules their tokens."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class _Serving:
         self.rows: list[_Row] = []
         self.waiting: deque[_Row] = deque()
         self.slots = 0
-        self.prefix: list[int] = []  # its keys and values are in the slot behind the last
+        self.prefix: list[int] = []  # cached in the slot after the last
 
     def run(self, contexts: Mapping[int, Sequence[int]]) -> None:
         for session, context in contexts.items():
@@ -188,7 +188,7 @@ class _Serving:
             self._take(tokens.tolist(), logprobs.tolist())
 
     def _asked(self, row: _Row, context: Sequence[int]) -> _Row:
-        """The row with a new context to continue, of which nothing is read."""
+        """The row with a new context, none of it processed yet."""
         if not context:
             raise ValueError("an empty context cannot be continued")
         row.tokens, row.start, row.past, row.logprobs = list(context), len(context), 0, []
@@ -196,7 +196,7 @@ class _Serving:
         return row
 
     def _open(self, slots: int) -> None:
-        """Room for as many rows as memory allows."""
+        """Allocates as many rows as memory allows."""
         capacity = max(len(row.tokens) for row in self.waiting) + _SLACK
         while slots > 1 and not self._room(slots, capacity):
             slots = (slots + 1) // 2
@@ -209,7 +209,7 @@ class _Serving:
         return free is None or size <= self.share * (free + self.decoder.held)
 
     def _read_prefix(self, contexts: Collection[Sequence[int]]) -> None:
-        """Reads what all first contexts begin with."""
+        """Processes the common prefix of all first contexts."""
         first, last = min(map(list, contexts)), max(map(list, contexts))
         length = common_length(first, last)
         if first != last and 1 < length < len(first):
@@ -218,7 +218,7 @@ class _Serving:
             self.decoder.copy([(0, self.slots, 0, length)])
 
     def _fill(self) -> None:
-        """Waiting sessions into free slots."""
+        """Moves waiting sessions into free slots."""
         length = len(self.prefix)
         pieces = []
         while self.waiting and len(self.rows) < self.slots:
@@ -231,7 +231,7 @@ class _Serving:
         self.decoder.copy(pieces)
 
     def _forward(self) -> Tensor:
-        """Reads what each row has not read yet; logits (n, V) of the next tokens. Equal contexts are read once."""
+        """Processes each row's new tokens, equal contexts once; returns next-token logits (n, V)."""
         rows = self.rows
         ids = [row.tokens[-1] for row in rows]
         positions = [len(row.tokens) - 1 for row in rows]
@@ -270,7 +270,7 @@ class _Serving:
         return torch.from_numpy(draws_at([row.stream for row in self.rows], places)).to(self.device)
 
     def _take(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Appends the sampled tokens; ended responses are answered, ended sessions give up their slot."""
+        """Appends the sampled tokens; passes on finished responses and frees the slots of finished sessions."""
         _check_finite(sum(logprobs))
         stop_ids, limit = self.stops.ids, self.sampling.max_tokens
         strings = bool(self.stops.strings)
@@ -288,7 +288,7 @@ class _Serving:
             context = self.on_completion(row.session, completion)
             if context is not None:
                 following = self._asked(_Row(row.session, turn=row.turn + 1), context)
-            elif self.waiting:  # the slot may hold what the newcomer begins with
+            elif self.waiting:  # the slot may hold a prefix of the new session
                 following = self.waiting.popleft()
             else:
                 free.append(row.slot)
@@ -310,7 +310,7 @@ class _Serving:
             row.slot = slot
 
     def _shrink(self) -> bool:
-        """Half as many rows at once; the others wait and are read again. False if there is one row only."""
+        """Halves the number of rows; the rest wait and are processed again. False if there is only one row."""
         if self.slots == 1:
             return False
         self.slots = max(1, min(self.slots, len(self.rows)) // 2)
@@ -328,7 +328,7 @@ class _Serving:
 
 
 class _Rounds:
-    """transformers' own forward pass: all contexts of a round in batches, padded on the left."""
+    """transformers' own forward pass: all contexts of a round in left-padded batches."""
 
     def __init__(self, model: Any, pad_id: int, stops: Stops) -> None:
         self.model = model
@@ -361,7 +361,7 @@ class _Rounds:
         device = self.model.device
         draws_BT = torch.tensor(draws, device=device)
         longest = max(len(context) for context in contexts)
-        # Left padding: the newest token of every row stands in the last column.
+        # Left padding: the newest token of every row is in the last column.
         ids_BT = torch.tensor(
             [[self.pad_id] * (longest - len(context)) + list(context) for context in contexts], device=device
         )
@@ -415,7 +415,7 @@ def _check_finite(logprob: float) -> None:
 def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens (B,) and their log-probs (B,) at the temperature, before top-k and top-p; temperature 0 is greedy.
 
-    A token is where the cumulative distribution passes ``draws_B`` in [0, 1). Where logits are not finite the log-prob is nan.
+    Inverse-CDF sampling with ``draws_B`` in [0, 1). The log-prob is nan if logits are not finite.
     """
     logits_BV = logits_BV.float()
     if sampling.temperature not in (0, 1):
@@ -428,16 +428,16 @@ def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tupl
     else:
         cumulative_BV = _truncate(weights_BV, sampling).cumsum(-1)
         total = cumulative_BV[:, -1:]
-        # A product may round up to the sum itself, which no token's cumulative weight exceeds.
+        # The product may round up to the total, which no token's cumulative weight exceeds.
         wanted_B1 = torch.minimum(draws_B[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
         token_B1 = torch.searchsorted(cumulative_BV, wanted_B1, right=True)
-        token_B1 = token_B1.clamp(max=logits_BV.shape[-1] - 1)  # what is not finite has no place
+        token_B1 = token_B1.clamp(max=logits_BV.shape[-1] - 1)  # non-finite weights give an index out of range
     logprob_B1 = logits_BV.gather(-1, token_B1) - largest_B1 - total_B1.log()
     return token_B1.squeeze(-1), logprob_B1.squeeze(-1)
 
 
 def _truncate(weights_BV: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Zeroes what top-k and top-p leave out; the rest need not sum to 1."""
+    """Zeroes weights excluded by top-k and top-p; the rest need not sum to 1."""
     if sampling.top_k:
         smallest = weights_BV.topk(min(sampling.top_k, weights_BV.shape[-1]), dim=-1).values[:, -1:]
         weights_BV = weights_BV.masked_fill(weights_BV < smallest, 0.0)

@@ -13,18 +13,18 @@ from spa.engines.base import Completion, check_engine
 
 
 class VLLMEngine:
-    """Plays with the weights in a model folder or hub name, as they were when it was made.
+    """Samples from a model folder or hub name with the weights it had at construction.
 
-    Every request has a seed of its own, so what is sampled does not depend on how vLLM batches (up to the rounding of its kernels,
-    which may differ with the batch). With top-p or top-k the log-probs are those of the renormalised distribution that vLLM
-    samples from; without, they are the contract's.
+    Every request has its own seed, so samples do not depend on batching (except for rounding in vLLM's kernels, which may
+    vary with the batch). With top-p or top-k the log-probs are of the renormalised distribution that vLLM samples from;
+    otherwise they are as specified in ``Completion``.
 
     Args:
         path: of the model.
         dtype: of its weights.
 
     Raises:
-        ValueError: no vLLM, or it cannot load the model.
+        ValueError: vLLM is not installed or cannot load the model.
     """
 
     def __init__(self, path: str, dtype: str, config: EngineConfig) -> None:
@@ -40,7 +40,7 @@ class VLLMEngine:
                 gpu_memory_utilization=config.gpu_memory_utilization,
                 max_model_len=config.max_model_len or None,
                 logprobs_mode="processed_logprobs",  # at the temperature
-                seed=0,  # of nothing: requests bring their own
+                seed=0,  # unused: each request has its own seed
             )
         except (ValueError, RuntimeError, OSError) as error:
             raise ValueError(f"vLLM cannot load {path}: {_first_line(error)}") from error
@@ -63,9 +63,9 @@ class VLLMEngine:
                 max_tokens=sampling.max_tokens,
                 seed=int(np.random.SeedSequence([seed, row]).generate_state(1)[0]),
                 stop_token_ids=sorted(stop_ids),
-                ignore_eos=True,  # stop_ids are all there is; else generation_config.json would add its own
-                logprobs=0,  # of the sampled token alone
-                # Without strings there is no need for text.
+                ignore_eos=True,  # only stop_ids apply; otherwise generation_config.json would add its own
+                logprobs=0,  # of the sampled token only
+                # Without stop strings no text is needed.
                 **(_until(sampling.stop) if sampling.stop else {"detokenize": False}),
             )
             for row in range(len(contexts))
@@ -78,7 +78,7 @@ class VLLMEngine:
         return [_completion(output.outputs[0], stop_ids) for output in outputs]
 
     def close(self) -> None:
-        """Frees the memory that vLLM holds; the engine cannot be used afterwards."""
+        """Frees vLLM's memory; the engine cannot be used afterwards."""
         shutdown = getattr(getattr(getattr(self._llm, "llm_engine", None), "engine_core", None), "shutdown", None)
         if shutdown:
             shutdown()

@@ -1,4 +1,4 @@
-"""torch.compile where it can be of use beside packed attention: the feed-forward parts and norms of every block."""
+"""torch.compile for what packed attention leaves compilable: the feed-forward parts and norms of every block."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 def compile_blocks(model: Any, setting: str) -> None:
-    """Compiles the blocks' feed-forward parts and norms in place, for rows of any number; weights keep their names.
+    """Compiles the blocks' feed-forward parts and norms in place, for any number of rows; weights keep their names.
 
-    Attention stays as it is: packed rows are cut in Python. Compilation happens at the first passes and takes a C++ compiler on a
-    CPU. Compiling twice changes nothing.
+    Attention is not compiled: packed rows are split in Python. Compilation happens in the first passes and needs a C++
+    compiler on a CPU. Compiling twice has no effect.
 
     Args:
-        setting: its name, for the error message.
+        setting: name of the setting, for the error message.
 
     Raises:
-        ValueError: a model without such blocks.
+        ValueError: the model has no such blocks.
     """
     blocks = [module for module in model.modules() if hasattr(module, "self_attn") and hasattr(module, "mlp")]
     if not blocks:

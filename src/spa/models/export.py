@@ -1,4 +1,4 @@
-"""A trained model to take along: a checkpoint of a run without the trainer's state, in the dtype that is wanted."""
+"""Exports a checkpoint of a run without the trainer state, in a chosen dtype."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOT_A_MODEL = ("trainer_state.pt", "adapter")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which model of a run: of stage 3 of ``variant`` (None: of the only one), or with ``sft`` of stage 2; of ``step``, or
-    ``which``: ``used`` (what the run went on with), ``last`` or ``best`` (by validation)."""
+    """Selects a model of a run: stage 3 of ``variant`` (None: the only one), or stage 2 with ``sft``; at ``step``, or by
+    ``which``: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation)."""
 
     variant: str | None = None
     sft: bool = False
@@ -30,10 +30,10 @@ class Choice:
 
 
 def find_checkpoint(source: Path, choice: Choice) -> Path:
-    """The checkpoint that is meant in a run folder, a stage's folder, or the checkpoint itself.
+    """The chosen checkpoint of a run folder or stage folder, or the checkpoint itself.
 
     Raises:
-        ValueError: there is none; the message names those that there are.
+        ValueError: there is none; the message lists the existing ones.
     """
     if not source.is_dir():
         raise ValueError(f"no folder {source}")
@@ -86,12 +86,12 @@ def _stage(run: Path, choice: Choice) -> Path:
 def export(
     checkpoint: Path, target: Path, *, dtype: str | None = None, adapter: bool = False, force: bool = False
 ) -> None:
-    """Copies a checkpoint's model and tokenizer to ``target``, with a card; the trainer's state stays behind.
+    """Copies a checkpoint's model and tokenizer to ``target``, with a model card but without the trainer state.
 
     Args:
-        dtype: of the copy's weights; None leaves them as they are.
-        adapter: the LoRA adapters alone instead of the merged model, as peft reads them.
-        force: replace what is there.
+        dtype: of the copied weights; None keeps theirs.
+        adapter: export only the LoRA adapters, in peft's format, instead of the merged model.
+        force: replace an existing ``target``.
 
     Raises:
         ValueError: ``target`` exists; unknown dtype; no adapters; the model cannot be loaded.
@@ -138,7 +138,7 @@ def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
 
 
 def card(checkpoint: Path, *, adapter: bool = False) -> str:
-    """A model card from what the run around a checkpoint recorded."""
+    """A model card from the records of the checkpoint's run."""
     facts = _facts(checkpoint)
     lines = [
         "---",
@@ -157,7 +157,7 @@ def card(checkpoint: Path, *, adapter: bool = False) -> str:
 
 
 def _facts(checkpoint: Path) -> dict[str, Any]:
-    """What is known of a checkpoint by where it stands; empty outside a run."""
+    """Facts about a checkpoint from its run folder; empty outside a run."""
     run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
     if run is None:
         return {}

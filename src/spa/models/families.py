@@ -1,4 +1,4 @@
-"""The families of models whose layers we compute ourselves, as transformers does."""
+"""Model families whose layers we compute ourselves, exactly as transformers does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 
 def is_llama_like(model: Any) -> bool:
-    """Whether every layer is one of Llama's, with attention over all that came before."""
+    """Whether every layer is a Llama layer with full causal attention."""
     config = model.config
     layers = getattr(config, "layer_types", None) or []
     return (

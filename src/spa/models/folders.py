@@ -1,4 +1,4 @@
-"""Where a model lies, and whether what lies there can be one. Imports no torch and reads no weights, only their header."""
+"""Locates and checks model folders. Imports no torch and reads only the header of weight files."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def resolve_path(path: str) -> str:
 
 
 def check_folder(path: str, *, tokenizer: bool = True) -> None:
-    """Checks that a local folder or built-in name holds a model; a hub name is taken on trust.
+    """Checks that a local folder or built-in name holds a model; hub names are not checked.
 
     Args:
-        tokenizer: whether it needs one.
+        tokenizer: whether one is required.
 
     Raises:
-        ValueError: no such folder, or one without config, tokenizer or whole weights.
+        ValueError: no such folder, or it lacks a config, a tokenizer or complete weights.
     """
     folder = resolve_path(path)
     if tokenizer:
@@ -48,7 +48,7 @@ def check_folder(path: str, *, tokenizer: bool = True) -> None:
 
 
 def check_tokenizer(folder: str, path: str) -> None:
-    """Raises ValueError if ``folder`` (``path`` resolved) is one without a tokenizer."""
+    """Raises ValueError if ``folder`` (``path`` resolved) is a folder without a tokenizer."""
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     if Path(folder).is_dir() and not any((Path(folder) / name).is_file() for name in files):
         raise ValueError(
@@ -57,7 +57,7 @@ def check_tokenizer(folder: str, path: str) -> None:
 
 
 def check_weights(folder: str, path: str) -> None:
-    """Raises ValueError if ``folder`` (``path`` resolved) is one without weights or with a damaged file of them."""
+    """Raises ValueError if ``folder`` (``path`` resolved) is a folder without weights or with a damaged weight file."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(folder).is_dir():

@@ -1,7 +1,7 @@
 """The training forward pass that SFT and PPO share: right-padded batches, log-probs of chosen tokens only.
 
-Right padding needs no attention mask: with causal attention no real token sees a pad. Logits are made only at
-positions that are asked for, in chunks, since a 150k-word vocabulary makes them the largest tensor of all.
+Right padding needs no attention mask: with causal attention no real token sees a pad. Logits are computed only at
+requested positions, in chunks, since a 150k-token vocabulary makes them the largest tensor.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}
-"""Logits held at once (number of entries), by device. On a CPU smaller chunks are slower for the gradient of the head, which is
-added up once a chunk, and larger ones for their page faults; a GPU needs longer matrix products."""
+"""Maximum number of logits in memory, by device. On a CPU smaller chunks are slower because the head's gradient is accumulated
+once per chunk, larger ones because of page faults; a GPU needs larger matrix products."""
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """(B, T) int64, T the longest row."""
+    """(B, T) int64, where T is the longest row."""
     length = max(len(row) for row in rows)
     return torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows], dtype=torch.long, device=device)
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices grouped by similar length so that rows x longest row <= ``max_tokens`` (a longer row stands alone)."""
+    """Indices grouped by similar length so that rows x longest row <= ``max_tokens`` (a longer row is a batch of its own)."""
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     groups: list[list[int]] = []
     for index in order:
-        # Ascending lengths: the newcomer is the longest of its group.
+        # Ascending lengths: the new row is the longest of its group.
         if groups and (len(groups[-1]) + 1) * lengths[index] <= max_tokens:
             groups[-1].append(index)
         else:
@@ -46,8 +46,8 @@ def hidden_states(model: Any, ids_BT: Tensor) -> Tensor:
 class _Scores(torch.autograd.Function):
     """Log-probs of chosen tokens and entropies, (N,) each, from hidden states (N, D) and a linear head (V, D).
 
-    Two buffers of ``rows`` x V are all that it needs: logits are made a chunk at a time and, if there is more than one chunk,
-    made again for the backward pass.
+    Needs only two buffers of ``rows`` x V: logits are computed chunk by chunk and, if there is more than one chunk,
+    recomputed in the backward pass.
     """
 
     @staticmethod
@@ -147,7 +147,7 @@ def _logits(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tempera
 def token_logprobs(
     model: Any, hidden_ND: Tensor, targets_N: Tensor, *, temperature: float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (N,) of ``targets_N`` given the hidden states that predict them, and entropies (N,) if asked for.
+    """Log-probs (N,) of ``targets_N`` given the hidden states that predict them, and entropies (N,) if requested.
 
     ``hidden_ND[i]`` must be the state at the position *before* target i. Results are float32.
     """
@@ -161,7 +161,7 @@ def token_logprobs(
             dtype = torch.get_autocast_dtype(hidden_ND.device.type)
             hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
         logprobs_N, entropy_N = _Scores.apply(hidden_ND, weight_VD, bias_V, targets_N, temperature, entropy, rows)
-    else:  # a head with adapters or of quantized weights
+    else:  # a head with adapters or quantized weights
         pieces = [
             checkpoint(_plain_scores, head, hidden, targets, temperature, use_reentrant=False)
             for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)

@@ -1,8 +1,8 @@
-"""The last layer of packed rows where only some tokens' states are read.
+"""Computes the last layer of packed rows only for tokens whose hidden states are used.
 
-Training reads the states that predict sampled tokens. In a prompt of seventy tokens with an answer of ten the other tokens are
-needed for their keys and values alone, so that the last layer's queries, attention, feed-forward part and norms, and the model's
-final norm, are computed for a seventh of the tokens: in a model of two layers more than a third of the work.
+Training uses only hidden states that predict sampled tokens. With a prompt of seventy tokens and a response of ten, the others
+are needed only for their keys and values, so the last layer's queries, attention, feed-forward part and norms, and the
+final norm, are computed for a seventh of the tokens. In a two-layer model this saves more than a third of the work.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from spa.models.families import is_llama_like
 from spa.models.packing import Layout, Places, by_batch, packed_hidden_states
 
-_FEW = 0.75  # where more of the tokens are read, choosing them costs what it saves
+_FEW = 0.75  # above this share of tokens, selection costs as much as it saves
 
 
 @dataclass(frozen=True)
 class Reads:
-    """The W tokens of packed rows whose states are read.
+    """The W tokens of packed rows whose hidden states are used.
 
-    ``wanted_W`` are their places. In attention the rows of a batch ask from as many slots each as the row with the most has
-    tokens; of all S slots ``asks_S`` says which of the W stands there (in one left over: any), and ``slots_W`` at which each of
-    them is read. ``masks`` says for each batch what its slots see: (rows, 1, slots, longest).
+    ``wanted_W`` are their indices. In attention every row of a batch has as many query slots as the row with the most such
+    tokens. ``asks_S`` maps all S slots to the W tokens (arbitrary for unused slots), and ``slots_W`` maps each token
+    to its slot. ``masks`` is the attention mask of each batch: (rows, 1, slots, longest).
     """
 
     wanted_W: Tensor
@@ -38,7 +38,7 @@ class Reads:
 
     @classmethod
     def of(cls, rows: Sequence[Places], asked: Sequence[Places], layout: Layout) -> Reads | None:
-        """``asked[i]`` are the positions, in row i, whose states are read. None where most are."""
+        """``asked[i]`` are the positions in row i whose states are used. Returns None if most are."""
         device = layout.tokens_R.device
         wanted = np.unique(np.concatenate([row[at] for row, at in zip(rows, asked, strict=True)]))
         if len(wanted) > _FEW * len(layout.places_T):
@@ -47,7 +47,7 @@ class Reads:
         for batch, (_, longest) in zip(layout.rows, layout.batches, strict=True):
             places = [np.unique(asked[index]) for index in batch]
             most = max(1, *map(len, places))
-            # A slot left over sees the row's first token: attention to nothing at all has no value.
+            # An unused slot sees the row's first token: attention over no keys is undefined.
             positions = np.stack([np.pad(at, (0, most - len(at))) for at in places])
             masks.append(torch.from_numpy(np.arange(longest) <= positions[:, None, :, None]).to(device))
             for index, at in zip(batch, places, strict=True):
@@ -64,10 +64,10 @@ class Reads:
 
 
 def states_read(model: Any, ids_T: Tensor, layout: Layout, reads: Reads) -> Tensor:
-    """(W, D) last hidden states of packed rows where they are read; needs ``enable_packing``."""
+    """(W, D) last hidden states of the tokens in ``reads``; needs ``enable_packing``."""
     if is_llama_like(model):
         layer = model.base_model.layers[-1]
-        # What is computed again in the backward pass would not be of the same layer.
+        # Recomputation in the backward pass would use the original forward.
         if not (layer.gradient_checkpointing and layer.training):
             with _reading(layer, reads):
                 return packed_hidden_states(model, ids_T, layout)
@@ -85,11 +85,11 @@ def _reading(layer: Any, reads: Reads) -> Iterator[None]:
     try:
         yield
     finally:
-        del layer.forward  # the class's own is behind it
+        del layer.forward  # uncovers the class's method
 
 
 def _forward(layer: Any, hidden_1TD: Tensor, cos_sin: tuple[Tensor, Tensor], layout: Layout, reads: Reads) -> Tensor:
-    """(1, W, D), of what the layer makes of (1, T, D)."""
+    """(1, W, D): the layer's output for (1, T, D) at the used tokens."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.models.llama.modeling_llama import rotate_half
 

@@ -1,4 +1,4 @@
-"""Loading and saving: Hugging Face folders, safetensors only, the built-in tiny model by name."""
+"""Loads and saves models: Hugging Face folders (safetensors only), and the built-in tiny model by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_model(config: ModelConfig, path: str | None = None) -> None:
     """Checks, without loading anything, that a local folder or built-in name can be a model.
 
     Raises:
-        ValueError: what ``load_model`` and ``load_tokenizer`` would raise of a missing or damaged folder or device.
+        ValueError: as ``load_model`` and ``load_tokenizer`` for a missing or damaged folder or a missing device.
     """
     check_folder(path or config.path)
     pick_device(config.device)
@@ -46,7 +46,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 def load_config(path: str, *, local_only: bool = False) -> Any:
-    """The transformers config of a model folder or hub name (``local_only``: only where it is on disk already).
+    """The transformers config of a model folder or hub name (``local_only``: only if already on disk).
 
     Raises:
         ValueError: it cannot be read.
@@ -66,7 +66,7 @@ def weight_bytes(config: ModelConfig) -> int:
 
 
 def compute_dtype_bytes(precision: str) -> int:
-    """Bytes of one number of the precision that matrix products run in."""
+    """Bytes of one number in the precision of matrix products."""
     dtype: torch.dtype = getattr(torch, precision)
     return dtype.itemsize
 
@@ -97,7 +97,7 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
+    if missing := sorted(found["missing_keys"]):  # transformers initialises them randomly
         raise ValueError(
             f"the weights of {path or config.path} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}: they are "
             "damaged, or not those of a causal language model"
@@ -109,14 +109,14 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
 
 @cache
 def _leave_imports_alone() -> None:
-    """Once, before there are models: what torch and transformers made at their import is 340,000 objects, and Python's collector
-    would look at all of them again and again (0.2 s each time), in the midst of a rollout."""
+    """Excludes the 340,000 objects created by importing torch and transformers from garbage collection, once and before models
+    exist: each full collection, even during a rollout, would take 0.2 s."""
     gc.collect()
     gc.freeze()
 
 
 def load_weights(model: Any, folder: str | os.PathLike[str]) -> None:
-    """Takes over the weights of a checkpoint of the same model, in place.
+    """Loads the weights of a checkpoint of the same model in place.
 
     Raises:
         ValueError: it cannot be loaded.
@@ -126,7 +126,7 @@ def load_weights(model: Any, folder: str | os.PathLike[str]) -> None:
 
 
 def enable_checkpointing(model: Any) -> None:
-    """Keeps one input a layer for the backward pass and computes the rest again."""
+    """Enables activation checkpointing: stores one input per layer and recomputes the rest in the backward pass."""
     if hasattr(model, "activation_checkpointing_enable"):  # the name in newer versions of transformers
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     else:
@@ -134,7 +134,7 @@ def enable_checkpointing(model: Any) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one, else the CPU. ValueError for a device that is not there."""
+    """``auto`` is CUDA if available, else the CPU. Raises ValueError for an unavailable device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -153,10 +153,10 @@ def set_threads(config: ModelConfig) -> None:
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None) -> None:
-    """Writes a plain Hugging Face folder and, beside the weights, ``trainer_state.pt``; atomically.
+    """Atomically writes a plain Hugging Face folder and, next to the weights, ``trainer_state.pt``.
 
     ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``. LoRA adapters
-    are added into the weights, and written once more on their own into ``adapter/``.
+    are merged into the weights and also written separately to ``adapter/``.
     """
     from spa.models import lora
 
@@ -172,7 +172,7 @@ def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state
 
 
 def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The trainer state beside a checkpoint.
+    """The trainer state of a checkpoint.
 
     Raises:
         ValueError: there is none (a plain model folder cannot be resumed from) or it is damaged.
@@ -191,7 +191,7 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class ValueHead(nn.Linear):
-    """Hidden state -> value. Starts at 0, so that the first advantages are the returns."""
+    """Hidden state -> value. Initialised to 0, so that the first advantages are the returns."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size, 1)

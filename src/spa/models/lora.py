@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft, put into the model in place: to everything else it stays the model it was."""
+"""LoRA adapters through peft, added in place, so that other code needs no changes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def add_lora(
     """Freezes the model and gives its linear layers trainable adapters ``B A alpha / rank`` that start at 0, in float32.
 
     Args:
-        targets: ends of names of linear layers (``q_proj``); ``all-linear`` means all but the output head.
-        seed: of A's initial values; the global random state is left alone.
-        stage: the block of settings that asks for it, for messages.
+        targets: name suffixes of linear layers (``q_proj``); ``all-linear`` means all except the output head.
+        seed: of A's initial values; the global random state is unchanged.
+        stage: the config section, for messages.
 
     Raises:
-        ValueError: peft is not installed, or no layer is named so.
+        ValueError: peft is not installed, or no layer matches.
     """
     peft = _peft(stage)
     names: str | list[str] = "all-linear" if list(targets) == ["all-linear"] else list(targets)
@@ -51,7 +51,7 @@ def add_lora(
                 f"{stage}.lora_targets={list(targets)} names no layer of {type(model).__name__}; its linear layers are "
                 f"{', '.join(sorted(linear))}"
             ) from error
-    # Outside of its wrapper peft freezes nothing, and gives adapters the model's dtype: small steps vanish in bfloat16.
+    # Without its wrapper peft freezes nothing and gives adapters the model's dtype: small updates vanish in bfloat16.
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
@@ -89,7 +89,7 @@ def has_lora(model: Any) -> bool:
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
-    """The model as it was before ``add_lora``, for as long as the context lasts."""
+    """Disables the adapters within the context."""
     layers = [module for module in model.modules() if isinstance(module, _peft().tuners.tuners_utils.BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -106,10 +106,10 @@ def adapter_state(model: Any) -> dict[str, Tensor]:
 
 
 def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
-    """Takes over what ``adapter_state`` gave.
+    """Loads the result of ``adapter_state``.
 
     Raises:
-        ValueError: the adapters are of other layers or another rank.
+        ValueError: the adapters have other layers or another rank.
     """
     adapters = {name: p for name, p in model.named_parameters() if "lora_" in name}
     if {name: tuple(t.shape) for name, t in adapters.items()} != {name: tuple(t.shape) for name, t in state.items()}:
@@ -121,9 +121,9 @@ def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def merged_state(model: Any) -> dict[str, Tensor]:
-    """The weights of the plain model with the adapters added in; the model itself is not touched.
+    """The weights of the plain model with the adapters merged; the model itself is unchanged.
 
-    Merging in place and undoing it would round: a run that saves would then differ from one that does not.
+    Merging in place and undoing it would round, so saving would change the run.
     """
     layer_type = _peft().tuners.lora.LoraLayer
     state: dict[str, Tensor] = {}
@@ -138,7 +138,7 @@ def merged_state(model: Any) -> dict[str, Tensor]:
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Writes the adapters alone, as ``PeftModel.from_pretrained(base, folder)`` reads them."""
+    """Writes only the adapters, in the format of ``PeftModel.from_pretrained(base, folder)``."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How much memory a training will need, estimated before it starts, and how much there is."""
+"""Estimates the memory that training needs, before it starts, and the memory available."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryEstimate:
 
 
 def size(count: int) -> str:
-    """A number of bytes for people."""
+    """A human-readable number of bytes."""
     return f"{count / GIB:.1f} GiB" if count >= 0.1 * GIB else f"{count / 2**20:.0f} MiB"
 
 
@@ -40,13 +40,13 @@ def estimate_training(
 ) -> MemoryEstimate:
     """Peak memory of one forward and backward pass and of AdamW, from a transformers config alone (no weights are loaded).
 
-    Counted for a Llama-like block: the tensors that autograd keeps per token and layer (inputs of norms and products, queries,
-    keys, values, the three of the gated MLP) in ``compute_bytes``, norms in float32. With ``checkpointing`` one input a
-    layer stays, and one layer is recomputed at a time.
+    Counts, for a Llama-like block, the tensors that autograd keeps per token and layer (inputs of norms and products,
+    queries, keys, values, the three of the gated MLP) in ``compute_bytes``, norms in float32. With ``checkpointing`` only
+    one input per layer is kept, and one layer at a time is recomputed.
 
     Args:
-        tokens: of the largest forward pass; ``scored``: of those, how many have their log-prob computed.
-        weight_bytes: of one weight; gradients and both Adam states have the same size each (of adapters: 4).
+        tokens: of the largest forward pass; ``scored``: how many of them have their log-prob computed.
+        weight_bytes: of one weight; gradients and both Adam states each have the same size (for adapters: 4).
         lora_rank: 0 if all weights are trained.
     """
     from spa.models.forward import CHUNK_LOGITS
@@ -61,7 +61,7 @@ def estimate_training(
         trained_bytes = 4
         ends = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         trained = lora_rank * layers * ends
-    # What a matrix product or an elementwise one keeps for its backward pass, in numbers a token.
+    # Numbers per token kept for the backward pass of matrix and elementwise products.
     products = 2 * hidden + 3 * queries + 4 * keys + 4 * inner
     norms = 4 * hidden  # input and normalised input of both, in float32
     layer = tokens * (products * compute_bytes + norms * 4)
@@ -86,7 +86,7 @@ def cache_bytes(config: Any, itemsize: int) -> int:
 
 
 def count_parameters(config: Any) -> int:
-    """Parameters of the causal model of a config; nothing is allocated."""
+    """Number of parameters of a config's causal model; allocates nothing."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -95,7 +95,7 @@ def count_parameters(config: Any) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that a process can still take on a device, or None where nobody says."""
+    """Bytes that a process can still allocate on a device, or None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     values = [value for value in (_meminfo("MemAvailable"), _cgroup_free()) if value is not None]
@@ -113,7 +113,7 @@ def _meminfo(name: str) -> int | None:
 
 
 def _cgroup_free() -> int | None:
-    """What a container's limit leaves."""
+    """Bytes left under the container's limit."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = Path("/sys/fs/cgroup/memory.current").read_text()

@@ -30,10 +30,10 @@ def adamw(
 
 
 def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant", decay: int = 0) -> float:
-    """Share of the peak learning rate at optimizer step ``step`` (from 0): linear warm-up, then ``schedule``.
+    """Fraction of the peak learning rate at optimizer step ``step`` (from 0): linear warm-up, then ``schedule``.
 
-    ``cosine`` falls to 0 over the rest of the ``total`` steps, ``wsd`` (warm-up, stable, decay) stays at 1 and falls along a
-    cosine over the last ``decay`` steps, ``constant`` stays.
+    ``cosine`` decays to 0 over the rest of the ``total`` steps, ``wsd`` (warm-up, stable, decay) stays at 1 and follows a
+    cosine over the last ``decay`` steps, ``constant`` stays at 1.
     """
     if step < warmup:
         return (step + 1) / warmup

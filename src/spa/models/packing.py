@@ -1,11 +1,10 @@
-"""Several rows in one forward pass without padding, each attending to itself alone, and what rows have in common only once.
+"""Sequence packing: several rows in one forward pass without padding, isolated from each other, with shared prefixes stored once.
 
-The rows stand one behind the other in a sequence of T tokens. Where a row begins as another one does (the episodes of a group
-share their first prompt, rows with the whole history their earlier turns), the common beginning stands there once: with causal
-attention its hidden states are the same in both. Everything that works token by token (embeddings, linear layers, norms) runs on
-exactly these T; only attention needs to know where rows begin and end, and gets them whole, as right-padded batches of rows of
-similar length, in which no real token sees a pad. So isolation needs no mask of T x T, and rows of unequal length cost no wasted
-matrix products.
+The rows are concatenated into a sequence of T tokens. A prefix shared by rows (the first prompt of a group's episodes, or
+earlier turns of rows with the full history) is stored once: with causal attention its hidden states are the same in all of
+them. Token-wise operations (embeddings, linear layers, norms) run on exactly these T tokens. Only attention needs row
+boundaries: it receives whole rows in right-padded batches of similar length, in which no real token sees a pad. Isolation
+therefore needs no T x T mask, and rows of unequal length waste no matrix products.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 NAME = "spa_packed"
-_SIMILAR = 0.8  # rows of one batch of attention are at least so long, as a share of its longest
-_SHARED_COST = 0.25  # what a token costs that is only attended to, as a share of one that is computed
+_SIMILAR = 0.8  # minimum row length in an attention batch, as a share of its longest row
+_SHARED_COST = 0.25  # cost of a token that is only attended to, relative to one that is computed
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the rows of a packed sequence stand.
+    """The layout of rows in a packed sequence.
 
-    ``positions_1T[0, t]`` is the place of token t in its row. Attention works on ``batches`` of (rows, longest); flattened one
-    behind the other they have R places, of which ``tokens_R`` names the token (of a pad: any), and ``places_T`` says for each
-    token at which of its places its output is read. ``all_places`` are all of them, token by token, those of token t from
-    ``starts_T[t]`` on. ``even`` says that nothing is padded, shared or moved, ``rows`` which rows the batches have.
+    ``positions_1T[0, t]`` is the position of token t in its row. Attention works on ``batches`` of (rows, longest), which
+    flattened and concatenated have R places. ``tokens_R`` is the token of each place (arbitrary for pads), and ``places_T``
+    the place where each token's output is read. ``all_places`` lists the places of every token, those of token t starting
+    at ``starts_T[t]``. ``even`` means that nothing is padded, shared or moved; ``rows`` are the rows of the batches.
     """
 
     positions_1T: Tensor
@@ -48,7 +47,7 @@ class Layout:
 
     @classmethod
     def of(cls, rows: Sequence[Places], device: torch.device | str = "cpu") -> Layout:
-        """The layout of rows of places in the packed sequence, as ``pack`` gives them."""
+        """The layout for ``rows``, each row's token indices in the packed sequence (see ``pack``)."""
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         batches: list[list[int]] = []
         for index in order:
@@ -87,7 +86,7 @@ class Layout:
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences of one type begin with in common."""
+    """Length of the common prefix of two sequences of one type."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -101,12 +100,12 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def pack(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[Places]]:
-    """The ids of a packed sequence, common beginnings once, and for each row the places of its tokens in it."""
+    """The ids of a packed sequence, with shared prefixes once, and for each row the indices of its tokens in it."""
     lists = [list(row) for row in rows]
     ids: list[int] = []
     places: list[Places] = [np.zeros(0, dtype=np.int64)] * len(rows)
     before: int | None = None
-    # In this order the longest beginning that a row shares with any earlier one it shares with its neighbour.
+    # In this order a row's longest prefix shared with any earlier row is the one shared with its predecessor.
     for index in sorted(range(len(rows)), key=lambda i: lists[i]):
         shared = common_length(lists[index], lists[before]) if before is not None else 0
         shared_places = places[before][:shared] if before is not None else places[index]
@@ -117,9 +116,9 @@ def pack(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[Places]]:
 
 
 def pack_groups(rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Indices of rows by forward pass, those with a common beginning together.
+    """Groups row indices into forward passes, keeping rows with a common prefix together.
 
-    A pass has at most ``max_tokens`` tokens (a longer row stands alone), a shared one counted a quarter for every further row.
+    A pass has at most ``max_tokens`` tokens (a longer row gets its own); a shared token counts a quarter for every further row.
     """
     lists = [list(row) for row in rows]
     groups: list[list[int]] = []
@@ -138,8 +137,8 @@ def pack_groups(rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int
 
 
 class _Expand(torch.autograd.Function):
-    """Tokens (T, ...) to all their places (R, ...). Autograd's own gradient of an indexing adds up entry by entry, several times as
-    slow as one sum over the places of each token."""
+    """Copies tokens (T, ...) to all their places (R, ...). Autograd's gradient of indexing accumulates entry by entry, several
+    times slower than one sum over each token's places."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, layout: Layout) -> Tensor:
@@ -157,7 +156,7 @@ class _Expand(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Outputs (R, ...) to tokens (T, ...): each is read at one place."""
+    """Gathers outputs (R, ...) into tokens (T, ...), each from one place."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, layout: Layout) -> Tensor:
@@ -172,10 +171,10 @@ class _Collect(torch.autograd.Function):
 
 
 def enable_packing(model: Any, setting: str = "sft.packing") -> None:
-    """Lets ``packed_hidden_states`` be used with a transformers model; everything else it does stays ``sdpa``.
+    """Enables ``packed_hidden_states`` for a transformers model; its other forward passes keep using ``sdpa``.
 
     Args:
-        setting: that asks for it, for the message.
+        setting: name of the setting, for the error message.
 
     Raises:
         ValueError: the model's attention cannot be replaced.
@@ -201,7 +200,7 @@ def enable_packing(model: Any, setting: str = "sft.packing") -> None:
 def packed_hidden_states(model: Any, ids_T: Tensor, layout: Layout) -> Tensor:
     """(T, D) last hidden states of packed rows; needs ``enable_packing``."""
     assert model.config._attn_implementation == NAME, "without enable_packing rows would see each other"
-    # A mask of four dimensions is passed on as it is: none of T x T is built from the position ids.
+    # A 4-D mask is passed through unchanged, so no T x T mask is built from the position ids.
     unused = torch.empty(1, 1, 0, 0, device=ids_T.device)
     output = model.base_model(
         input_ids=ids_T[None],

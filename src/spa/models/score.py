@@ -1,8 +1,8 @@
-"""The one door to what a model gives in training: log-probs, entropies and hidden states of chosen tokens.
+"""Log-probs, entropies and hidden states of chosen tokens: the only interface to the model in training.
 
-Behind it stand packing (``models.packing``), a last layer computed for few tokens alone (``models.last_layer``), log-probs in
-chunks (``models.forward``) and compiling (``models.compiling``). ``batches`` cuts sequences into forward passes, ``score`` runs
-one.
+It combines packing (``models.packing``), a last layer computed only for used tokens (``models.last_layer``), chunked
+log-probs (``models.forward``) and compilation (``models.compiling``). ``batches`` divides sequences into forward passes,
+``score`` runs one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed
 
 
 class Scorable(Protocol):
-    """Token ids, and the positions of those that are scored: at least 1 each, since nothing predicts a first token."""
+    """Token ids and the positions to score, each at least 1, since nothing predicts the first token."""
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -33,7 +33,7 @@ class Scorable(Protocol):
 
 
 class Chosen(NamedTuple):
-    """The plainest ``Scorable``."""
+    """A minimal ``Scorable``."""
 
     ids: Sequence[int]
     positions: Sequence[int]
@@ -41,10 +41,10 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The sequences ``indices`` in one forward pass, with the N tokens to be scored, sequence by sequence.
+    """The sequences ``indices`` in one forward pass, with the N tokens to score, sequence by sequence.
 
-    ``ids`` are (T,) packed, with their ``layout``, or (B, T) padded on the right. ``before_N`` are the places, in ``ids``
-    flattened, of the tokens before the scored ones, ``reads`` the same for a last layer computed for few packed tokens alone.
+    ``ids`` are (T,) packed, with their ``layout``, or (B, T) right-padded. ``before_N`` are the indices, in flattened
+    ``ids``, of the tokens before the scored ones; ``reads`` is the same for a last layer computed only for used tokens.
     """
 
     indices: list[int]
@@ -58,7 +58,7 @@ class TokenBatch:
     def of(
         cls, sequences: Sequence[Scorable], indices: list[int], device: torch.device | str, *, packing: bool
     ) -> TokenBatch:
-        """Those of ``sequences`` that ``indices`` name."""
+        """The batch of ``sequences[i]`` for i in ``indices``."""
         chosen = [sequences[i] for i in indices]
         layout = reads = None
         before = [np.asarray(sequence.positions, dtype=np.int64) - 1 for sequence in chosen]
@@ -86,7 +86,7 @@ class TokenBatch:
 
 
 class Scores(NamedTuple):
-    """Of the N scored tokens: float32 log-probs and entropies (N,) in nats, and the hidden states (N, D) that predict them."""
+    """For N scored tokens: float32 log-probs and entropies (N,) in nats, and the hidden states (N, D) that predict them."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
@@ -94,13 +94,13 @@ class Scores(NamedTuple):
 
 
 def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
-    """Lets a model's sequences be packed, and compiles its blocks.
+    """Enables packing for a model and compiles its blocks.
 
     Args:
-        stage: ``sft`` or ``ppo``, whose settings ask for it.
+        stage: ``sft`` or ``ppo``, for error messages.
 
     Raises:
-        ValueError: that cannot be done with this model, or (compiling) on this machine.
+        ValueError: not possible with this model or, for compilation, on this machine.
     """
     if packing:
         enable_packing(model, f"{stage}.packing")
@@ -111,7 +111,7 @@ def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
 def batches(
     sequences: Sequence[Scorable], max_tokens: int, device: torch.device | str, *, packing: bool
 ) -> list[TokenBatch]:
-    """All sequences in forward passes of at most ``max_tokens`` tokens, padding included (a longer sequence stands alone)."""
+    """Divides sequences into passes of at most ``max_tokens`` tokens, padding included (a longer one gets its own pass)."""
     rows = [sequence.ids for sequence in sequences]
     groups = pack_groups(rows, max_tokens) if packing else micro_batches([len(ids) for ids in rows], max_tokens)
     return [TokenBatch.of(sequences, group, device, packing=packing) for group in groups]
@@ -126,11 +126,11 @@ def score(
     precision: str = "float32",
     hidden_ND: Tensor | None = None,
 ) -> Scores:
-    """Log-probs of a batch's tokens at a temperature, with entropies if asked for.
+    """Log-probs of a batch's tokens at a temperature, with entropies if requested.
 
     Args:
         precision: of the matrix products (``autocast``).
-        hidden_ND: the batch's hidden states where they are there already.
+        hidden_ND: the batch's hidden states, if already computed.
     """
     with autocast(model, precision):
         if hidden_ND is None:
@@ -143,9 +143,9 @@ def score(
 
 @torch.no_grad()
 def sum_logprobs(model: Any, sequences: Sequence[Scorable], max_tokens: int = 8192) -> list[float]:
-    """For each sequence the log-prob (nats) of its tokens at ``positions`` together, each given all before it.
+    """For each sequence, the summed log-prob (nats) of its tokens at ``positions``, each given all preceding tokens.
 
-    The model is left in the mode it was in.
+    The model's train/eval mode is preserved.
 
     Raises:
         ValueError: a position is 0 (nothing predicts the first token) or lies outside its sequence.
@@ -165,5 +165,5 @@ def sum_logprobs(model: Any, sequences: Sequence[Scorable], max_tokens: int = 81
 
 
 def autocast(model: Any, precision: str) -> AbstractContextManager[Any]:
-    """Matrix products in bfloat16 where ``precision`` says so; weights and sums stay what they are."""
+    """Runs matrix products in bfloat16 if ``precision`` says so; weights and sums keep their dtype."""
     return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")

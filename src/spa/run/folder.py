@@ -17,10 +17,10 @@ from spa.config.load import differences, load_config, to_yaml
 from spa.config.schema import Config
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
-# A run may be resumed with other values of these: they do not change the results, except in the last digits (model.device and
+# A run may be resumed with other values of these. They do not change the results, except in the last digits (model.device and
 # model.threads change the order of sums).
 _FREE = (
-    "variants",  # more of them may be compared; each is what it is by itself
+    "variants",  # more may be added; each is independent
     "report.",
     "model.device",
     "model.threads",
@@ -36,11 +36,11 @@ _FREE = (
     "ppo.collapse_patience",
     "ppo.keep_checkpoints",
 )
-_STAGES = ("generate", "sft", "practice", "ppo")  # what `run` does as well
+_STAGES = ("generate", "sft", "practice", "ppo")  # also part of `run`
 
 
 def variants_folder(out: Path) -> Path:
-    """Where a run keeps stage 3 and the evaluation of its variants: ``variants``, or ``arms`` in a run of an earlier version."""
+    """The folder for stage 3 and the evaluation of variants: ``variants``, or ``arms`` in runs of earlier versions."""
     earlier = out / "arms"
     return earlier if earlier.is_dir() else out / "variants"
 
@@ -71,14 +71,14 @@ class RunFolder:
         """The saved config.
 
         Raises:
-            ValueError: there is none, or it is damaged.
+            ValueError: it is missing or damaged.
         """
         if not self.config_path.is_file():
             raise ValueError(f"{self.path} holds no run (no config.yaml)")
         return load_config(self.config_path, missing_ok=True)
 
     def info(self) -> dict[str, Any]:
-        """What ``run.json`` says; empty if there is none or it is damaged."""
+        """The content of ``run.json``; empty if missing or damaged."""
         try:
             data = json.loads(self.info_path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -86,15 +86,15 @@ class RunFolder:
         return data if isinstance(data, dict) else {}
 
     def commands(self) -> list[str]:
-        """The commands that were run here, in order, each once."""
+        """The distinct commands that were run here, in order."""
         entries = self.info().get("commands", [])
         return list(dict.fromkeys(str(entry.get("command", "")) for entry in entries if isinstance(entry, dict)))
 
     def open(self, cfg: Config, command: str, resume: bool) -> RunFolder:
-        """Makes the folder and writes down config and command; returns itself.
+        """Creates the folder and records config and command; returns itself.
 
-        ``command`` names what is about to be done, with the variant where there is one (``"ppo spa"``). A command that was
-        not run here before may join a run of the same config; ``run`` and its stages exclude each other.
+        ``command`` is the command, with the variant if there is one (``"ppo spa"``). A command not yet run here may join
+        a run of the same config; ``run`` and its stages exclude each other.
 
         Raises:
             ValueError: the path is a file, the command was run here before and ``resume`` is False, or the saved config
@@ -111,7 +111,7 @@ class RunFolder:
         return self
 
     def check(self, cfg: Config, command: str, resume: bool) -> None:
-        """Raises what ``open`` would raise, and writes nothing."""
+        """Raises what ``open`` would raise, but writes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; give another --out")
         if not self.holds_run:
@@ -148,7 +148,7 @@ def environment() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; fewer than the machine has where a scheduler or container pins it to some."""
+    """Cores that this process may use: fewer than the machine has if a scheduler or container restricts it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object a line, ``step`` and ``time`` first. Imports no torch."""
+"""``metrics.jsonl``: one JSON object per line, ``step`` and ``time`` first. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from spa.run.trackers import Tracker
 class MetricsLog:
     """Appends metrics to a JSONL file, flushed line by line, and passes them on to trackers.
 
-    A last line that a crash tore is dropped when the log is opened.
+    A last line truncated by a crash is dropped when the log is opened.
 
     Args:
-        path: the file; its folder is made when the first line is written.
-        trackers: besides the file (see ``spa.run.trackers``).
+        path: the file; its folder is created when the first line is written.
+        trackers: further destinations (see ``spa.run.trackers``).
     """
 
     def __init__(self, path: str | os.PathLike[str], trackers: Sequence[Tracker] = ()) -> None:
@@ -32,7 +32,7 @@ class MetricsLog:
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one line. Values may be numbers, NumPy or torch scalars, strings, booleans or None.
 
-        What is not finite is written as null: the file stays plain JSON.
+        Non-finite values are written as null, so the file stays valid JSON.
         """
         values = {name: _plain(value) for name, value in metrics.items()}
         line = json.dumps(
@@ -46,10 +46,10 @@ class MetricsLog:
             tracker.log(int(step), numbers)
 
     def truncate_after(self, step: int) -> int:
-        """Drops what was logged after the checkpoint of ``step``, atomically; returns how many lines.
+        """Atomically drops lines logged after the checkpoint of ``step``; returns their number.
 
-        A trainer logs a step once and then saves: after the checkpoint come the lines of later steps and what is logged of the
-        same step once more (the measurement at the end of stage 2).
+        A trainer logs a step once and then saves, so later steps and a second line of the same step (the measurement at the
+        end of stage 2) come after the checkpoint.
         """
         records = read_metrics(self.path)
         end = next(
@@ -78,7 +78,7 @@ class MetricsLog:
         end = text.rfind(b"\n") + 1
         if end == len(text):
             return
-        try:  # a whole object that lacks only its newline is kept
+        try:  # a complete object that lacks only its newline is kept
             whole = isinstance(json.loads(text[end:]), dict)
         except ValueError:
             whole = False
@@ -91,10 +91,10 @@ class MetricsLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a metrics file, in order; none if there is no file. A torn last line is left out.
+    """The records of a metrics file, in order; none if there is no file. A truncated last line is omitted.
 
     Raises:
-        ValueError: another line is no JSON object (the message names it).
+        ValueError: another line is not a JSON object (the message names it).
     """
     file = Path(path)
     if not file.is_file():
@@ -117,7 +117,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it: scalars of other libraries to float, what is not finite to None."""
+    """A JSON value: scalars of other libraries become floats, non-finite numbers None."""
     if value is None or isinstance(value, (str, bool)):
         return value
     if type(value).__name__ in ("bool_", "bool"):

@@ -1,4 +1,4 @@
-"""One stage of a run: its folder, its mark of completion, its metrics."""
+"""One stage of a run: its folder, completion marker and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spa.run.trackers import make_trackers
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
-    """What a finished stage recorded (``seconds``, ``cpu_seconds`` and its own results), or None if it has not finished."""
+    """The record of a finished stage (``seconds``, ``cpu_seconds`` and its results), or None if it has not finished."""
     path = folder / "done.json"
     if not path.is_file():
         return None
@@ -32,10 +32,10 @@ def read_done(folder: Path) -> dict[str, Any] | None:
 
 
 def model_of(path: str, setting: str = "ppo.start") -> str:
-    """The model of a checkpoint folder or hub name (itself), or of the folder of a finished or an interrupted stage.
+    """The model of a checkpoint folder or hub name (itself), or of a finished or interrupted stage's folder.
 
     Raises:
-        ValueError: a folder that is none of these.
+        ValueError: the folder is none of these.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file():
@@ -64,10 +64,10 @@ class Stage:
     """A stage about to run in ``folder``.
 
     With ``resume``, a finished stage is skipped (``finished``), and an unfinished one continues from its last checkpoint, or
-    starts again if it has none. Without, what an earlier attempt left is removed. ``keep`` preserves what an unfinished attempt
-    left, for a stage that can use it.
+    starts again if it has none. Without it, files of an earlier attempt are removed. With ``resume``, ``keep``
+    preserves files of an attempt without a checkpoint, for a stage that can use them.
 
-    Its time is that of ``spa.common.clock``: without validation.
+    Times are measured by ``spa.common.clock``, which excludes validation.
     """
 
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False) -> None:
@@ -99,7 +99,7 @@ class Stage:
 
     @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-        """A function that logs (step, metrics) of this stage; on resume, later steps than the checkpoint's are dropped."""
+        """A function that logs (step, metrics) of this stage; on resume, steps after the checkpoint's are dropped."""
         name = redact(f"{cfg.name}, {self.title}")
         trackers = make_trackers(cfg.report.trackers, self.folder, name, shown(cfg))
         log = MetricsLog(self.folder / "metrics.jsonl", trackers)
@@ -117,7 +117,7 @@ class Stage:
             log.close()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Marks the stage as finished and says how long it took."""
+        """Marks the stage as finished and reports how long it took."""
         elapsed = self._elapsed()
         atomic_write(self.folder / "done.json", json.dumps({**elapsed.record(), **result}, indent=1) + "\n")
         (self.folder / "seconds.json").unlink(missing_ok=True)

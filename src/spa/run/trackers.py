@@ -16,7 +16,7 @@ PROJECT = "spa"
 
 @dataclass(frozen=True)
 class Tracker:
-    """What ``MetricsLog`` calls: ``log`` with a step and its finite numbers, ``close`` at the end of the run."""
+    """Interface used by ``MetricsLog``: ``log`` with a step and its finite numbers, ``close`` at the end of the run."""
 
     log: Callable[[int, Mapping[str, float]], None]
     close: Callable[[], None]
@@ -58,9 +58,9 @@ def make_trackers(
     """Starts the trackers ``names``.
 
     Args:
-        names: of ``tensorboard``, ``wandb``, ``trackio``.
-        folder: where those that write files put them.
-        name: what the run is called there.
+        names: from ``tensorboard``, ``wandb``, ``trackio``.
+        folder: for trackers that write files.
+        name: the run's name in the trackers.
         config: the resolved config as nested dictionaries.
 
     Raises:
@@ -71,7 +71,7 @@ def make_trackers(
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Checks, without importing them, that the packages of trackers are there.
+    """Checks, without importing them, that the trackers' packages are installed.
 
     Raises:
         ValueError: as ``make_trackers``.
@@ -80,7 +80,7 @@ def check_trackers(names: Iterable[str]) -> None:
         if tracker in sys.modules and sys.modules[tracker] is not None:
             continue
         spec = find_spec(tracker)
-        if spec is None or spec.origin is None:  # a folder `wandb` of the working directory is no package
+        if spec is None or spec.origin is None:  # a folder `wandb` in the working directory is not a package
             raise ValueError(_missing(tracker))
 
 
