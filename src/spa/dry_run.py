@@ -21,7 +21,7 @@ from spa.preflight import check_settings
 
 
 def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None) -> list[str]:
-    """What a command would do, one line a stage; also checks what can be checked without loading a model.
+    """What a command would do, one line per stage; also runs all checks that need no model weights.
 
     Raises:
         ValueError: as ``spa.preflight.check_settings``.
@@ -83,7 +83,7 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
 
 
 def imports(cfg: Config, variants: list[VariantConfig]) -> list[str]:
-    """A line for each module of others that ``plan`` imports, and so runs, for the worlds of a config and its variants."""
+    """A line for each third-party module that ``plan`` imports, and so runs, for the worlds of a config and its variants."""
     from spa.envs.registry import imported_for
 
     found: dict[str, str] = {}
@@ -120,7 +120,7 @@ def _plan_sft(cfg: Config, folder: str) -> str:
 
 
 def _algorithm(rl: PPOConfig) -> str:
-    """The choices that make one algorithm another."""
+    """The settings that define the algorithm."""
     parts = [rl.estimator, f"rewards at the end of each {'turn' if rl.reward_placement == 'turn' else 'episode'}"]
     parts.append(f"critic: {rl.critic}" if rl.estimator in WITH_VALUES else "no critic")
     if rl.filter != "off" and rl.filter_ratio < 1:
@@ -152,7 +152,7 @@ def _curriculum(cfg: Config) -> list[str]:
 
 
 def _memory(stage: str, estimate: Callable[[], object]) -> str:
-    """What a stage will need, where the model's config is at hand."""
+    """The memory a stage will need, if the model's config is available locally."""
     try:
         return f"{stage} memory: at most about {estimate()}"
     except ValueError:

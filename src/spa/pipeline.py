@@ -1,6 +1,6 @@
 """The recipe, top to bottom: self-play -> SFT -> PPO -> evaluation -> report. Each function is one command.
 
-    out/config.yaml, run.json               what was asked for, with what versions
+    out/config.yaml, run.json               the config, commands and versions
     out/selfplay/                           stage 1: train.parquet, val.parquet, episodes.jsonl
     out/sft/                                stage 2: metrics.jsonl, checkpoints/
     out/selfplay-NAME/, sft-VARIANT/        the same for variants that change stages 1 and 2
@@ -42,10 +42,10 @@ __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "
 
 
 def run(cfg: Config, out: Path, *, resume: bool) -> None:
-    """All stages for all variants, then the table and the report.
+    """Runs all stages for all variants, then writes the table and the report.
 
     Raises:
-        ValueError: the training of a variant collapsed or diverged. It comes last: the other variants are finished by then.
+        ValueError: the training of a variant collapsed or diverged; raised after the other variants have finished.
     """
     from spa.rl.health import TrainingFailed
 
@@ -53,7 +53,7 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     tuned = [variant for variant in variants if needs_sft(cfg, variant)]
     failed: dict[str, str] = {}
     with begin(cfg, out, "run", resume, variants=variants):
-        # Stages that variants share are named by the first of them.
+        # Shared stages are named after the first variant that uses them.
         played = {selfplay_folder(out, each): each for each in reversed(tuned) if not given_data(cfg, each)}
         for variant in played.values():
             generate(cfg, out, resume=True, variant=variant, begun=True)
@@ -81,14 +81,14 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
 def _begin(
     begun: bool, cfg: Config, out: Path, command: str, resume: bool, model: str | None, variant: VariantConfig | None
 ) -> AbstractContextManager[None]:
-    """Checks and opens the run folder for a stage that is a command of its own; within ``run`` that is done."""
+    """Checks and opens the run folder for a stage run as its own command; ``run`` has already done so."""
     return nullcontext() if begun else begin(cfg, out, command, resume, model, [variant] if variant else [])
 
 
 def generate(
     cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False
 ) -> None:
-    """Stage 1, the run's or that of a variant: the base model plays itself; what it wrote of states is replaced by the truth."""
+    """Stage 1 of the run or of a variant: the base model plays; the states it wrote are replaced by the true ones."""
     command = f"generate {selfplay_name(variant)}".rstrip()
     with _begin(begun, cfg, out, command, resume, None, variant):
         folder = selfplay_folder(out, variant)
@@ -101,7 +101,7 @@ def generate(
 
 
 def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False) -> None:
-    """Stage 2, the run's or that of a variant: fine-tuning on the self-play data gives the model a world model."""
+    """Stage 2 of the run or of a variant: fine-tuning on the self-play data gives the model a world model."""
     folder = sft_folder(out, variant)
     name = folder.name.removeprefix("sft").removeprefix("-")
     with _begin(begun, cfg, out, f"sft {name}".rstrip(), resume, None, variant):
@@ -118,7 +118,7 @@ def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None =
 
 
 def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: bool = False) -> None:
-    """Between stages 2 and 3: plans made in the model's own predictions are taught to its plain policy (beyond the paper).
+    """Between stages 2 and 3: distils plans from the model's own predictions into its plain policy (beyond the paper).
 
     Raises:
         ValueError: the variant does not practise, or stage 2 is missing.
@@ -162,7 +162,7 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
 def evaluate(
     cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool, begun: bool = False
 ) -> None:
-    """Pass@k and world-model accuracy on the test worlds: of ``model``, else of a chat server's or the variant's trained model."""
+    """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model."""
     own = variant_config(cfg, variant)
     if model is None and (begun or own.engine.kind != "openai"):
         model = trained_model(cfg, variant, out)
@@ -180,7 +180,7 @@ def report(out: Path) -> Path:
     """Writes ``report.html`` and prints the comparison; returns the path.
 
     Raises:
-        ValueError: ``out`` is no run folder.
+        ValueError: ``out`` is not a run folder.
     """
     from spa.evaluate.summary import comparison_table, render_text
     from spa.report.collect import collect
@@ -202,7 +202,7 @@ def report(out: Path) -> Path:
 
 
 def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
-    """The file of the worlds that the variant's stage 2 imagines."""
+    """The file of the worlds imagined by the variant's stage 2."""
     from spa.planning.dream import FILE, imagine_worlds
 
     stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume=True)
@@ -213,7 +213,7 @@ def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
 
 
 def _take_over(variant: VariantConfig, out: Path, *, resume: bool) -> None:
-    """Puts the finished stage 3 of the variant that this one continues where its own is to be, unless it is there to be resumed.
+    """Copies the finished stage 3 of the variant that this one continues, unless this one's own can be resumed.
 
     Raises:
         ValueError: that variant was not trained in ``out``.
@@ -229,10 +229,10 @@ def _take_over(variant: VariantConfig, out: Path, *, resume: bool) -> None:
 
 
 def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
-    """Where a variant's RL starts: as ``ppo.start`` says, else at stage 2's model or the base.
+    """The model that a variant's RL starts from: ``ppo.start`` if set, else stage 2's model or the base.
 
     Raises:
-        ValueError: the variant needs stage 2's model, and there is none in ``out``; or ``ppo.start`` is a folder without a model.
+        ValueError: ``out`` lacks stage 2's model, which the variant needs; or ``ppo.start`` is a folder without a model.
     """
     given = variant_config(cfg, variant).ppo.start
     if given and variant.rl:
@@ -247,7 +247,7 @@ def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
 
 
 def world_model_of(variant: VariantConfig, out: Path) -> str:
-    """The model that stage 2 made for a variant.
+    """The model that stage 2 trained for a variant.
 
     Raises:
         ValueError: there is none in ``out``.
@@ -263,7 +263,7 @@ def _option(out: Path, variant: VariantConfig) -> str:
 
 
 def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
-    """What a variant's evaluation plays: its last PPO checkpoint, or where it starts if it has no RL."""
+    """The model that a variant's evaluation plays: its PPO result, or its start model if it has no RL."""
     if not variant.rl:
         return start_model(cfg, variant, out)
     folder = variants_folder(out) / variant.name / "ppo"

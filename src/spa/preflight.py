@@ -1,4 +1,4 @@
-"""What is checked before a command writes anything."""
+"""Checks that run before a command writes anything."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def begin(
     cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, variants: Sequence[VariantConfig] = ()
 ) -> Iterator[None]:
-    """Opens the run folder, after everything that can be checked quickly was: nothing is written for a mistake.
+    """Opens the run folder after all quick checks, so that nothing is written on a mistake.
 
-    In the block no other process can open it.
+    Inside the ``with`` block no other process can open it.
     """
     check_free(out)
     stage = command.partition(" ")[0]
@@ -58,14 +58,14 @@ def begin(
 
 
 def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:
-    """What ``--dry-run`` checks as well: worlds and variants, what stage 3 and the trackers need, the local models.
+    """Checks shared with ``--dry-run``: worlds and variants, requirements of stage 3 and the trackers, the local models.
 
     Args:
         stage: a command.
-        model: what is evaluated instead of the variant's own.
+        model: the model to evaluate instead of the variant's own.
 
     Raises:
-        ValueError: something is wrong; the message names the setting, and the variant if it is a variant's.
+        ValueError: a check failed; the message names the setting and, if it belongs to one, the variant.
     """
     check_tasks(cfg, variants)
     if stage in ("run", "sft", "ppo"):
@@ -84,7 +84,7 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
 def _models(
     cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None
 ) -> Iterator[tuple[str, str, bool]]:
-    """The models that a stage loads, but for those of earlier stages: the setting, its value, whether a tokenizer is needed."""
+    """The models that a stage loads, except those of earlier stages: the setting, its value, whether a tokenizer is needed."""
     from spa.sft.selfplay import is_served
 
     if stage in ("generate", "sft", "run"):
@@ -119,7 +119,7 @@ def _models(
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Puts ``what`` before the message of a ValueError."""
+    """Prefixes the message of a ValueError with ``what``."""
     try:
         yield
     except ValueError as error:
@@ -127,7 +127,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _check_model(cfg: Config, model: str | None) -> Chat:
-    """Whether a local model is there and has a usable template; its chat."""
+    """Checks that a local model exists and has a usable template; returns its chat."""
     from spa.agent.chat import Chat
     from spa.models.load import check_model, load_tokenizer
 
@@ -136,7 +136,7 @@ def _check_model(cfg: Config, model: str | None) -> Chat:
 
 
 def _check_players(cfg: Config, stage: str, model: str | None, variants: Sequence[VariantConfig]) -> bool:
-    """Whether those that are to play in stage 1 and in evaluation can; True if nothing but a chat server plays."""
+    """Checks the players of stage 1 and evaluation; True if only a chat server plays."""
     from spa.engines.base import check_engine
     from spa.sft.selfplay import check_source, is_served
 
@@ -166,7 +166,7 @@ def _check_players(cfg: Config, stage: str, model: str | None, variants: Sequenc
 
 
 def check_planner(cfg: Config, env: TextEnv) -> None:
-    """Raises ValueError where ``agent.planner`` could not play, which would be noticed after hours."""
+    """Raises ValueError if ``agent.planner`` could not play, which would otherwise show only after hours."""
     if cfg.agent.planner == "none":
         return
     if cfg.agent.planner == "beam" and not cfg.planner.width:
@@ -186,10 +186,10 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
 
 
 def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
-    """Whether the variants fit each other and their worlds can be made.
+    """Checks that the variants are compatible and their worlds can be made.
 
     Raises:
-        ValueError: they do not, or cannot; the message names the variant.
+        ValueError: they are not, or cannot; the message names the variant.
     """
     from spa.agent.policy import make_task
     from spa.rl.curriculum import training_tasks

@@ -1,4 +1,4 @@
-"""What a setting does, where its value comes from and who reads it; the tables of docs/configuration.md. Imports no torch."""
+"""What a setting does, where its value comes from and which modules read it; tables of docs/configuration.md. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spa.config.variants import variant_config
 
 
 def explain(key: str, name: str | None, overrides: Sequence[str], variant: str | None = None) -> str:
-    """A few lines about one setting of a config, or of what a variant makes of it.
+    """A few lines about one setting of a config, optionally with a variant applied.
 
     Raises:
         ValueError: as ``load_config`` and ``load_variant``, or there is no such setting.
@@ -64,7 +64,7 @@ def _written(value: Any) -> str:
 def _layers(
     name: str | None, overrides: Sequence[str], variant: VariantConfig | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The files and settings that a config is composed of, and what each sets; the later ones win."""
+    """The files and settings that a config is composed of, and what each sets; later ones win."""
     choices, settings = split_choices(overrides)
     own: list[tuple[str, Mapping[str, Any]]] = []
     if name is None or not is_file_name(name):
@@ -90,7 +90,7 @@ def _packaged(file: str) -> dict[str, Any]:
 
 
 def _sets(data: Any, path: Sequence[str]) -> bool:
-    """Whether nested dictionaries, whose keys may be dotted, set a setting or a part of it."""
+    """Whether nested dictionaries (keys may be dotted) set a setting or part of it."""
     if not path or not isinstance(data, dict):
         return True
     for key, value in data.items():
@@ -101,8 +101,8 @@ def _sets(data: Any, path: Sequence[str]) -> bool:
 
 
 def readers(key: str) -> list[str]:
-    """Modules that use an attribute of the setting's name and its block or the block's class: found in the source, so that
-    a module that uses another attribute of that name may be among them."""
+    """Modules whose source uses an attribute of the setting's name and its block or the block's class; may include modules that
+    use another attribute of that name."""
     *blocks, name = key.split(".")[:2]
     wanted = set(blocks) | {
         str(json_schema(Config)["properties"][block]["$ref"]).rpartition("/")[2] for block in blocks

@@ -1,4 +1,4 @@
-"""Types of settings: strict, so that ``true`` is no number and a number is no text. Imports no torch."""
+"""Types of settings: strict, so ``true`` is not a number and a number is not text. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRICT = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_erro
 
 
 def setting(default: Any, description: str) -> Any:
-    """A field with a default, which every instance gets a copy of, and a description."""
+    """A field with a description and a default, copied for every instance."""
     return Field(default_factory=lambda: copy.copy(default), description=description)
 
 

@@ -1,7 +1,7 @@
 """Configs by name: the packaged YAML files composed by Hydra into the classes of ``schema``. Imports no torch.
 
-A config is a chain: ``conf/base.yaml``, then one file of each group: ``env``, ``model`` (which may set any block, since a model
-needs more than its path), ``engine``, ``algorithm`` (of stage 3); then ``key=value`` settings.
+A config is composed in order: ``conf/base.yaml``; one file per group: ``env``, ``model`` (which may set any block, since a model
+needs more than its path), ``engine``, ``algorithm`` (of stage 3); ``key=value`` settings.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def config_names() -> list[str]:
-    """Names that ``load_config`` takes, without the original code's aliases."""
+    """Names accepted by ``load_config``, without the original code's aliases."""
     return names_of("env")
 
 
 def model_names() -> list[str]:
-    """Names that ``model=NAME`` takes."""
+    """Names accepted by ``model=NAME``."""
     return names_of("model")
 
 
 def algorithm_names() -> list[str]:
-    """Names that ``algorithm=NAME`` takes."""
+    """Names accepted by ``algorithm=NAME``."""
     return names_of("algorithm")
 
 
 def variant_names() -> list[str]:
-    """Names that ``variants=[...]`` and ``load_variant`` take."""
+    """Names accepted by ``variants=[...]`` and ``load_variant``."""
     return names_of("variant")
 
 
@@ -48,11 +48,11 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     Args:
         name: a packaged config (``config_names()``), an alias of the original code (``_2_sokoban``, ...), or the path
             of a YAML file; None for the default. A YAML file holds blocks of the schema. With a ``defaults`` list it is
-            composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is laid over the
-            default config, except that an ``env`` block with an ``id`` stands for itself.
+            composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is merged over
+            the default config, except that an ``env`` block with an ``id`` replaces the default one.
         overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
             with a checkpoint folder, hub name or ``builtin:`` name sets ``model.path``.
-        missing_ok: whether ``${oc.env:NAME}`` in the file stays as it is where NAME is not set; else that is an error.
+        missing_ok: keep ``${oc.env:NAME}`` in the file unresolved if NAME is not set, instead of raising an error.
 
     Raises:
         ValueError: one line: an unknown config, group choice, key or variant, a wrong type, a value out of range, a bad
@@ -74,7 +74,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
 
 
 def load_variant(name: str) -> VariantConfig:
-    """One row of the comparison: a packaged one by name, or one's own by the path of its YAML file.
+    """One row of the comparison: a packaged one by name, or a custom one by the path of its YAML file.
 
     Raises:
         ValueError: there is no such variant or file, or it holds an unknown key.
@@ -102,7 +102,7 @@ def env_block(name: str) -> EnvConfig:
 
 
 def to_yaml(config: Any) -> str:
-    """A config (or any dataclass) as YAML that ``load_config`` reads back to an equal one; a secret is a reference (``shown``)."""
+    """A config (or any dataclass) as YAML that ``load_config`` reads back as equal; a secret is a reference (``shown``)."""
     import yaml
 
     return str(yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True, width=120))
@@ -207,7 +207,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def compose_files(name: str, folder: Path, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Composes ``folder/name.yaml`` with the packaged files in reach. Leaves Hydra's global state as it was.
+    """Composes ``folder/name.yaml`` with the packaged files. Leaves Hydra's global state unchanged.
 
     Returns:
         the config, and the chosen file of every group.

@@ -1,4 +1,4 @@
-"""``key=value`` settings and YAML mappings into the classes of ``schema``, with messages for people. Imports no torch.
+"""Reads ``key=value`` settings and YAML mappings into the classes of ``schema``, with readable errors. Imports no torch.
 
 Values are written in Hydra's grammar (``[1,2]``, ``{a: 1}``, ``null``, ``'quoted text'``). Keys, types and ranges are those of
 the class; messages and the documentation read them from its JSON schema.
@@ -24,7 +24,7 @@ RENAMED = {"arms": "variants", "own_arms": "own_variants", "--arm": "--variant",
 
 @functools.cache
 def current_name(name: str) -> str:
-    """The current name of a setting or option; an earlier name is reported once."""
+    """The current name of a setting or option; reports an old name once."""
     if name not in RENAMED:
         return name
     note(f"{name} is now called {RENAMED[name]}")
@@ -34,8 +34,8 @@ def current_name(name: str) -> str:
 def apply_overrides(config: T, overrides: Sequence[str]) -> T:
     """A copy of a config with ``key=value`` settings applied in order.
 
-    Keys are dotted (``ppo.steps=5``). Below a field that is a dictionary any key is allowed (``env.settings.size=6``).
-    A leading ``+`` is accepted and means nothing. ``${oc.env:NAME}`` in a text is an environment variable.
+    Keys are dotted (``ppo.steps=5``). Any key is allowed in a dictionary field (``env.settings.size=6``).
+    A leading ``+`` is accepted and ignored. ``${oc.env:NAME}`` in a text is an environment variable.
 
     Raises:
         ValueError: not of the form key=value, an unknown key, a value that the setting cannot have, or an environment
@@ -57,9 +57,9 @@ def apply_overrides(config: T, overrides: Sequence[str]) -> T:
 
 
 def from_mapping(cls: type[T], data: Mapping[str, Any], base: T | None = None) -> T:
-    """An instance of ``cls`` from nested dictionaries, whose keys may be dotted; the rest is as in ``base`` (or by default).
+    """An instance of ``cls`` from nested dictionaries (keys may be dotted); other fields are from ``base`` (or default).
 
-    A dictionary field that is given replaces the old one as a whole.
+    A given dictionary field replaces the old one entirely.
 
     Raises:
         ValueError: an unknown key or a value that the setting cannot have.
@@ -112,10 +112,10 @@ def json_schema(cls: type) -> Node:
 
 
 def node_of(cls: type, key: str) -> Node:
-    """The part of the JSON schema that is about a dotted setting or block; empty where anything is allowed.
+    """The JSON schema node of a dotted setting or block; empty if anything is allowed.
 
     Raises:
-        ValueError: there is none; the message names the nearest.
+        ValueError: there is none; the message names the closest match.
     """
     node = _find(cls, key.split("."))
     if node is None:
@@ -143,7 +143,7 @@ def setting_names(cls: type) -> Iterator[str]:
 
 
 def choices(cls: type, key: str) -> tuple[str, ...]:
-    """The names that a setting may have, or the items of a list."""
+    """The allowed names of a setting or of a list's items."""
     node = node_of(cls, key)
     return tuple(node.get("items", node)["enum"])
 
@@ -170,7 +170,7 @@ def _validated(cls: type[T], data: dict[str, Any]) -> T:
         result: T = _adapter(cls).validate_python(data)  # type: ignore[arg-type]
         return result
     except ValidationError as errors:
-        # A misspelt key explains what is missing, too.
+        # A misspelt key also explains a missing one.
         error = min(errors.errors(), key=lambda error: error["type"] != "unexpected_keyword_argument")
     path = [str(part) for part in error["loc"] if not isinstance(part, int)]
     key = ".".join(path) + "".join(f"[{part}]" for part in error["loc"] if isinstance(part, int))
@@ -195,7 +195,7 @@ def _validated(cls: type[T], data: dict[str, Any]) -> T:
 
 
 def describe(node: Node) -> str:
-    """What a part of a JSON schema allows, in words: ``a whole number, 1 or more, or null``."""
+    """What a JSON schema node allows, in words: ``a whole number, 1 or more, or null``."""
     if "anyOf" in node:
         return ", or ".join(describe(option) for option in node["anyOf"])
     if "enum" in node:
@@ -223,7 +223,7 @@ def describe(node: Node) -> str:
 
 
 def _parse(key: str, text: str, node: Node) -> Any:
-    """The value that ``text`` writes in Hydra's grammar. For text fields what is no quoted text stands as written."""
+    """Parses ``text`` in Hydra's grammar. Text fields take unquoted text literally."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import QuotedString, Sweep
     from hydra.errors import HydraException

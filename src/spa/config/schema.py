@@ -40,7 +40,7 @@ from spa.config.fields import (
 from spa.config.training import PPOConfig as PPOConfig
 from spa.config.training import SFTConfig as SFTConfig
 
-SEED_RANGE = 10**9  # seeds of a split: its first seed and those that follow, this many
+SEED_RANGE = 10**9  # number of consecutive seeds in a split
 SIMULATOR = "simulator"  # as planner.model
 
 
@@ -137,7 +137,7 @@ class EngineConfig:
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> EngineConfig:
-        """The messages do not show the value, which may hold a password or a key."""
+        """The messages omit the value, which may contain a password or key."""
         if re.search("[@?#]", self.base_url or ""):
             raise ValueError(
                 "engine.base_url must be an address alone, without user, password or parameters (@, ? or #): put the key "

@@ -6,11 +6,11 @@ import numpy as np
 
 from spa.config.schema import SEED_RANGE, SeedConfig
 
-SEEDS_OF_A_RUN = SEED_RANGE // 2  # candidates that one run can look at in a split
-_STRIDE = 309_016_994  # their golden section: any number of runs begin far from each other
+SEEDS_OF_A_RUN = SEED_RANGE // 2  # candidates available to one run in a split
+_STRIDE = 309_016_994  # their golden section: spreads the starts of any number of runs
 
 SELFPLAY, ROLLOUT, UPDATE, VAL, EVAL, PROBE, AUXILIARY, PLANNER = range(1, 9)
-PRACTICE = 100  # and the numbers after it: its rounds
+PRACTICE = 100  # rounds use the numbers after it
 
 
 def stream_seed(run: int, purpose: int, step: int) -> int:
@@ -20,10 +20,10 @@ def stream_seed(run: int, purpose: int, step: int) -> int:
 
 
 def first_seed(seeds: SeedConfig, split: str) -> int:
-    """Where a run's worlds of a split begin.
+    """The first seed of a run's worlds in a split.
 
-    Validation and test worlds are the same for all runs. Each run draws its own for self-play and training, so that the spread over
-    runs holds the luck of that draw; run 0 begins at the first seed of the range.
+    Validation and test worlds are the same for all runs. Self-play and training worlds differ by run, so that the spread over
+    runs includes this randomness; run 0 begins at the first seed of the range.
     """
     first: int = getattr(seeds, split)
     return first + (seeds.run * _STRIDE % SEEDS_OF_A_RUN if split in ("selfplay", "train") else 0)

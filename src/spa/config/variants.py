@@ -1,4 +1,4 @@
-"""What a variant changes of a run: its settings, and which self-play data and SFT model are its own. Imports no torch."""
+"""How a variant differs from the run: its settings, and its own self-play data and SFT model, if any. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def variants_of(cfg: Config) -> list[VariantConfig]:
     """The variants that a run compares, the untrained base first.
 
     Raises:
-        ValueError: a variant that does not exist or does not fit the config, two of one name, or two that share the name of a
-            stage 1 but not its settings.
+        ValueError: a variant that does not exist or does not fit the config, two with the same name, or two that share the name
+            of a stage 1 but not its settings.
     """
     variants = [load_variant(name) for name in dict.fromkeys(["base", *cfg.variants])]
     check_variants(cfg, variants)
@@ -70,13 +70,13 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
 
 
 def _differences(known: Config, source: Config) -> list[str]:
-    """As ``differences``, without what only evaluation reads."""
+    """Like ``differences``, without settings that only evaluation reads."""
     plays = "planner" in (known.selfplay.policy, source.selfplay.policy)
     return [name for name in differences(known, source) if plays or name not in _EVALUATED]
 
 
 def _check_shares(variant: VariantConfig, source: Config, other: VariantConfig, known: Config) -> None:
-    """Raises ValueError where two variants of one ``shares`` would not make the same stages 1 and 2 and the same practice."""
+    """Raises ValueError if two variants with the same ``shares`` differ in stages 1 and 2 or in practice."""
     later = set(_LATER) - {"planner", "practice"}
     changed = [name for name in _differences(known, source) if name.partition(".")[0] not in later]
     if changed:
@@ -101,10 +101,10 @@ def _check_continues(cfg: Config, variant: VariantConfig, after: Config, other: 
 
 
 def variant_config(cfg: Config, variant: VariantConfig) -> Config:
-    """The run's config with the variant's settings: what its stage 3 and its evaluation go by.
+    """The run's config with the variant's settings, for its stage 3 and its evaluation.
 
     Raises:
-        ValueError: a setting that does not exist or cannot have this value (the message names the variant).
+        ValueError: an unknown setting or an invalid value (the message names the variant).
     """
     result = _apply(cfg, variant, variant.settings)
     if variant.sft and result.agent.prompt_after_sft != "same":
@@ -113,7 +113,7 @@ def variant_config(cfg: Config, variant: VariantConfig) -> Config:
 
 
 def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
-    """What the variant's stages 1 and 2 go by: its settings and those of its source; without a variant the run's own config.
+    """The config of a variant's stages 1 and 2: its settings and those of its source; without a variant, the run's config.
 
     Raises:
         ValueError: as ``variant_config``.
@@ -134,7 +134,7 @@ def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> 
 
 
 def selfplay_name(variant: VariantConfig | None) -> str:
-    """Name of the variant's own self-play data; empty where it uses the run's."""
+    """Name of the variant's own self-play data; empty if it uses the run's."""
     if variant is None:
         return ""
     touched = any(key.partition(".")[0] in _STAGE_1 for key in [*variant.settings, *variant.source])
@@ -148,7 +148,7 @@ def selfplay_folder(out: Path, variant: VariantConfig | None) -> Path:
 
 
 def given_data(cfg: Config, variant: VariantConfig | None) -> bool:
-    """Whether the variant's stage 2 reads ``sft.data`` and so needs no stage 1."""
+    """Whether the variant's stage 2 reads ``sft.data``, so that it needs no stage 1."""
     return bool(cfg.sft.data) and not selfplay_name(variant)
 
 
@@ -158,12 +158,12 @@ def needs_sft(cfg: Config, variant: VariantConfig) -> bool:
 
 
 def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
-    """What the variant's stage 2 reads."""
+    """The input data of the variant's stage 2."""
     return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)
 
 
 def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
-    """Where the variant's stage 2 writes: ``sft``, or ``sft-VARIANT`` where a setting of stages 1 and 2 is not the run's."""
+    """Where the variant's stage 2 writes: ``sft``, or ``sft-VARIANT`` if a setting of stages 1 and 2 differs from the run's."""
     if variant and any(key.partition(".")[0] not in _LATER for key in [*variant.settings, *variant.source]):
         return out / f"sft-{variant.shares or variant.name}"
     return out / "sft"
@@ -175,10 +175,10 @@ def practice_folder(out: Path, variant: VariantConfig) -> Path:
 
 
 def dream_folder(out: Path, variant: VariantConfig) -> Path:
-    """Where the worlds that a variant's stage 2 imagines are."""
+    """The folder of the worlds imagined by a variant's stage 2."""
     return out / f"imagined-{variant.shares or variant.name}"
 
 
 def changes_nothing(cfg: Config, variant: VariantConfig) -> bool:
-    """Whether the variant's settings are already the run's, so that it repeats another variant."""
+    """Whether the variant's settings equal the run's, so that it repeats another variant."""
     return bool(variant.settings or variant.source) and not differences(cfg, source_config(cfg, variant))

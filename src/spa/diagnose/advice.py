@@ -1,4 +1,4 @@
-"""The results of ``spa diagnose`` and what they suggest: plain rules over plain numbers. Imports no torch."""
+"""The results of ``spa diagnose`` and the advice derived from them by simple rules. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from spa.common.progress import duration
 from spa.envs.check_markov import Outcomes
 from spa.evaluate.bootstrap import Interval, percent
 
-# Rules of thumb, all of them: they were chosen to sort plain cases, not fitted to any training.
-FEW = 0.2  # share of turns or rows below which a stage has hardly anything to learn from
+# Rules of thumb, chosen to separate clear cases, not fitted to training runs.
+FEW = 0.2  # share of turns or rows below which a stage has too little to learn from
 HIGH = 0.8  # Pass@1 of the base above which little can be gained
-LOWER = 0.75  # perplexity with coordinates over that without: below, they lower it clearly
-FAR = 2.0  # perplexity over that of a guess: above, states are foreign to the model
-GAIN = 0.05  # of Pass@1: five points
+LOWER = 0.75  # ratio of perplexity with coordinates to without: below, they lower it clearly
+FAR = 2.0  # ratio of perplexity to that of guessing: above, states are unfamiliar to the model
+GAIN = 0.05  # in Pass@1: five points
 MIN_TOP1 = 0.5  # share of states in which the truth beats its corruptions
-EXACT = 0.5  # share of imagined states that are right: as deep as this is reached, plans may go
+EXACT = 0.5  # share of exact imagined states: plans may be as deep as this is reached
 NOTHING = "nothing stands out: variants=[vanilla,spa] on two seeds or more tells whether the recipe helps"
 
 
@@ -25,8 +25,8 @@ NOTHING = "nothing stands out: variants=[vanilla,spa] on two seeds or more tells
 class Base:
     """The untrained model on validation worlds.
 
-    ``format_rate`` and ``valid_turns`` are shares of the turns: those in the format, and those with an action that the world took.
-    ``random`` is the Pass@1 of uniformly random actions; None where the world has none.
+    ``format_rate`` and ``valid_turns`` are shares of turns: well-formed ones, and those with an action that the world accepted.
+    ``random`` is the Pass@1 of uniformly random actions; None if the world has none.
     """
 
     format_rate: float
@@ -37,7 +37,7 @@ class Base:
 
 @dataclass(frozen=True)
 class States:
-    """Perplexity per token of states, and what guessing each cell gets; None for a way of showing them that the world lacks."""
+    """Perplexity per token of states, and that of guessing each cell; None for a state format that the world lacks."""
 
     raw: float | None
     coordinates: float | None
@@ -49,12 +49,12 @@ class Learned:
     """The model after a small stage 2 on transitions.
 
     Attributes:
-        policy: who played for them: model or random.
+        policy: who played to collect them: model or random.
         rows, steps: of the training.
-        prediction: share of predictions on validation worlds that are exact, ``turns`` in number; None where it wrote none.
-        top1, chance: share of states in which the truth is likelier than its corruptions, and what guessing gets.
-        imagined: share of exact states by how many actions ahead; empty where nothing walks at random.
-        ended_auc: of the model's probability for the end, at the first depth where some walks ended and others did not.
+        prediction: share of the ``turns`` predictions on validation worlds that are exact; None if it wrote none.
+        top1, chance: share of states in which the truth is likelier than its corruptions, and the score of guessing.
+        imagined: share of exact states by number of actions ahead; empty if the world has no random actions.
+        ended_auc: AUC of the model's probability of the end, at the first depth where some but not all walks ended.
     """
 
     policy: str
@@ -70,19 +70,19 @@ class Learned:
 
 @dataclass(frozen=True)
 class Planned:
-    """A planner in that model's predictions, on the worlds that the base played; ``gain`` is its Pass@1 less the base's."""
+    """A planner using that model's predictions, on the base's worlds; ``gain`` is its Pass@1 minus the base's."""
 
     kind: str
     pass_1: Interval
     gain: Interval
-    questions: float  # to the model, an episode
+    questions: float  # to the model, per episode
 
 
 @dataclass(frozen=True)
 class VariantTime:
-    """What was measured for a variant, and how long its stages would last. In seconds; None: not measured; 0: no such stage.
+    """A variant's measurements and the estimated time of its stages, in seconds. None: not measured; 0: no such stage.
 
-    ``kept`` is the share of stage 1's turns that gave a row (transitions: more than one can come of a turn).
+    ``kept`` is the number of rows per turn of stage 1 (with transitions, a turn can give more than one).
     """
 
     variant: str
@@ -97,7 +97,7 @@ class VariantTime:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The whole result. Where a part could not be measured, a text says why.
+    """The full result. A text replaces each part that could not be measured and says why.
 
     ``hidden.kind`` is ``unknown`` in a world without random moves.
     """
@@ -111,12 +111,12 @@ class Diagnosis:
     learned: Learned | str
     planned: Planned | str
     times: list[VariantTime]
-    total: float | None  # seconds of all stages of all variants; what variants share is done once
-    seconds: float = 0.0  # that the diagnosis took
+    total: float | None  # seconds of all stages of all variants; shared stages count once
+    seconds: float = 0.0  # duration of the diagnosis
 
 
 def lines(diagnosis: Diagnosis) -> list[str]:
-    """The whole answer: for each part the figures and, below them, what they suggest; then the verdict."""
+    """The full output: for each part the figures and, below them, what they suggest; then the verdict."""
     parts = {
         "base": base_part(diagnosis.base),
         "states": states_part(diagnosis.states),
@@ -137,7 +137,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
-# Each part gives its figures and what they suggest.
+# Each part returns its figures and what they suggest.
 
 
 def base_part(base: Base) -> tuple[str, str]:
@@ -238,7 +238,7 @@ def planner_part(diagnosis: Diagnosis) -> tuple[str, str]:
 
 
 def pays(planned: Planned) -> bool:
-    """Whether the planner is better than the base, and not by chance alone."""
+    """Whether the planner is significantly better than the base, by at least ``GAIN``."""
     return planned.gain.mean >= GAIN and planned.gain.low > 0
 
 
@@ -266,12 +266,12 @@ def _duration(value: float | None) -> str:
 
 
 def verdict(diagnosis: Diagnosis) -> list[str]:
-    """What the rules say, in order; one line that says so where none applies."""
+    """The advice of the rules, in order; one line that says so if none applies."""
     return [*_base_rules(diagnosis), *_model_rules(diagnosis)] or [NOTHING]
 
 
 def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
-    """What the world and the untrained model call for."""
+    """Advice based on the world and the untrained model."""
     base, hidden = diagnosis.base, diagnosis.hidden
     if base.valid_turns < FEW:
         yield (
@@ -300,7 +300,7 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
-    """What the small stage 2 and its planner call for."""
+    """Advice based on the small stage 2 and its planner."""
     learned, planned = diagnosis.learned, diagnosis.planned
     planner_pays = isinstance(planned, Planned) and pays(planned)
     if isinstance(learned, Learned):
@@ -310,7 +310,7 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
                 "more self-play, more epochs or a larger model first (here: --groups, --steps)"
             )
         depth, asked = plan_depth(learned), max(learned.imagined, default=0)
-        if 0 < depth < asked and not planner_pays:  # a planner looks again after each move and can do with less
+        if 0 < depth < asked and not planner_pays:  # a planner replans after each move and needs less depth
             yield (
                 f"after {depth} of {asked} imagined actions fewer than half of the states are exact: planner.depth={depth}, or "
                 "a longer stage 2"

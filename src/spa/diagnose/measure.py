@@ -1,4 +1,4 @@
-"""``spa diagnose``: small measurements of what the recipe can do with a world and a model, before hours of training."""
+"""``spa diagnose``: small measurements of the recipe's prospects with a world and a model, before hours of training."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from spa.sft.stage2 import run_sft
 
 SAMPLES = 2  # of the base in each world
 GROUP_SIZE = 2  # episodes a world of the small stage 1
-# Of the small stage 2, which is to learn much of few rows. One seed, FrozenLake and sokoban_easy, one action a turn: 240 steps of
+# For the small stage 2, which must learn much from few rows. One seed, FrozenLake and sokoban_easy, one action a turn: 240 steps of
 # 16 rows at the config's rate made 37% and 28% of the predictions right, at twice the rate 69% and 37%.
 BATCH = 16
 FASTER = 2.0
-RANDOM_EPISODES = 200  # that look for hidden information
+RANDOM_EPISODES = 200  # for detecting hidden information
 MOST_ACTIONS = 12  # listed actions with which lookahead is affordable
 MOST_QUESTIONS = 400  # of the planner, per decision
 IMAGINED_WORLDS = 16
-PROBED = 32  # episodes from which the time of a variant's stage 1 is taken
-PPO_GROUPS = 8  # worlds from which the time of a variant's PPO step is taken
+PROBED = 32  # episodes for timing a variant's stage 1
+PPO_GROUPS = 8  # worlds for timing a variant's PPO step
 _NEVER = 10**9
 
 
@@ -67,7 +67,7 @@ def check(cfg: Config) -> list[VariantConfig]:
     """The variants of a config that can be diagnosed.
 
     Raises:
-        ValueError: it cannot: a chat server, or a world, model or variant that is not there.
+        ValueError: a chat server, or a world, model or variant that does not exist.
     """
     if cfg.engine.kind == "openai":
         raise ValueError(
@@ -82,19 +82,19 @@ def check(cfg: Config) -> list[VariantConfig]:
 
 
 def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) -> Diagnosis:
-    """Measures everything; writes what the small stages write into ``out``, and nothing else anywhere.
+    """Measures everything; writes only the output of the small stages, into ``out``.
 
     Args:
-        worlds: validation worlds that are played.
+        worlds: validation worlds to play.
         groups: worlds of the small stage 1.
-        steps: optimizer steps of the small stage 2, or fewer than twice as many.
+        steps: optimizer steps of the small stage 2 (it may take more, but fewer than twice as many).
 
     Raises:
-        ValueError: as ``check``, and for a world that has not as many validation worlds.
+        ValueError: as ``check``, or the world has too few validation worlds.
     """
     variants = check(cfg)
     begun = time.perf_counter()
-    cfg = dataclasses.replace(cfg, engine=EngineConfig())  # whoever plays later, here it is the model that is trained
+    cfg = dataclasses.replace(cfg, engine=EngineConfig())  # here the trained model plays, whichever engine plays later
     task = make_task(cfg)
     chosen = WorldSource(task, "val", cfg.seeds.val, unique=True).take(worlds)
     hidden = _hidden(task)
@@ -111,7 +111,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         learned = _world_model(small, tuned, chosen, learned)
         planned = _planned(small, tuned, chosen, played)
         tuned.close()
-    except (ValueError, torch.OutOfMemoryError) as error:  # a finding: rows that do not come, a model that does not fit
+    except (ValueError, torch.OutOfMemoryError) as error:  # a finding: no rows, or a model that does not fit
         learned = planned = _line(error)
     times = [_time(cfg, variant, policy, speed) for variant in progress(variants, "times of the variants")]
     policy.close()
@@ -142,7 +142,7 @@ def _hidden(task: Task) -> Outcomes:
 
 
 def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, list[WorldResult]]:
-    """The untrained model beside random play, and how often it won each world."""
+    """The untrained model compared with random play, and its successes in each world."""
     run = cfg.seeds.run
     episodes = play_chunks(policy, task, worlds, SAMPLES, run, EVAL, "base")
     if all(episode.status == "error" for episode in episodes):
@@ -170,7 +170,7 @@ def _states(cfg: Config, policy: Policy, task: Task, worlds: Sequence[World]) ->
 
 
 def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
-    """Stages 1 and 2 as the variants that plan have them, small; played at random where the base does not play."""
+    """Small stages 1 and 2 with the planning variants' settings; random play if the base cannot play."""
     small = source_config(cfg, load_variant("search"))
     play, tune = small.selfplay, small.sft
     kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
@@ -178,7 +178,7 @@ def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
     play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
     play.success_only, play.balance, play.states = False, "none", "truth"
     play.deduplicate = hidden.kind == "certain"
-    if play.policy == "planner":  # which needs a model that was trained before
+    if play.policy == "planner":  # which needs a trained model
         play.policy = "model"
     if base.valid_turns < FEW and base.random is not None:
         play.policy = "random"
@@ -189,7 +189,7 @@ def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
 
 
 def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
-    """The model of a small stage 2, what went into it, and tokens a second."""
+    """The model of a small stage 2, its training data, and tokens per second."""
     data = out / "selfplay"
     data.mkdir(parents=True, exist_ok=True)
     selfplay(cfg, data)
@@ -213,7 +213,7 @@ def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
 
 
 def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Learned) -> Learned:
-    """``learned`` with what the model knows of validation worlds."""
+    """``learned`` with the model's accuracy on validation worlds."""
     run = cfg.seeds.run
     task = make_task(cfg, prompt="world_model")
     episodes = play_chunks(policy, task, worlds, 1, run, PROBE, "predictions")
@@ -248,7 +248,7 @@ def _can_walk(task: Task) -> bool:
 
 
 def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldResult]) -> Planned | str:
-    """The planner on the worlds that the base played, or why it was not tried."""
+    """The planner's result on the base's worlds, or why it was not tried."""
     task, kind = make_task(cfg), cfg.agent.planner
     actions = len(task.make_env().actions)
     if not actions and not cfg.planner.proposals:
@@ -272,7 +272,7 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
 
 
 def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | None) -> VariantTime:
-    """How long a variant's stages will take, from small measurements; ``speed`` is that of stage 2, in tokens a second."""
+    """Estimated time of a variant's stages from small measurements; ``speed`` is that of stage 2, in tokens per second."""
     episode: float | None = 0.0
     row_rate: float | None = None
     step: float | None = 0.0
@@ -297,7 +297,7 @@ def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | No
 
 
 def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tuple[float, float] | None]:
-    """Seconds of an episode of stage 1, rows for each of its turns, and the tokens and rows that an episode has in stage 2."""
+    """Seconds per stage 1 episode, rows per turn, and tokens and rows per episode in stage 2."""
     play = cfg.selfplay
     if play.policy == "planner":
         return None, None, None
@@ -328,7 +328,7 @@ def _played(episodes: list[Episode]) -> list[Episode]:
 
 
 def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
-    """Seconds of a step of a variant's stage 3, from a step of fewer worlds; None where it cannot be done here."""
+    """Seconds per step of a variant's stage 3, scaled up from a step on fewer worlds; None if it cannot run here."""
     small = dataclasses.replace(cfg, ppo=dataclasses.replace(cfg.ppo, val_every=0))
     groups = min(cfg.ppo.groups, PPO_GROUPS)
     task = make_task(cfg, state_format=variant.state_format)
@@ -349,7 +349,7 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
 
 
 def _total(variants: Sequence[VariantConfig], times: Sequence[VariantTime]) -> float | None:
-    """Seconds of all stages, each folder once; None where a stage was not measured."""
+    """Seconds of all stages, each folder counted once; None if a stage was not measured."""
     seconds: dict[Path, float | None] = {}
     for variant, estimate in zip(variants, times, strict=True):
         seconds[selfplay_folder(Path(), variant) if estimate.stage_1 else Path(f"no/{variant.name}")] = estimate.stage_1

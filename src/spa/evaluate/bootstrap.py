@@ -1,4 +1,4 @@
-"""Percentile bootstrap over worlds: the spread to expect with other worlds of the same kind."""
+"""Percentile bootstrap over worlds: the spread to expect on other worlds of the same kind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _interval(
         raise ValueError(f"num_resamples must be at least 1, not {num_resamples}")
     mean = sum(sign * float(np.average(values, weights=weights)) for sign, values, weights in terms)
     worlds = terms[0][1].size
-    # One world, or worlds that are all alike, say nothing about the spread: rounding must not invent one.
+    # One world, or identical worlds, carry no information about the spread: rounding must not invent one.
     if all(np.ptp(values) == 0 for _, values, _ in terms):
         mean = sum(sign * float(values[0]) for sign, values, _ in terms)
         return Interval(mean, mean, mean)
@@ -104,15 +104,15 @@ def bootstrap_difference(
 ) -> Interval:
     """``mean(values) - mean(baseline)`` of two variants on the *same* worlds, in the same order.
 
-    Each resample draws worlds once and takes both variants there, so that what makes a world hard cancels out. The interval is
-    usually much narrower than the two variants' own intervals suggest.
+    Both variants share each resample of worlds, so that world difficulty cancels out. The interval is usually much narrower than
+    the variants' own intervals suggest.
 
     Args:
-        values: float (worlds,) of the one variant; ``weights`` as in ``bootstrap_mean``.
+        values: float (worlds,) of one variant; ``weights`` as in ``bootstrap_mean``.
         baseline: float (worlds,) of the other; ``baseline_weights`` likewise.
 
     Raises:
-        ValueError: as ``bootstrap_mean``, or the variants have not the same number of worlds.
+        ValueError: as ``bootstrap_mean``, or the variants have different numbers of worlds.
     """
     a, b = _vector("values", values), _vector("baseline", baseline)
     if a.shape != b.shape:

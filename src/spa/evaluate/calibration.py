@@ -1,4 +1,4 @@
-"""Likelihood of the true next state against corrupted ones, which shows knowledge that sampling can hide."""
+"""Likelihood of the true next state against corrupted ones; reveals knowledge that sampling can hide."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _CLOSING = closing("prediction")
 class Case:
     """A turn whose prediction is judged: the tokens before it, and the candidates for its text.
 
-    ``candidates`` maps a kind (``truth``, ``stay``, ``other_move``, ``swap``) to states; only ``truth`` and at
-    least one other are always there.
+    ``candidates`` maps a kind (``truth``, ``stay``, ``other_move``, ``swap``) to states; ``truth`` and at least one other kind
+    are always present.
     """
 
     context: list[int]
@@ -45,19 +45,19 @@ def calibration_metrics(
     """How the log-likelihood of the true next state compares with that of its corruptions.
 
     Only turns that wrote a prediction in the world-model format and whose state changed are judged. The model reads its own turn
-    up to ``<prediction>``, with the true state in its observation, and the candidates are scored as if it had written them, up
-    to and with ``</prediction>``.
+    up to ``<prediction>``, with the true state as observation, and each candidate is scored as its continuation up to and
+    including ``</prediction>``.
 
-    * ``top1``: share of the turns in which the truth is more likely than every other candidate; ``chance``: what guessing gets.
-    * ``top1_per_token``: the same by mean log-prob per token, where candidates differ in length.
+    * ``top1``: share of turns in which the truth is likelier than every other candidate; ``chance``: the score of guessing.
+    * ``top1_per_token``: the same by mean log-prob per token, for candidates that differ in length.
     * ``beats_stay``, ``beats_other_move``, ``beats_swap``: as ``top1`` against the unchanged state; the state after other
-      random actions; the truth with one object moved (all such: the truth must beat each).
+      random actions; the truth with one object moved (the truth must beat all such states).
     * ``margin``: mean of log p(truth) - max log p(other), in nats. ``rank``: mean rank of the truth, 1 is best.
     * ``nll_per_token``: of the truth, in nats. ``cases``: turns judged.
     * ``turn_{i}/...`` and ``actions_{m}/...``: ``top1``, ``chance``, ``margin`` and ``nll_per_token`` by turn (from 1) and by
       the number of executed actions.
 
-    All names start with ``calibration/``; without a turn to judge only ``cases`` is there.
+    All names start with ``calibration/``; if there is no turn to judge, only ``cases`` is present.
     """
     from spa.models.score import Chosen, sum_logprobs
 
@@ -92,7 +92,7 @@ def calibration_metrics(
 
 
 def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: int) -> list[Case]:
-    """The turns of ``calibration_metrics`` with their candidates; the same arguments give the same ones."""
+    """The turns of ``calibration_metrics`` with their candidates; deterministic for given arguments."""
     env = make_env()
     out = []
     for episode in episodes:
@@ -114,7 +114,7 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
 
 
 def _laid_out(written: str, state: str) -> str:
-    """``state`` with the white space that the model put around its own."""
+    """``state`` with the surrounding white space of the model's own."""
     body = written.strip()
     if not body:
         return state
@@ -123,7 +123,7 @@ def _laid_out(written: str, state: str) -> str:
 
 
 def _context(episode: Episode, turn: Turn) -> list[int] | None:
-    """The token ids before a turn's response; None where no tokens were kept."""
+    """The token ids before a turn's response; None if no tokens were stored."""
     for sequence in reversed(episode.sequences):
         if turn.index in sequence.turns:
             return sequence.ids[: sequence.turns.index(turn.index)]
@@ -133,10 +133,10 @@ def _context(episode: Episode, turn: Turn) -> list[int] | None:
 def corruptions(
     env: TextEnv, state: str, executed: Sequence[str], next_state: str, rng: np.random.Generator, noise_seed: int = 0
 ) -> list[tuple[str, str]]:
-    """States that do not follow ``state`` by the ``executed`` actions, with their kinds; all different.
+    """Distinct states that do not result from the ``executed`` actions in ``state``, with their kinds.
 
     Args:
-        noise_seed: of the episode: what a world makes up from it (wrong coordinates) is then made up in the same way.
+        noise_seed: the episode's, so that a world generates the same noise (wrong coordinates).
     """
     out: list[tuple[str, str]] = []
 
@@ -155,10 +155,10 @@ def corruptions(
 
 
 def _start(env: TextEnv, state: str, noise_seed: int) -> str | None:
-    """The world's own text of ``state``, from which it is ready to play; None where it cannot start there."""
+    """Resets the world to ``state`` and returns the world's text of it; None if it cannot start there."""
     try:
         shown, _ = env.reset(seed=0, options={"state": state, "noise_seed": noise_seed})
-    except Exception:  # any world may be played, and not all take a state
+    except Exception:  # arbitrary world code, which may not accept a state
         return None
     return shown if exact(grid_part(shown), grid_part(state)) else None  # some ignore the option
 
@@ -166,7 +166,7 @@ def _start(env: TextEnv, state: str, noise_seed: int) -> str | None:
 def _other_move(
     env: TextEnv, before: str, executed: Sequence[str], next_state: str, rng: np.random.Generator, noise_seed: int
 ) -> str | None:
-    """The state after as many other random actions from ``before``; None where none was found."""
+    """The state after an equal number of other random actions from ``before``; None if none was found."""
     for _ in range(_TRIES):
         state = _start(env, before, noise_seed)
         if state is None:
@@ -179,7 +179,7 @@ def _other_move(
                 state, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     break
-        except Exception:  # as above; nor do all have random actions, and a finished one cannot be stepped
+        except Exception:  # as above; there may be no random actions, and a finished world cannot be stepped
             return None
         if not exact(state, next_state) and not exact(state, before):
             return state
@@ -189,9 +189,9 @@ def _other_move(
 def changes(env: TextEnv, state: str, before: str, rng: np.random.Generator, noise_seed: int = 0) -> Iterator[str]:
     """``state`` with two unequal cells swapped or one replaced, as the world itself would write it.
 
-    First come those that are legal after ``before``, then those that are legal by themselves (where a player has fallen into a
-    hole, no other place for it leaves the lake as it was); where the world cannot say, any. In a state that is no grid two words
-    change places.
+    States that are legal after ``before`` come first, then those that are legal in isolation (if a player has fallen into a
+    hole, no other position leaves the lake unchanged); any state if the world cannot tell. In a state without a grid, two words
+    are swapped.
     """
     board = is_board(grid_part(state))
     rows = cells(state, board)
@@ -222,12 +222,12 @@ def _written(rows: Sequence[Sequence[str]], board: bool) -> str:
 
 
 def _rendered(env: TextEnv, grid: str, like: str, noise_seed: int) -> str | None:
-    """The world's own text of a grid; the bare grid where ``like`` is one, None where the coordinates cannot be had."""
+    """The world's own text of a grid; the bare grid if ``like`` is one, None if the coordinates are unavailable."""
     return grid if exact(grid_part(like), like) else _start(env, grid, noise_seed)
 
 
 def _swapped_words(state: str, rng: np.random.Generator) -> Iterator[str]:
-    pieces = re.split(r"(\s+)", state.strip())  # words at the even places, the space between them is kept
+    pieces = re.split(r"(\s+)", state.strip())  # words at even indices, the white space between them at odd ones
     pairs = [(i, j) for i in range(0, len(pieces), 2) for j in range(0, i, 2) if pieces[i] != pieces[j]]
     for number in rng.permutation(len(pairs))[:_LOOKS]:
         i, j = pairs[number]

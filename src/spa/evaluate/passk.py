@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 def pass_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Unbiased estimate of Pass@k for every world: ``1 - C(n - c, k) / C(n, k)`` (Chen et al. 2021, arXiv 2107.03374).
 
-    ``n`` samples of a world, ``c`` of them successful: the estimate is the share of all k-subsets of the samples that hold
+    With ``n`` samples of a world, ``c`` of them successful, the estimate is the share of k-subsets of the samples that contain
     a success. It is computed as ``1 - prod_{j<k} (n - c - j) / (n - j)``, whose factors lie in [0, 1], so that nothing
     overflows. Pass@1 is ``c / n``.
 

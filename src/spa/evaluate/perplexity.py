@@ -37,7 +37,7 @@ class StatePerplexity:
 
 
 def formats(task: Task) -> list[StateFormat]:
-    """Those of ``FORMATS`` that the task's world knows; ``grid`` alone where it has a format of its own."""
+    """Those of ``FORMATS`` that the task's world supports; ``grid`` alone if it has its own format."""
     envs = {name: dataclasses.replace(task.env, state_format=name) for name in FORMATS}
     known = [name for name, env in envs.items() if dataclasses.replace(task, env=env).make_env().state_format == name]
     return known or ["grid"]
@@ -49,9 +49,9 @@ def random_guess(task: Task, vocabulary: int) -> float:
 
 
 def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int = 5) -> list[str]:
-    """The first state of each world and those of ``moves`` random moves from it; a state is listed once for each visit.
+    """The first state of each world and the states after ``moves`` random moves; a state is listed once per visit.
 
-    Of a world that has no random moves (free text without ``sample_action``) only the first states.
+    For a world without random moves (free text without ``sample_action``), only the first states.
     """
     states = []
     env = task.make_env()
@@ -74,14 +74,14 @@ def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int 
 def state_perplexity(
     model: Any, chat: Chat, task: Task, states: Sequence[str], *, context: str = "bare"
 ) -> StatePerplexity:
-    """Perplexity of ``states`` as the agent is shown them.
+    """Perplexity of ``states`` as shown to the agent.
 
     Args:
         context: ``bare`` (the state alone, after the tokenizer's begin-of-text token; without such a token the state's first
-            token is not scored) or ``prompt`` (where it stands in the first user message, of which only the state is scored).
+            token is not scored) or ``prompt`` (in the first user message, of which only the state is scored).
 
     Raises:
-        ValueError: unknown context, no states, or a chat template that changes what it is given.
+        ValueError: unknown context, no states, or a chat template that changes its input.
     """
     from spa.models.score import Chosen, sum_logprobs
 
@@ -129,10 +129,10 @@ def _bare(chat: Chat, state: str) -> tuple[list[int], list[int], int]:
 
 
 def _prompted(chat: Chat, task: Task, header: str, state: str) -> tuple[list[int], list[int], int]:
-    """As ``_bare`` for a state in the first user message, by its place in the text: tokens at its borders count as its own."""
+    """Like ``_bare`` for a state in the first user message, located by text offsets: tokens that cross its borders count."""
     user = header + task.turn_text(1, state, task.env.max_actions)
     text = chat.opening_text(task.system, user)
-    # Some templates strip what they are given.
+    # Some templates strip their input.
     at = text.rfind(user.strip())
     if at < 0:
         raise ValueError(
@@ -142,5 +142,5 @@ def _prompted(chat: Chat, task: Task, header: str, state: str) -> tuple[list[int
     end = start + len(state)
     encoded = chat.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     positions = [i for i, (low, high) in enumerate(encoded["offset_mapping"]) if low < end and start < high]
-    # A template may begin with the state; then its first token has nothing before it.
+    # If a template begins with the state, its first token has no context.
     return list(encoded["input_ids"]), [i for i in positions if i > 0], len(state)

@@ -37,8 +37,8 @@ def evaluate_planner(
 ) -> EvalResult:
     """Plays each world once with ``agent.planner``; writes ``planner.json`` and ``planner_episodes.jsonl`` to ``out``.
 
-    Its metrics hold what it cost: ``planner/questions``, ``planner/tokens_read`` and ``planner/tokens_written`` an episode, those
-    that a cache answered left out. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
+    Its metrics include the cost per episode, cached answers excluded: ``planner/questions``, ``planner/tokens_read`` and
+    ``planner/tokens_written``. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
     with planning_model(cfg, policy, task) as world_model:
@@ -58,7 +58,7 @@ def evaluate_planner(
 
 @contextmanager
 def planning_model(cfg: Config, policy: Policy, task: Task) -> Iterator[WorldModel]:
-    """What ``agent.planner`` asks: ``planner.model``, or the policy's."""
+    """The model that ``agent.planner`` queries: ``planner.model``, or the policy's."""
     planner, seed = cfg.planner, stream_seed(cfg.seeds.run, PLANNER, 0)
     other = None
     if planner.model not in (None, SIMULATOR):
@@ -81,7 +81,7 @@ def plan_chunks(
     title: str,
     store: EpisodeStore | None = None,
 ) -> list[Episode]:
-    """As ``play_chunks``, with ``agent.planner``."""
+    """Like ``play_chunks``, with ``agent.planner``."""
 
     def play(chunk: Sequence[World], seed: int) -> list[Episode]:
         kind = cfg.agent.planner
@@ -98,15 +98,15 @@ def imagination_metrics(
     """Accuracy of a model that continues from its own predictions, by depth (actions ahead).
 
     In each world ``walks`` sequences of ``depth`` random actions are played, and imagined from the first state alone. Names begin
-    with ``imagination/depth_{d}/``; shares of the walks that were still going on before their action d:
+    with ``imagination/depth_{d}/``; shares are of the walks not yet ended before their action d:
 
-    * ``exact``: the state imagined is the true one. ``legal``: the world does not rule it out (``TextEnv.legal``).
-    * ``reward``, ``ended``: the reward (to six decimals) and the end are those of the true move.
-    * ``ended_auc``: area under the ROC curve of the model's probability for the end; absent where no walk or every walk ended here.
-    * ``top1``: of the moves that change the state, in the first walk of each world, the share in which the model, asked about the
-      state that it imagined, finds the true next state likelier than each corruption of it; ``chance``: what guessing gets.
-      Absent where the engine holds no weights.
-    * ``believed``: mean probability that the model gave to its answer. ``walks``: how many.
+    * ``exact``: the imagined state is the true one. ``legal``: the world does not rule it out (``TextEnv.legal``).
+    * ``reward``, ``ended``: the reward (to six decimals) and the end match the true move.
+    * ``ended_auc``: area under the ROC curve of the model's probability of the end; absent if no walk or every walk ended here.
+    * ``top1``: over the state-changing moves in the first walk of each world, the share for which the model, given its imagined
+      state, finds the true next state likelier than each corruption of it; ``chance``: the score of guessing. Absent if the
+      engine has no weights.
+    * ``believed``: mean probability of the model's answer. ``walks``: count.
     """
     walked = [(world, walk) for world in worlds for walk in range(walks)]
     truths = [_walk(task, world, walk, depth, seed) for world, walk in walked]
@@ -119,7 +119,7 @@ def imagination_metrics(
         if not alive:
             break
         going = [number for number in alive if imagined[number]]
-        for measured in ("exact", "reward", "ended"):  # a walk that broke off in imagination is wrong from there on
+        for measured in ("exact", "reward", "ended"):  # a walk that ended early in imagination is wrong from there on
             values[f"{name}{measured}"] += [0.0] * (len(alive) - len(going))
         answers = world_model.ask([Move(imagined[number], truths[number][step].action) for number in going])
         for top, chance in _likeliest(
@@ -155,10 +155,10 @@ def _likeliest(
     imagined: Sequence[str],
     seed: int,
 ) -> list[tuple[bool, float]]:
-    """For each walk whose state changes in ``step``, whether the truth is the likeliest candidate, and what guessing gets."""
+    """For each walk whose state changes in ``step``: whether the truth is the likeliest candidate, and the score of guessing."""
     if not world_model.has_weights:
         return []
-    candidates: list[tuple[int, str]] = []  # those of a walk lie together, the truth first
+    candidates: list[tuple[int, str]] = []  # grouped by walk, the truth first
     for number in walks:
         move = truths[number][step]
         if move.next_state != move.state:
@@ -175,7 +175,7 @@ def _likeliest(
 
 
 def _walk(task: Task, world: World, number: int, depth: int, seed: int) -> list[Transition]:
-    """What random actions do in a world, until it ends."""
+    """The transitions of random actions in a world, until it ends."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed, number]))
     env = task.make_env()
     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(number)})
@@ -192,7 +192,7 @@ def _walk(task: Task, world: World, number: int, depth: int, seed: int) -> list[
 
 
 def area_under_curve(scores: Sequence[tuple[float, bool]]) -> float | None:
-    """The probability that a case of the first kind scores above one of the second, ties counting half."""
+    """The probability that a positive case scores above a negative one; ties count half."""
     from scipy.stats import mannwhitneyu
 
     ended, going = [s for s, e in scores if e], [s for s, e in scores if not e]

@@ -24,16 +24,16 @@ CHUNK = 32  # worlds played at once; also how often the progress bar moves
 def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: Path) -> dict[str, Any]:
     """Plays ``eval.worlds`` distinct test worlds ``eval.samples`` times each, and measures the world model on some of them.
 
-    ``model`` None is the model behind the chat server of ``engine``, which plays nothing else here.
+    ``model`` None is the model behind the chat server of ``engine``; the server plays no other model.
 
-    Writes ``result.json`` and ``episodes.jsonl`` (one sample of each world); with ``agent.planner`` also that planner's result on
+    Writes ``result.json`` and ``episodes.jsonl`` (one sample per world); with ``agent.planner`` also that planner's result on
     the same worlds (``evaluate_planner``).
 
     Returns:
         the stage's record: model, Pass@k, world keys.
 
     Raises:
-        ValueError: a model, world or setting that cannot be used, or every episode failed (the first error is named).
+        ValueError: an unusable model, world or setting, or every episode failed (the first error is named).
     """
     engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
     policy = Policy.load(cfg, model, engine=engine)
@@ -51,7 +51,7 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
         measured = measure_episodes(cfg, policy, probe_task, probe, chosen, cfg.seeds.run)
     result = EvalResult.from_episodes(variant.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run, measured)
     result.write(out / "result.json")
-    # One sample of each world, and as many of the probe, which shows predictions: enough to look at.
+    # One sample per world, and as many from the probe, which shows predictions: enough for inspection.
     shown = [episode for episode in episodes if episode.member == 0] + probe
     write_episodes(out / "episodes.jsonl", shown)
     scores = {f"pass@{k}": result.metrics[f"pass@{k}"] for k in result.ks}
@@ -77,8 +77,8 @@ def play_chunks(
     """Plays worlds with a progress bar; groups are numbered consecutively.
 
     Args:
-        store: episodes already played, which are not played again. The others are added as they finish, except those that a
-            server did not answer.
+        store: finished episodes, which are not replayed. New ones are added as they finish, except those that a server did not
+            answer.
 
     Raises:
         ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
@@ -104,13 +104,13 @@ def in_chunks(
     *,
     size: int,
 ) -> list[Episode]:
-    """The episodes that ``play`` makes of ``size`` worlds at a time and a seed, ``samples`` of each, numbered consecutively."""
+    """Episodes from calling ``play`` on ``size`` worlds and a seed at a time, ``samples`` per world, numbered consecutively."""
     store = EpisodeStore() if store is None else store
     with progress(len(worlds), title) as bar:
         for number, start in enumerate(range(0, len(worlds), size)):
             chunk = worlds[start : start + size]
             keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
-            # The seed is the chunk's: it is played as a whole or not at all.
+            # The seed belongs to the chunk, which is played as a whole or not at all.
             if not all(key in store for key in keys):
                 played = play(chunk, stream_seed(run, purpose, number))
                 for episode in played:

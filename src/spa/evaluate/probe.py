@@ -37,9 +37,9 @@ def probe_world_model(
 def measure_episodes(
     cfg: Config, policy: Policy, task: Task, episodes: list[Episode], worlds: list[World], seed: int
 ) -> dict[str, float]:
-    """World-model accuracy of played episodes; with a model at hand also its calibration and, on ``worlds``, perplexity.
+    """World-model accuracy of played episodes; with local weights also calibration and, on ``worlds``, perplexity.
 
-    ``perplexity/grid`` and ``perplexity/coordinates`` are per token of the states alone, ``perplexity/random_guess`` per cell.
+    ``perplexity/grid`` and ``perplexity/coordinates`` are per token of the bare states, ``perplexity/random_guess`` per cell.
     """
     metrics = world_model_metrics(episodes, task.make_env().legal)
     if policy.model is None:

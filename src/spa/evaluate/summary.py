@@ -40,7 +40,7 @@ def group_worlds(episodes: Sequence[Episode]) -> list[WorldResult]:
     """Groups episodes by ``episode.group``, in ascending order.
 
     Raises:
-        ValueError: the episodes of a group are not of one seed (episodes of several evaluations were mixed).
+        ValueError: a group mixes seeds (episodes of several evaluations were mixed).
     """
     groups: dict[int, list[Episode]] = {}
     for episode in episodes:
@@ -74,7 +74,7 @@ def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, see
 
 
 def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:
-    """``ks`` (sorted, without repeats, 1 always among them) for which every world has enough samples, and the others."""
+    """``ks`` (sorted, unique, always with 1) for which every world has enough samples, and the remaining ks."""
     fewest = min((world.samples for world in worlds), default=0)
     wanted = sorted({1, *ks})
     return [k for k in wanted if 1 <= k <= fewest], [k for k in wanted if not 1 <= k <= fewest]
@@ -86,8 +86,8 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     Per episode: ``num_turns``, ``num_actions`` (executed), ``reward`` and ``penalty`` (totals). Per turn:
     ``format_rate`` (share), ``changed_turns`` (share whose state changed), ``response_chars``, ``response_tokens``
     (sampled ones, where token sequences were kept), ``cut_off`` (share that hit the token limit). ``valid_actions``: share
-    of the parsed actions that the world executed and did not call invalid; the rest was unknown to it, or came
-    after the end or the limit. What has no episode, turn or action to stand on is absent.
+    of the parsed actions that the world executed and did not call invalid; the rest were unknown to it, or came
+    after the end or the limit. A metric without any episode, turn or action is absent.
     """
     played = [episode for episode in episodes if not _failed(episode)]
     turns = [turn for episode in played for turn in episode.turns]
@@ -95,7 +95,7 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     # `info` is that of a turn's last executed action.
     refused = sum(bool(turn.executed) and turn.info.get("valid") is False for turn in turns)
     sampled = sum(sum(sequence.mask) for episode in played for sequence in episode.sequences)
-    sums = {  # name -> sum, number of what it is a mean over
+    sums = {  # name -> sum, count
         "num_turns": (len(turns), len(played)),
         "num_actions": (executed, len(played)),
         "reward": (sum(episode.total_reward for episode in played), len(played)),
@@ -113,7 +113,7 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def summarize(
     episodes: Sequence[Episode], ks: Sequence[int] = (1, 8), bootstrap: int = 2000, seed: int = 0
 ) -> dict[str, float]:
-    """All numbers of one evaluation, flat and finite, ready to be logged.
+    """All metrics of one evaluation, flat and finite, ready for logging.
 
     ``pass@{k}``, ``pass@{k}_low``, ``pass@{k}_high`` for 1 and every k of ``ks`` for which each world has enough samples
     (``allowed_ks`` names the others, ``EvalResult.skipped_ks`` keeps them); ``success`` (mean over all samples, = Pass@1);
@@ -170,7 +170,7 @@ class EvalResult:
         seed: int = 0,
         world_model: Mapping[str, float] | None = None,
     ) -> EvalResult:
-        """Summarises ``episodes``; ``world_model`` was measured apart.
+        """Summarises ``episodes``; ``world_model`` was measured separately.
 
         Raises:
             ValueError: as ``summarize``.
@@ -218,10 +218,9 @@ class EvalResult:
 class ComparisonRow:
     """One variant of the comparison. Shares in [0, 1]; differences are ``variant - baseline`` on the same worlds.
 
-    ``k`` is the same in every row: the largest that all variants with more than one sample a world allow (1: no Pass@k beside
-    Pass@1). ``pass_k`` is None where a variant (a planner) was played once. Differences are None for the baseline itself,
-    without a baseline, and where the worlds are not the same; ``diff_base``
-    is the difference in Pass@1 to the untrained base.
+    ``k`` is the same in every row: the largest that all variants with more than one sample per world allow (1: only Pass@1).
+    ``pass_k`` is None if a variant (a planner) was played once. Differences are None for the baseline itself, without a
+    baseline, and if the worlds differ; ``diff_base`` is the difference in Pass@1 to the untrained base.
     """
 
     variant: str
@@ -238,7 +237,7 @@ class ComparisonRow:
 
 
 def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
-    """The worlds of both in one order, or None if they are not the same worlds."""
+    """The worlds of both in the same order, or None if they differ."""
     ours, theirs = ({world.seed: world for world in r.worlds} for r in (result, baseline))
     repeated = len(ours) < len(result.worlds) or len(theirs) < len(baseline.worlds)
     if not ours or repeated or set(ours) != set(theirs):
@@ -261,7 +260,7 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
 
 
 def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
-    """One row a variant, in the order of ``results``; differences to ``baseline`` where that variant is present."""
+    """One row per variant, in the order of ``results``; differences to ``baseline`` if that variant is present."""
     played = [result for result in results.values() if result.worlds]
     sampled = [result for result in played if result.ks != [1]]
     shared = [k for k in (sampled[0].ks if sampled else []) if all(k in result.ks for result in sampled)]

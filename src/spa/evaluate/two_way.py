@@ -18,11 +18,11 @@ def two_way(values_SW: NDArray[np.float64]) -> Interval:
 
     The model is ``mean + seed + world + rest`` with independent random effects. With the mean squares of the two-way table,
     ``Var(mean) = (MS_seed + MS_world - MS_rest) / (seeds * worlds)``, with Satterthwaite's degrees of freedom. These are too many
-    where few seeds happen to be alike, so the interval is at least as wide as the t interval over the seeds' means alone. Simulated
-    (``tests/evaluate/test_two_way.py``), it covers the truth in .94 to .96 of the cases with 3, 6 and 12 normal seeds. Bimodal
-    seeds need more of them than any formula can make up for: see ``two_groups``.
+    if a few seeds happen to agree, so the interval is at least as wide as the t interval over the seeds' means alone. In
+    simulation (``tests/evaluate/test_two_way.py``) it covers the truth in .94 to .96 of cases with 3, 6 and 12 normal seeds. With
+    bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
-    With one seed the spread over seeds is unknown: the interval is that over worlds, a statement about this one run.
+    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only.
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
@@ -41,12 +41,12 @@ def two_way(values_SW: NDArray[np.float64]) -> Interval:
     mean = float(values.mean())
     by_seed, by_world = values.mean(axis=1) - mean, values.mean(axis=0) - mean
     rest = values - mean - by_seed[:, None] - by_world[None, :]
-    # (mean square, degrees of freedom) of each part; what has no degree of freedom says nothing.
+    # (mean square, degrees of freedom) of each part; parts without degrees of freedom are left out.
     ms_seed, df_seed = _mean_square(by_seed, seeds - 1, worlds)
     ms_world, df_world = _mean_square(by_world, worlds - 1, seeds)
     ms_rest, df_rest = _mean_square(rest, (seeds - 1) * (worlds - 1), 1)
     parts = [(ms, df) for ms, df in ((ms_seed, df_seed), (ms_world, df_world), (ms_rest, df_rest)) if df]
-    # Where worlds are alike, chance can make MS_world - MS_rest negative.
+    # If worlds are alike, MS_world - MS_rest can be negative by chance.
     total = max(ms_seed + ms_world - ms_rest, ms_seed)
     if total <= 0:
         return Interval(mean, mean, mean)
@@ -66,7 +66,7 @@ def two_groups(means: Sequence[float]) -> tuple[list[float], list[float]] | None
     """The seeds' means in two groups, low and high, if they look bimodal: some runs took off and others did not.
 
     They do if the largest gap between neighbours is at least ten points and half of their range. A mean over such seeds
-    says how many runs took off, and its interval covers less than it claims.
+    mostly reflects how many runs took off, and its interval covers less than its nominal level.
     """
     ordered = sorted(float(mean) for mean in means)
     if len(ordered) < 3:

@@ -9,7 +9,7 @@ from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.two_way import two_groups
 
 BASE, PLAIN_RL = "base", "vanilla"
-# The whole recipe; the second where states have no coordinates; then what goes beyond the paper.
+# The full recipe; its version for states without coordinates; then extensions beyond the paper.
 MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan")
 PLANNED = "+"  # in the name of a variant played with a planner: VARIANT+PLANNER
 
@@ -26,7 +26,7 @@ class VariantScore:
         return sum(self.by_seed.values()) / len(self.by_seed)
 
     def seeds_with(self, other: VariantScore) -> int:
-        """How many seeds both have: those that their difference is of."""
+        """The number of shared seeds, over which the difference is taken."""
         return len(self.by_seed.keys() & other.by_seed.keys())
 
 
@@ -39,8 +39,8 @@ def main_variant(variants: Mapping[str, VariantScore]) -> str | None:
 def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
     """Sentences, the conclusion first; empty where there is nothing to compare.
 
-    ``better`` is said only with two seeds or more whose interval lies above 0 against the untrained base *and* against plain RL.
-    One seed compares two trained models and says nothing about the recipe.
+    ``better`` is claimed only with at least two seeds and intervals above 0 against the untrained base *and* plain RL. One seed
+    compares two trained models, not the recipe.
     """
     name = main_variant(variants)
     if name is None or not variants[name].differences:

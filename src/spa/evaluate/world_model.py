@@ -50,19 +50,19 @@ def world_model_metrics(episodes: Iterable[Episode], legal: Legal | None = None)
     * ``observation_em``, ``prediction_em``: exact match (up to surrounding white space) of the observation with the
       turn's true state, and of the prediction with the true state after all executed actions; over the turns that
       wrote one.
-    * ``prediction_em_changed``: the same over the turns whose state really changed: copying the state scores 0 here.
+    * ``prediction_em_changed``: the same over the turns whose state changed: copying the state scores 0 here.
     * ``observation_cell_acc``, ``prediction_cell_acc``: ``cell_accuracy``, mean over the same turns; and
       ``prediction_cell_acc_changed``, over the cells that changed only.
     * ``observation_legal``, ``prediction_legal``: share of those written that ``legal(written, true state)`` does not rule out
-      (``TextEnv.legal``: one player, all boxes there, walls and targets where they were); absent where it cannot say.
+      (``TextEnv.legal``: one player, all boxes present, walls and targets unmoved); absent if the world cannot tell.
     * ``coverage``, ``observation_coverage``: share of turns that wrote a prediction, an observation.
     * ``changed``: share of the turns with a prediction whose state changed. ``1 - changed`` is what a model would score
       in ``prediction_em`` by copying the state.
     * ``turn_{i}/...`` with ``i`` counted from 1, and ``actions_{m}/...`` for turns that executed m actions: the same for
-      a part of the turns.
+      a subset of the turns.
     * ``turns``, ``observations``, ``predictions``, ``changed_predictions``: counts.
 
-    A metric that no turn supports is absent. Episodes with status ``error`` are left out.
+    Metrics without any turn are absent. Episodes with status ``error`` are left out.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:

@@ -1,7 +1,7 @@
-"""Imagined worlds to train in: what stage 2's model expects of every action within reach of a start, to be played often.
+"""Imagined training worlds: stage 2's predictions for every action reachable from a start state, replayable at will.
 
-Stage 3 can mix them with real worlds (``curriculum.imagined``): Dyna (Sutton 1990) with a language model as the model. Nothing that
-happens in them costs an action of the real world.
+Stage 3 can mix them with real worlds (``curriculum.imagined``): Dyna (Sutton 1990) with a language model as the model. Playing
+them costs no actions in the real world.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Moves = dict[str, dict[str, tuple[str, float, bool]]]  # state -> action -> next
 def dream(
     root: str, actions: Sequence[str], config: PlannerConfig, depth: int
 ) -> Generator[list[Question], list[Answer], Moves]:
-    """Everything within ``depth`` actions of a start. Of several answers the likeliest counts; one not believed is left out."""
+    """All transitions within ``depth`` actions of a start, using the likeliest answer; disbelieved answers are left out."""
     graph = ImaginedGraph(root, config)
     yield from expand(graph, actions, depth, depth, stop_at_goal=False)
     moves: Moves = {}
@@ -52,10 +52,10 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     """Imagines ``curriculum.imagined_worlds`` training worlds from their start states; writes ``worlds.json`` to ``out``.
 
     Returns:
-        what the stage records: counts and the keys of the worlds.
+        the stage's record: counts and the keys of the worlds.
 
     Raises:
-        ValueError: a model that cannot be loaded or asked, or too few worlds.
+        ValueError: a model that cannot be loaded or queried, or too few worlds.
     """
     planner, seeds = cfg.planner, cfg.seeds
     policy = Policy.load(cfg, model)
@@ -100,12 +100,12 @@ def _read(path: str) -> list[dict[str, Any]]:
 
 
 class ImaginedWorld(TextEnv):
-    """Plays what a model imagined. A move that it did not imagine leaves the state as it is and cuts the episode off.
+    """Replays what a model imagined. A move that was not imagined keeps the state and truncates the episode.
 
     Args:
-        path: the file of ``imagine_worlds``.
-        world, settings: the real world, whose action names, symbols and rules these are.
-        state_format: that in which it was imagined.
+        path: the file written by ``imagine_worlds``.
+        world, settings: the real world, which provides action names, symbols and rules.
+        state_format: the format in which it was imagined.
 
     Raises:
         ValueError: no such file or world.

@@ -1,4 +1,4 @@
-"""Playing with a planner: before each action it searches in the model's predictions; the world is not asked before it acts."""
+"""Plays with a planner, which searches in the model's predictions and touches the real world only when it acts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def search_all(
     searches: Sequence[Generator[list[Question], list[Answer], T]],
     memories: Sequence[Memory] = (),
 ) -> list[T]:
-    """Runs searches side by side; all that they ask at once goes to the model together.
+    """Runs searches concurrently; their simultaneous questions go to the model as one batch.
 
     Args:
-        memories: for each search answers that are known better than the model knows them.
+        memories: for each search, known answers that replace the model's.
     """
     results: dict[int, T] = {}
     asked: dict[int, list[Question]] = {}
@@ -67,13 +67,13 @@ def play_with_planner(
 ) -> list[Episode]:
     """Plays every world ``group_size`` times, replanning each turn; returns ``len(worlds) * group_size`` episodes, group by group.
 
-    A turn plays as much of the plan as it may (``env.max_actions_per_turn``). What an episode has seen of its world it does not
-    imagine again. Episodes have texts but no token sequences; each turn's ``imagined`` says what was expected. A world that raises
-    ends its own episode with ``status="error"``.
+    A turn plays as much of the plan as ``env.max_actions_per_turn`` allows. Transitions already seen in an episode are not
+    imagined again. Episodes have texts but no token sequences; each turn's ``imagined`` records the expectation. A world that
+    raises ends only its own episode, with ``status="error"``.
 
     Args:
         kind: lookahead, beam or mcts.
-        seed: of ties between actions and of what mcts draws.
+        seed: for tie-breaking between actions and for mcts.
     """
     search = PLANNERS[kind]
     plays = [

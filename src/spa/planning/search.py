@@ -1,19 +1,18 @@
-"""Planners: which action to take, by asking a world model "what if?". They see no world, only states as text and its answers.
+"""Planners choose an action by querying a world model. They never see the world, only textual states and the model's answers.
 
-A search is a generator for one decision. It yields lists of questions and is sent the list of their answers, so that a caller can
-ask for many worlds at once; it returns a ``Plan``.
+A search is a generator for one decision. It yields lists of questions and is sent the lists of answers, so that a caller can
+batch the questions of many worlds; it returns a ``Plan``.
 
-* ``lookahead`` asks about every action in every state it can imagine, layer by layer to ``planner.depth``, and backs values up
-  by dynamic programming. With ``planner.width`` (``beam``) only that many states of a layer are followed.
+* ``lookahead`` asks about every action in every imagined state, layer by layer to ``planner.depth``, and backs up values
+  by dynamic programming. With ``planner.width`` (``beam``) only that many states per layer are expanded.
 * ``mcts`` is Monte Carlo tree search with the PUCT rule (Silver et al. 2017, AlphaGo Zero; values scaled as in MuZero), with the
   plain policy as prior.
-* ``best_of_n`` imagines nothing: of the actions that the plain policy proposes it takes the one that the model values most.
+* ``best_of_n`` imagines no states: it takes the plain policy's proposal that the model values most.
 
-The value of a plan is its imagined discounted reward. A state at which a search stops is worth ``planner.optimism``, so that
-unknown land is better than a lost world and a longer way to it worse than a short one; with ``planner.values`` it is worth what
-the model says. A gain counts as much as the model's
-probability for the words that promise it; answers to which it gives less than ``planner.min_probability`` are not built on. Where
-several answers are drawn (``planner.samples``), their shares say the same.
+The value of a plan is its imagined discounted reward. A leaf state is worth ``planner.optimism``, so that the unexplored is
+better than a lost world, and near better than far; with ``planner.values`` the model estimates it. A gain is weighted by the
+model's probability of the answer that predicts it; answers below ``planner.min_probability`` are discarded. With several sampled
+answers (``planner.samples``), their frequencies take the place of the probability.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _TIE = 1e-9  # values closer than this are equal
 class Imagined:
     """What a model expects of a move.
 
-    ``probability`` is what it gives to its own words, next state and outcome together; 0 where it wrote no state or no outcome.
+    ``probability`` is that of its own answer (next state and outcome jointly); 0 if it wrote no state or no outcome.
     """
 
     state: str
@@ -44,22 +43,22 @@ class Imagined:
 
 
 class Move(NamedTuple):
-    """What if ``action`` in ``state``? Answered by one or more equally likely ``Imagined``."""
+    """What follows ``action`` in ``state``? Answered by one or more equally likely ``Imagined``."""
 
     state: str
     action: str
 
 
 class Choice(NamedTuple):
-    """What would the plain policy do in ``state``? Answered by the shares of its actions."""
+    """What would the plain policy do in ``state``? Answered by action frequencies."""
 
     state: str
     actions_left: int
 
 
-@dataclass(frozen=True)  # a tuple would equal the Move
+@dataclass(frozen=True)  # not a tuple, which would equal the Move
 class Worth:
-    """What discounted reward is there behind ``action`` in ``state``? Answered by a number, or None where the model names none."""
+    """The discounted return of ``action`` in ``state``. Answered by a number, or None if the model gives none."""
 
     state: str
     action: str
@@ -75,11 +74,11 @@ NOTHING = Imagined("", 0.0, False, 0.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, and what is expected of it.
+    """The planner's decision and its expectation.
 
-    ``path`` is the likeliest way that the planner means to go: actions and what it imagines of them. Its first action is there
-    even if nothing is believed of it, and empty where a world lists no actions and the policy names none. ``values`` are those of
-    the actions at hand. ``questions`` were asked, answers from the cache included.
+    ``path`` is the likeliest planned path: actions and their imagined results. Its first action is present even if no answer
+    about it is believed; it is empty if the world lists no actions and the policy proposes none. ``values`` are those of the
+    actions in the current state. ``questions`` counts the questions asked, including those answered from the cache.
     """
 
     path: list[tuple[str, Imagined]]
@@ -91,7 +90,7 @@ class Plan:
         return self.path[0][0]
 
     def record(self) -> dict[str, Any]:
-        """As an episode keeps it."""
+        """The form stored in an episode."""
         return {
             "path": [
                 {
@@ -109,18 +108,18 @@ class Plan:
 
 
 class ImaginedGraph:
-    """States that were imagined from one start, and what was expected of the actions asked about in them."""
+    """States imagined from one start, and the predicted results of the actions queried in them."""
 
     def __init__(self, root: str, config: PlannerConfig) -> None:
         self.config = config
         self.index = {root: 0}
         self.states = [root]
-        self.depth = [0]  # at which a state was first met
-        self.worth = [config.optimism]  # of a state at which the search stops
+        self.depth = [0]  # at which each state was first reached
+        self.worth = [config.optimism]  # of each state, if the search stops there
         self.edges: dict[int, dict[str, tuple[Imagined, ...]]] = {}
 
     def add(self, state: str, action: str, answers: Sequence[Imagined], worth: float | None = None) -> list[str]:
-        """Takes in the answers to a question, and what the action is said to be worth; returns the new states that go on."""
+        """Adds the answers to a question and the action's predicted value; returns the new non-terminal states."""
         believed = tuple(answer for answer in answers if self.believes(answer))
         here = self.index[state]
         self.edges.setdefault(here, {})[action] = believed
@@ -139,27 +138,25 @@ class ImaginedGraph:
         return new
 
     def answers(self, state: str, action: str) -> tuple[Imagined, ...] | None:
-        """What is believed of an action; None where it was not asked about."""
+        """The believed answers about an action; None if it was not queried."""
         return self.edges.get(self.index[state], {}).get(action)
 
     def believes(self, answer: Imagined) -> bool:
-        """Whether an answer is built on. Of several samples, all that are whole."""
+        """Whether an answer is used. With several samples, all complete ones are."""
         least = self.config.min_probability if self.config.samples == 1 else 0.0
         return answer.probability > 0 and answer.probability >= least
 
     def weight(self, answer: Imagined) -> float:
-        """What a gain behind an answer counts."""
+        """The weight of a gain predicted by an answer."""
         return answer.probability if self.config.samples == 1 else 1.0
 
     def solve(self, horizon: int) -> tuple[np.ndarray[Any, Any], dict[int, dict[str, float]]]:
-        """Values (states,) with ``horizon`` actions to go, and those of actions asked about (-inf: nothing is believed of it)."""
+        """State values (states,) with ``horizon`` actions to go, and values of queried actions (-inf: no believed answer)."""
         config = self.config
         rows = [(here, action, answers) for here, edges in self.edges.items() for action, answers in edges.items()]
         width = max((len(answers) for *_, answers in rows), default=0)
         weight, reward, sure = (np.zeros((len(rows), width)) for _ in range(3))
-        after = np.full(
-            (len(rows), width), len(self.states)
-        )  # the last place stands for the end, which is worth nothing more
+        after = np.full((len(rows), width), len(self.states))  # the last index is the terminal state, whose value is 0
         for number, (_, _, answers) in enumerate(rows):
             for column, answer in enumerate(answers):
                 weight[number, column] = 1 / len(answers)
@@ -189,7 +186,7 @@ class ImaginedGraph:
         return values[:-1], found
 
     def path(self, gains: Mapping[int, Mapping[str, float]], first: str, length: int) -> list[tuple[str, Imagined]]:
-        """The way from the root through ``first`` and then by the best actions, as far as it is imagined."""
+        """The path from the root through ``first`` and then the best actions, as far as it was imagined."""
         way: list[tuple[str, Imagined]] = []
         here, action, seen = 0, first, {0}
         for _ in range(length):
@@ -212,7 +209,7 @@ class ImaginedGraph:
 def lookahead(
     root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
 ) -> Search:
-    """Layer by layer from ``root``; see the module."""
+    """Layer-by-layer search from ``root``; see the module docstring."""
     graph = ImaginedGraph(root, config)
     depth = min(config.depth, actions_left)
     yield from expand(graph, actions, depth, actions_left, stop_at_goal=True)
@@ -226,8 +223,8 @@ def lookahead(
 def expand(
     graph: ImaginedGraph, actions: Sequence[str], depth: int, actions_left: int, *, stop_at_goal: bool
 ) -> Generator[list[Question], list[Answer], None]:
-    """Asks about the actions in all states of the graph up to ``depth``; with ``stop_at_goal`` no further than the first way that
-    is imagined to end the world with a gain."""
+    """Queries the actions in all states of the graph up to ``depth``; with ``stop_at_goal``, stops after the layer in which a
+    path is first imagined to end the episode with a gain."""
     config = graph.config
     frontier = [graph.states[0]]
     returns = {graph.states[0]: 0.0}
@@ -261,14 +258,14 @@ def expand(
 
 
 def _each(config: PlannerConfig) -> int:
-    """Questions about a move."""
+    """Questions per move."""
     return 2 if config.values else 1
 
 
 def _what_if(
     moves: Sequence[Move], config: PlannerConfig
 ) -> Generator[list[Question], list[Answer], list[tuple[tuple[Imagined, ...], float | None]]]:
-    """What comes of moves and, with ``planner.values``, what they are worth."""
+    """The results of moves and, with ``planner.values``, their values."""
     if not config.values:
         return [(imagined, None) for imagined in (yield list(moves))]
     answers = yield [*moves, *(Worth(*move) for move in moves)]
@@ -276,18 +273,18 @@ def _what_if(
 
 
 def likeliest(answers: Sequence[Imagined]) -> Imagined:
-    """The answer whose state was drawn most often; of several, the first."""
+    """The answer whose state was sampled most often; the first in a tie."""
     return max(answers, key=lambda one: sum(other.state == one.state for other in answers))
 
 
 def best_actions(values: Mapping[str, float]) -> list[str]:
-    """The actions of the highest value, in order."""
+    """All actions with the highest value, in order."""
     highest = max(values.values())
     return [name for name, value in values.items() if value == highest or value >= highest - _TIE]
 
 
 def _best(values: Mapping[str, float], rng: np.random.Generator) -> str:
-    """One of the best actions."""
+    """A random one of the best actions."""
     names = best_actions(values)
     return names[int(rng.integers(len(names)))]
 
@@ -298,12 +295,12 @@ def _decided(values: Mapping[str, float], path: list[tuple[str, Imagined]], grap
 
 
 class _Node:
-    """What simulations found of the actions in a state."""
+    """Statistics of the actions in a state over the simulations."""
 
     def __init__(self, shares: Mapping[str, float], actions: Sequence[str]) -> None:
         names = actions or list(shares)
         total = sum(shares.get(name, 0.0) for name in names)
-        # An action that the policy never took in a few samples is not ruled out.
+        # An action missing from a few policy samples is not ruled out.
         self.prior = {
             name: 0.9 * shares.get(name, 0.0) / total + 0.1 / len(names) if total else 1 / len(names) for name in names
         }
@@ -314,7 +311,7 @@ class _Node:
         return self.total[action] / self.visits[action]
 
     def select(self, exploration: float, low: float, high: float, rng: np.random.Generator) -> str:
-        """The PUCT rule with values scaled to [0, 1]; what was not tried counts as the worst."""
+        """The PUCT rule with values scaled to [0, 1]; untried actions count as the worst."""
         root = math.sqrt(1 + sum(self.visits.values()))
         spread = high - low
 
@@ -329,9 +326,9 @@ class _Node:
 def mcts(
     root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
 ) -> Search:
-    """``planner.simulations`` simulations from ``root``; the action that was taken most often in them is chosen.
+    """Runs ``planner.simulations`` simulations from ``root`` and chooses the most visited action.
 
-    States that are met again share their node.
+    A state reached by several paths has one node.
     """
     graph = ImaginedGraph(root, config)
     nodes: dict[str, _Node] = {}
@@ -348,7 +345,7 @@ def mcts(
                 nodes[state] = _Node(shares[0], actions)
                 if state != root:
                     break
-            if not nodes[state].visits:  # neither the world nor the policy names an action
+            if not nodes[state].visits:  # neither the world nor the policy offers an action
                 break
             action = nodes[state].select(config.exploration, low, high, rng)
             believed = graph.answers(state, action)
@@ -359,7 +356,7 @@ def mcts(
                 ((imagined, worth),) = yield from _what_if([Move(state, action)], config)
                 graph.add(state, action, imagined, worth)
                 believed = graph.answers(state, action)
-            if not believed:  # no better than the worst that is known
+            if not believed:  # no better than the worst known value
                 trail.append((nodes[state], action, min(low, 0.0), 1.0))
                 value = 0.0
                 imagined_all = False
@@ -394,7 +391,7 @@ def mcts(
 def best_of_n(
     root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
 ) -> Search:
-    """The one of ``planner.proposals`` actions of the plain policy (0: of all listed ones) that the model values most."""
+    """The action the model values most, of ``planner.proposals`` proposals of the plain policy (0: of all listed actions)."""
     shares: list[dict[str, float]] = yield [Choice(root, actions_left)]
     names = list(shares[0]) or list(actions)
     if not names:

@@ -1,4 +1,4 @@
-"""The true world in the place of a world model: how well a planner plays whose imagination never errs."""
+"""The true world in place of a world model: an upper bound for planners."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from spa.planning.world_model import WorldModel
 
 
 def check_settable(env: TextEnv) -> None:
-    """Raises ValueError where a world cannot be set to a state."""
+    """Raises ValueError if a world cannot be set to a state."""
     state, _ = env.reset(seed=0)
     try:
         again, _ = env.reset(seed=1, options={"state": state})
-    except Exception as error:  # any world may be played, and not all take a state
+    except Exception as error:  # arbitrary world code, which may not accept a state
         raise ValueError(f"planner.model=simulator: this world cannot be set to a state: {error}") from error
     if not exact(again, state):
         raise ValueError("planner.model=simulator: this world cannot be set to a state (options={'state': text})")
 
 
 class Simulator(WorldModel):
-    """Answers moves by making them in a world that is set to the state. The plain policy and what moves are worth it asks of
-    the model, as ``WorldModel`` does.
+    """Answers moves by playing them in a world set to the state. Policy and value questions go to the model, as in
+    ``WorldModel``.
 
-    An upper bound for planners, and no agent: ``planner.model=simulator``. Where a state tells less than the world holds (what has
-    been given in a Sudoku, for instance), the move is made in what the state tells.
+    An upper bound for planners, not an agent: ``planner.model=simulator``. Where the text does not show the full state (such as
+    the given cells of a Sudoku), the move is played in the part it shows.
 
     Args:
         policy, task, samples, proposals, seed: as for ``WorldModel``.
 
     Raises:
-        ValueError: a world that cannot be set to a state.
+        ValueError: the world cannot be set to a state.
     """
 
     def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
@@ -44,11 +44,11 @@ class Simulator(WorldModel):
 
     @property
     def has_weights(self) -> bool:
-        """No: the model's likelihoods are not the simulator's."""
+        """Always False: the model's likelihoods are not the simulator's."""
         return False
 
     def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
-        """What comes of moves; where chance decides, ``samples`` draws. A state that no world is in has probability 0."""
+        """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in has probability 0."""
         return [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]
 
     def _look(self, move: Move, sample: int) -> Imagined:

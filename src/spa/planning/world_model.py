@@ -1,4 +1,4 @@
-"""The world model that stage 2 trains, as something to ask: what comes of an action, and what the plain policy would do."""
+"""Query interface to stage 2's world model: the result of an action, its value, and what the plain policy would do."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from spa.models.packing import common_length
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
 T = TypeVar("T")
-_CLOSE = "</"  # no state holds it: what a model writes up to there is its answer
+_CLOSE = "</"  # ends an answer: no state contains it
 
 
 @dataclasses.dataclass
 class Usage:
-    """What was asked of a model: questions that it answered, those that the cache did, tokens read and tokens written."""
+    """Query counts: questions answered by the model and by the cache, tokens read and tokens written."""
 
     questions: int = 0
     cached: int = 0
@@ -42,21 +42,21 @@ class Usage:
 
 
 class WorldModel:
-    """Answers questions about a world out of a model that was trained on rows of transitions (``selfplay.rows=transitions``).
+    """Answers questions about a world with a model trained on transition rows (``selfplay.rows=transitions``).
 
-    A question is put as the beginning of such a row's response, which the engine continues: first the next state, then the outcome.
-    Equal questions are asked once. Nothing here knows the world: states are texts, and a text that is no state is told from one by
-    the probability that the model gives it alone.
+    A question is the beginning of such a row's response, which the engine continues: first the next state, then the outcome.
+    Equal questions are asked once. This class does not know the world: states are texts, and only the model's probability
+    distinguishes valid states from other text.
 
     Args:
-        policy: whose model is asked; any engine that continues tokens.
-        task: the world as it is put to a model. Its prompt mode does not matter.
-        samples: answers to a question about a move. 1 is the likeliest; more are drawn at temperature 1.
-        proposals: actions drawn from the plain policy to answer a ``Choice``; with 0 it is answered by ``{}`` (no preference).
-        seed: of what is drawn. An answer depends on it and on the question, not on what else is asked.
+        policy: the policy whose model is queried; any engine that continues tokens.
+        task: the world and its prompts. Its prompt mode does not matter.
+        samples: answers per move. 1 is the likeliest; more are sampled at temperature 1.
+        proposals: actions sampled from the plain policy to answer a ``Choice``; with 0 the answer is ``{}`` (no preference).
+        seed: for sampling. An answer depends only on it and on the question, not on other questions.
 
     Raises:
-        ValueError: the model is behind a chat server, which continues messages but no responses.
+        ValueError: the model is behind a chat server, which cannot continue a partial response.
     """
 
     def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
@@ -75,7 +75,7 @@ class WorldModel:
         self._known: dict[Question, Answer] = {}
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """An answer to each question, in order: see ``Move``, ``Choice`` and ``Worth``."""
+        """The answers in the order of the questions: see ``Move``, ``Choice`` and ``Worth``."""
         keys = [self._key(question) for question in questions]
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self.usage += Usage(cached=len(questions) - len(new))
@@ -88,16 +88,16 @@ class WorldModel:
         return [self._known[key] for key in keys]
 
     def forget(self) -> None:
-        """Empties the cache: after the model was trained on."""
+        """Empties the cache, e.g. after further training."""
         self._known.clear()
 
     def _key(self, question: Question) -> Question:
         return Choice(question.state, 0) if isinstance(question, Choice) and not self.proposals else question
 
     def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
-        """What the model expects of moves, ``samples`` answers each; past the cache.
+        """The model's predictions for moves, ``samples`` answers each; bypasses the cache.
 
-        An answer whose text breaks off or that lacks a readable outcome has probability 0.
+        An answer that is cut off or has no readable outcome has probability 0.
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
         asked = [(move, sample) for move in moves for sample in range(self.samples)]
@@ -110,14 +110,14 @@ class WorldModel:
 
     @property
     def has_weights(self) -> bool:
-        """Whether ``log_probs`` can be asked for."""
+        """Whether ``log_probs`` is available."""
         return self.policy.model is not None
 
     def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
-        """Log-probability (nats) that the model gives to each state as what follows its move, whatever it would write itself.
+        """Log-probability (nats) of each state as the result of its move, whatever the model itself would predict.
 
         Raises:
-            ValueError: the engine holds no weights to score with.
+            ValueError: the engine has no weights to score with.
         """
         from spa.models.score import Chosen, sum_logprobs
 
@@ -137,7 +137,7 @@ class WorldModel:
         return sum_logprobs(self.policy.model, rows)
 
     def _reading(self, temperature: float) -> SamplingConfig:
-        """How an answer is written, up to its closing tag."""
+        """Sampling settings for an answer up to its closing tag."""
         return dataclasses.replace(
             self.policy.sampling,
             temperature=temperature,
@@ -148,11 +148,11 @@ class WorldModel:
         )
 
     def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
-        """Each question takes two turns of a session: first the state, then the outcome."""
+        """Answers each question in two turns of a session: first the state, then the outcome."""
         chat, layout = self.policy.chat, self._layout
         prompts = {move.state: self._question_prompt(move.state) for move, _ in asked}
-        # The likeliest answers to questions about one state come in one session: their contexts begin alike, and engines that keep
-        # keys and values read that beginning once. What is drawn depends on the session, so that there each question has its own.
+        # Greedy answers about one state share a session: their contexts share a prefix, which engines with a KV cache read once.
+        # Sampling depends on the session, so there each question has its own.
         sessions: dict[int, list[tuple[Move, int]]] = {}
         for move, sample in asked:
             sessions.setdefault(self._session(move if self.samples > 1 else (move.state,), sample), []).append(
@@ -205,7 +205,7 @@ class WorldModel:
         return [done[key] for key in asked], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
-        """Shares of the first actions that the plain policy names, without those that cannot be read."""
+        """Frequencies of the first actions in the plain policy's responses; unreadable ones are left out."""
         if not self.proposals:
             return [{} for _ in choices]
         sampling = sampling_for(self._plain_task, self.policy.sampling)
@@ -236,7 +236,7 @@ class WorldModel:
         return named, usage
 
     def _value(self, worths: Sequence[Worth]) -> list[float | None]:
-        """What the model says that actions are worth."""
+        """The model's estimates of action values."""
         chat, sampling = self.policy.chat, self._reading(0.0)
 
         def share(places: range) -> tuple[list[float | None], Usage]:
@@ -259,7 +259,7 @@ class WorldModel:
         return self._spread(share, len(worths), sampling)
 
     def _continue(self, contexts: dict[int, list[int]], sampling: SamplingConfig) -> tuple[dict[int, str], Usage]:
-        """How the model continues each session's context, once."""
+        """The model's continuation of each session's context."""
         chat = self.policy.chat
         usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
         texts: dict[int, str] = {}
@@ -279,12 +279,12 @@ class WorldModel:
         return self.policy.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
 
     def _session(self, question: tuple[object, ...], sample: int) -> int:
-        """A number by which the engine draws for this question and sample, whatever else is asked."""
+        """A session number from which the engine samples for this question and sample, independent of other questions."""
         digest = hashlib.sha256(repr((tuple(question), sample)).encode()).digest()
         return int.from_bytes(digest[:6])
 
     def _spread(self, share: Callable[[range], tuple[list[T], Usage]], count: int, sampling: SamplingConfig) -> list[T]:
-        """``share`` of the places 0 to ``count``, in several processes where that is faster."""
+        """Applies ``share`` to the indices 0 to ``count``, in several processes where that is faster."""
         if not count:
             return []
         engine = self.policy.engine

@@ -34,7 +34,7 @@ _MORE_COLORS = ("#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46")
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with the heading under which it stands."""
+    """A figure with its heading."""
 
     key: str
     title: str
@@ -56,7 +56,7 @@ def number(value: object) -> float | None:
 
 
 def series(rows: Iterable[MetricsRow], name: str) -> Series:
-    """(step, value) of the rows that have the metric, sorted by step; of equal steps the last counts."""
+    """(step, value) of the rows that have the metric, sorted by step; the last of equal steps counts."""
     points = ((number(row.get("step")), number(row.get(name))) for row in rows)
     return sorted({step: value for step, value in points if step is not None and value is not None}.items())
 
@@ -65,7 +65,7 @@ def line(name: str, points: Series, color: str, **more: Any) -> Line:
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(points) <= 60 else "lines",
-        "name": html.escape(name),  # Plotly reads labels as a small HTML: variant names must not be
+        "name": html.escape(name),  # Plotly parses labels as HTML; variant names are not HTML
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
         "line": {"color": color, "width": 2, "dash": more.pop("dash", "solid")},
@@ -82,7 +82,7 @@ def axes(x: str, y: str, share: bool) -> dict[str, Any]:
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> list[Chart]:
-    """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant; empty where nothing was played."""
+    """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant; empty if nothing was played."""
     data = []
     for row in rows:
         passes = {f"Pass@{k}": p for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None}
@@ -106,13 +106,13 @@ def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -
 def _chart(
     key: str, title: str, note: str, lines: Iterable[Line], y: str, x: str = "PPO step", share: bool = True
 ) -> list[Chart]:
-    """The chart, or nothing where it has no line."""
+    """The chart, or nothing if it has no line."""
     data = list(lines)
     return [Chart(key, title, note, {"data": data, "layout": axes(x, y, share)})] if data else []
 
 
 def _by_variant(variants: Variants, colors: Mapping[str, str], name: str) -> Iterator[Line]:
-    """A metric's curve for each variant, with a band where its interval was logged."""
+    """A metric's curve for each variant, with a band if its interval was logged."""
     for variant, report in variants.items():
         color = colors[variant]
         points, low, high = (series(report.metrics, f"{name}{end}") for end in ("", "_low", "_high"))
@@ -162,7 +162,7 @@ _SFT_WORLD_MODEL = [(f"world_model/{metric}", label, color) for metric, label, _
 
 
 def learning_charts(variants: Variants, sft: Stages2, colors: Mapping[str, str]) -> list[Chart]:
-    """The curves that are always in view; those without data are left out."""
+    """The curves that are always visible; those without data are left out."""
     names = {str(key) for variant in variants.values() for row in variant.metrics for key in row}
     k = max((int(match[1]) for name in names if (match := re.fullmatch(r"val/pass@(\d+)", name))), default=1)
     note = "Held-out worlds; band: 95% interval where logged."
@@ -179,7 +179,7 @@ def learning_charts(variants: Variants, sft: Stages2, colors: Mapping[str, str])
     charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(variants, colors), "share")
     x, y = "optimizer step", "loss (nats per token)"
     charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft, _SFT_LOSS), y, x, False)
-    # Measured every sft.eval_every steps; nothing to draw where there is only the last measurement.
+    # Measured every sft.eval_every steps; a single final measurement is not drawn.
     lines = _sft(sft, _SFT_WORLD_MODEL, fewest=2)
     return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", lines, "accuracy", x)
 
@@ -206,7 +206,7 @@ _SHARES = ("losses/clipfrac", "train/format_rate", "rollout/kept", "rollout/zero
 
 
 def diagnostic_charts(variants: Variants, colors: Mapping[str, str]) -> list[Chart]:
-    """The curves of the fold-out: how healthy the PPO updates were."""
+    """The curves of the collapsible section: health of the PPO updates."""
     charts: list[Chart] = []
     for name, title, note in _DIAGNOSTICS:
         lines = _by_variant(variants, colors, name)

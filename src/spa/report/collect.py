@@ -24,7 +24,7 @@ def collect(out: Path) -> ReportData:
     """Everything that the stages have written so far.
 
     Raises:
-        ValueError: ``out`` holds no run.
+        ValueError: ``out`` contains no run.
     """
     folder = RunFolder(out)
     if not folder.holds_run:
@@ -40,7 +40,7 @@ def collect(out: Path) -> ReportData:
             timings[title] = float(done["seconds"])
             for split, keys in done.get("worlds", {}).items():
                 contents.setdefault(split, set()).update(keys)
-                known = keys.values() if isinstance(keys, dict) else ()  # older runs recorded contents alone
+                known = keys.values() if isinstance(keys, dict) else ()  # older runs recorded only contents
                 symmetries.setdefault(split, set()).update(key for key in known if key)
 
     for prefix, title in _SHARED_STAGES.items():
@@ -80,7 +80,7 @@ def collect(out: Path) -> ReportData:
 
 
 def _machine(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The machines that the commands ran on; more than one where the stages or a resumed run had several."""
+    """The machines that the commands ran on; several if stages or a resumed run used different ones."""
     facts = {title: dict.fromkeys(str(c[key]) for c in commands if key in c) for title, key in _MACHINE.items()}
     return {title: "; ".join(values) for title, values in facts.items() if values}
 

@@ -1,4 +1,4 @@
-"""What a report is made of: plain data, every part optional but the name."""
+"""The data of a report; everything but the name is optional."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ReportData:
         machine: a fact -> its value, e.g. ``{"CPU": "2 cores", "memory": "8 GiB"}``.
         variants: in the order of the table.
         sft: logged rows of stage 2 (``train/loss``, ``val/loss``, ``world_model/*``).
-        sft_of_variants: the same of the variants that have a stage 2 of their own.
-        overlaps: pair of splits -> number of worlds that are in both; must be 0.
-        symmetric_overlaps: the same, a world counting as its rotations and mirror images; empty where that is not known.
+        sft_of_variants: the same for variants with their own stage 2.
+        overlaps: pair of splits -> number of worlds in both; must be 0.
+        symmetric_overlaps: the same up to rotation and reflection of worlds; empty if unknown.
         timings: stage -> seconds.
-        baseline: the variant to which differences are taken.
-        created: when the run was made, as it shall be printed.
-        episodes_per_variant: at most so many episodes are shown for a variant.
+        baseline: the variant that others are compared with.
+        created: when the run was made, as printed.
+        episodes_per_variant: maximum number of episodes shown per variant.
     """
 
     name: str

@@ -62,7 +62,7 @@ _WORLD_MODEL = (
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of ready text under a header; the first column is the variant."""
+    """Rows of formatted text under a header; the first column is the variant."""
 
     header: list[str]
     rows: list[tuple[str, list[str]]]
@@ -95,7 +95,7 @@ def _format(value: float | None, kind: str) -> str:
 
 
 def _table(metrics: Mapping[str, Mapping[str, float]], columns: Sequence[tuple[str, str, str]]) -> Table | None:
-    """Variants × the columns of which some variant has a value."""
+    """Variants × columns; columns without any value are left out."""
     used = [c for c in columns if any(number(values.get(c[0])) is not None for values in metrics.values())]
     used = [c for c in used if c[0] != "errors" or any(values.get("errors") for values in metrics.values())]
     if not used:
@@ -124,7 +124,7 @@ def _minus(text: str) -> str:
 
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, Any]]:
-    """The last measurement after each SFT, and that of each evaluation."""
+    """The last measurement of each SFT and of each evaluation."""
     rows: dict[str, Mapping[str, Any]] = {}
     for variant, stage in _stages_2(data).items():
         for row in stage:
@@ -159,7 +159,7 @@ def render(template: str, title: str, figures: Mapping[str, Figure], **values: A
 
 def write_page(text: str, path: str | os.PathLike[str]) -> Path:
     """Writes a page atomically and returns its path."""
-    # A model can write lone surrogates, which no UTF-8 file can hold.
+    # A model can write lone surrogates, which UTF-8 cannot encode.
     atomic_write(path, text.encode("utf-8", "replace").decode("utf-8"))
     return Path(path)
 

@@ -15,13 +15,13 @@ from spa.data.states import cell_accuracy, exact, grid_part
 Segment = tuple[str, bool]
 """Text and whether it differs from the other side."""
 
-_LONGEST = 2000  # characters of a line in which differences are looked for
-_COMPARED = 10_000  # and of the lines of a text in which they are
+_LONGEST = 2000  # maximum characters of a line to compare
+_COMPARED = 10_000  # maximum characters of a text to compare
 
 
 def mark_response(text: str) -> list[tuple[str, str]]:
-    """Splits a response into (text, kind): ``tag`` for the tags themselves, the innermost open tag's name for what stands
-    inside, ``""`` outside. The texts joined give ``text``."""
+    """Splits a response into (text, kind): ``tag`` for the tags themselves, the innermost open tag's name for text inside it,
+    ``""`` outside. The joined texts equal ``text``."""
     out: list[tuple[str, str]] = []
     open_tags: list[str] = []
     still_open: Counter[str] = Counter()
@@ -35,7 +35,7 @@ def mark_response(text: str) -> list[tuple[str, str]]:
         if not tag[0].startswith("</"):
             open_tags.append(name)
             still_open[name] += 1
-        elif still_open[name]:  # it closes what was opened after it, too
+        elif still_open[name]:  # also closes tags opened after it
             closed = ""
             while closed != name:
                 closed = open_tags.pop()
@@ -46,7 +46,7 @@ def mark_response(text: str) -> list[tuple[str, str]]:
 
 
 def _segments(pieces: Sequence[str], differs: Sequence[bool]) -> list[Segment]:
-    """Neighbours of the same kind joined."""
+    """Joins neighbours of the same kind."""
     segments = []
     position = 0
     for kind, group in groupby(differs):
@@ -69,9 +69,9 @@ def _by_word(line: str, other: str) -> list[Segment]:
 
 
 def _common(words: Sequence[str], others: Sequence[str]) -> set[int]:
-    """Places of a longest common subsequence in ``words``, in as many operations on long numbers as ``others`` has words.
+    """Indices in ``words`` of a longest common subsequence, in one long-integer operation per word of ``others``.
 
-    difflib can take the cube of their number: minutes for one line of a thousand equal words.
+    difflib can take cubic time: minutes for one line of a thousand equal words.
     """
     places: dict[str, int] = {}
     for position, word in enumerate(words):
@@ -99,8 +99,8 @@ def _common(words: Sequence[str], others: Sequence[str]) -> set[int]:
 def mark_differences(text: str, other: str) -> list[list[Segment]]:
     """Lines of ``text`` as segments, marked where they differ from ``other``.
 
-    Lines of the grid are compared character by character (cells), all later lines word by word; a very long line, and the end
-    of a very long text, as a whole. Lines that ``other`` does not have any more are in one piece.
+    Grid lines are compared by character (cell), later lines by word; a very long line, and the end of a very long text, as a
+    whole. Lines beyond the end of ``other`` form one segment.
     """
     lines, others = text.strip().splitlines(), other.strip().splitlines()
     height = max(len(grid_part(text).splitlines()), len(grid_part(other).splitlines()))
@@ -121,7 +121,7 @@ def mark_differences(text: str, other: str) -> list[list[Segment]]:
 
 @dataclass(frozen=True)
 class Side:
-    """What the model wrote beside what was true."""
+    """What the model wrote next to the truth."""
 
     title: str
     truth_title: str
@@ -176,7 +176,7 @@ def view(episode: Episode) -> EpisodeView:
 
 
 def choose_episodes(episodes: Sequence[Episode], limit: int) -> list[Episode]:
-    """At most ``limit`` episodes, half of them (as far as there are any) with predictions, which show beside the truth."""
+    """At most ``limit`` episodes, half of them with predictions (if available), which are shown next to the truth."""
     limit = max(limit, 0)
     predicted = [e for e in episodes if any(turn.prediction is not None for turn in e.turns)]
     plain = [e for e in episodes if all(turn.prediction is None for turn in e.turns)]
@@ -185,7 +185,7 @@ def choose_episodes(episodes: Sequence[Episode], limit: int) -> list[Episode]:
 
 
 def _mixed(episodes: Sequence[Episode], limit: int) -> list[Episode]:
-    """At most ``limit`` episodes: successes and failures in turn, first one of every world, errors last, otherwise in order."""
+    """At most ``limit`` episodes: alternating successes and failures, one per world first, errors last, otherwise in order."""
     worlds: set[tuple[int, int]] = set()
     ranked: dict[bool, list[tuple[bool, bool, int, Episode]]] = {True: [], False: []}
     for number, episode in enumerate(episodes):

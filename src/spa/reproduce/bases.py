@@ -15,10 +15,10 @@ from spa.reproduce.scale import Scale, variant_file
 
 
 def write_variants(scale: Scale, out: Path) -> None:
-    """Writes the variants that only this scale has to ``out/variants/WORLD``.
+    """Writes the variants specific to this scale to ``out/variants/WORLD``.
 
     Raises:
-        ValueError: a variant with an unknown key, or one that cannot be.
+        ValueError: a variant with an unknown key, or an invalid one.
     """
     for world in scale.worlds:
         for name, variant in scale.own_variants_of(world).items():
@@ -33,7 +33,7 @@ def make_bases(scale: Scale, out: Path) -> None:
     """Pretrains the models missing in ``out/bases`` and writes the files of the variants that start from them.
 
     Raises:
-        ValueError: a pretraining failed; the message is its last line.
+        ValueError: pretraining failed; the message is its last line.
     """
     for name, settings in scale.bases.items():
         if not any(name in scale.variants_of(world) for world in scale.worlds):

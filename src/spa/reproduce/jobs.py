@@ -25,7 +25,7 @@ def at_once(runs: int, cores: int) -> int:
 
 
 def run_cells(cells: Sequence[Cell], parallel: int) -> list[str]:
-    """Runs what is not finished; returns the failures, one line each.
+    """Runs unfinished cells; returns the failures, one line each.
 
     Ctrl-C and SIGTERM (which batch systems send) end all runs; running the same command again resumes them.
     """

@@ -1,4 +1,4 @@
-"""The figures of a reproduction in one HTML file that opens offline."""
+"""The figures of a reproduction in one offline HTML file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spa.reproduce.table import note, tables, title
 
 
 def charts(numbers: Numbers) -> dict[str, list[Chart]]:
-    """For each world learning curves by step and by time, Pass@k, and the world model along RL."""
+    """For each world, learning curves by step and by time, Pass@k, and world-model accuracy during RL."""
     out: dict[str, list[Chart]] = {}
     colors = _colors(numbers)
     for index, (world, variants) in enumerate(numbers.items()):
@@ -30,12 +30,12 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
 
 
 def _colors(numbers: Numbers) -> dict[str, str]:
-    """A variant has one color in all worlds."""
+    """One color per variant, the same in all worlds."""
     return variant_colors(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
 def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
-    """key -> title, what x and y are, and a curve for each variant (empty where it has none)."""
+    """key -> title, x and y labels, and a curve for each variant (empty if it has none)."""
     val = {variant: entry.curves.get("val/pass@1", []) for variant, entry in variants.items()}
     by_time = {variant: _by_time(variants[variant], curve) for variant, curve in val.items()}
     passes = {

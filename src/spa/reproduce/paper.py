@@ -55,7 +55,7 @@ MODELS = tuple(_TABLE)
 
 
 def paper_numbers(world: str, variant: str, model: str) -> tuple[float, float] | None:
-    """Pass@1 and Pass@8 in percent; None where the paper has no such cell."""
+    """Pass@1 and Pass@8 in percent; None if the paper has no such cell."""
     if world == "sokoban" and model == _ABLATED and variant in _ABLATIONS:
         return _ABLATIONS[variant]
     row = _TABLE.get(model, {}).get(variant)

@@ -1,7 +1,7 @@
 """From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times.
 
-The file holds the measurements (successes of every test world) beside the numbers computed from them, so that tables can be made
-again from it (``from_json``).
+The file holds the measurements (successes in every test world) and the numbers computed from them, so that tables can be rebuilt
+from it (``from_json``).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ Curve = list[tuple[float, float]]
 
 @dataclass
 class VariantNumbers:
-    """One variant in one world, as shares in [0, 1]. Values that are not by seed are means over the finished seeds.
+    """One variant in one world, as shares in [0, 1]. Values not listed by seed are means over the finished seeds.
 
     Attributes:
         worlds: digest of the test worlds; the same in all seeds and variants that are compared.
-        samples: of each test world.
+        samples: per test world.
         successes: by seed, how many samples of each test world were won, in the order of the worlds' seeds.
         passes: Pass@k by k.
-        differences: in Pass@k to other variants, by name and k, on the seeds that both have.
+        differences: in Pass@k to other variants, by name and k, on shared seeds.
         by_seed: Pass@1 of each seed.
         actions_by_seed: actions per turn on the test worlds. Whether a policy acts step by step or writes whole plans can differ
             between seeds, and matters a lot.
         tokens_by_seed: tokens written per episode, including a planner's.
         actions_played: by seed, actions executed in the world before the evaluation: self-play, practice and RL.
         seconds: wall time of each of the variant's stages, without validation; ``cpu_seconds``: processor time.
-        curves: validation Pass@1 and world-model accuracy by PPO step, where all seeds have the point.
-        world_model: what was measured of the world model at the end.
+        curves: validation Pass@1 and world-model accuracy by PPO step, at steps that all seeds have.
+        world_model: final world-model metrics.
     """
 
     worlds: str = ""
@@ -84,10 +84,10 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
     """The numbers of all finished variants; the worlds and variants in the order of the scale, the base first.
 
     Args:
-        versus: names of the variants that differences are taken to.
+        versus: names of the variants to compare with.
 
     Raises:
-        ValueError: runs to compare that were not evaluated on the same worlds.
+        ValueError: compared runs were not evaluated on the same worlds.
     """
     numbers: Numbers = {}
     for world in dict.fromkeys(cell.world for cell in cells):
@@ -126,7 +126,7 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
 
 
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
-    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty where no run is finished."""
+    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty if no run is finished."""
     entries: ByVariant = {}
     for file in ("result.json", "planner.json"):
         paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
@@ -173,7 +173,7 @@ def _of_results(
 
 
 def _recorded(folder: Path, variant: VariantConfig) -> dict[str, dict[str, Any]]:
-    """The records of a variant's stages; stages that it shares with other variants count in full."""
+    """The records of a variant's stages; stages shared with other variants count in full."""
     cfg = load_config(folder / "config.yaml")
     stages = {}
     if needs_sft(cfg, variant):
@@ -211,7 +211,7 @@ def from_json(text: str) -> Numbers:
     """Reads the output of ``to_json``, without what ``compute`` sets.
 
     Raises:
-        ValueError: not such a file; the message says what is wrong.
+        ValueError: an invalid file; the message says what is wrong.
     """
     try:
         data = json.loads(text)
@@ -246,7 +246,7 @@ def read_numbers(path: Path, scale: Scale) -> Numbers:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     chosen = {
-        # With their planners' numbers, which are under "variant+planner".
+        # Including their planners' numbers, named "variant+planner".
         world: {
             variant: entry
             for variant, entry in stored[world].items()

@@ -1,4 +1,4 @@
-"""How large a reproduction is: which worlds, variants and seeds, with which settings. Imports no torch."""
+"""The scale of a reproduction: its worlds, variants, seeds and settings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Names = Annotated[list[str], Field(min_length=1)]
 
 @dataclass(config=STRICT)
 class World:
-    """A world of a scale. What is null is the scale's."""
+    """A world of a scale. Null fields default to the scale's."""
 
     config: str = Field(description="A config.")
     settings: list[str] = setting([], "key=value settings, over the scale's.")
@@ -42,7 +42,7 @@ class World:
 
 @dataclass(config=STRICT)
 class Scale:
-    """Worlds under the names that tables show, and what is run in all of them."""
+    """Worlds by display name, and what is run in all of them."""
 
     name: str = setting("", "Its name.")
     about: str = setting("", "One line about it.")
@@ -67,14 +67,14 @@ class Scale:
         return self
 
     def override(self, key: str, values: list[Any]) -> None:
-        """Sets ``variants`` or ``seeds`` for every world, whatever it has of its own."""
+        """Sets ``variants`` or ``seeds`` for every world, overriding its own."""
         setattr(self, key, values)
         for world in self.worlds.values():
             setattr(world, key, None)
 
     @property
     def compared(self) -> list[str]:
-        """The variants that differences are taken to: plain RL, the untrained base, and ``versus``."""
+        """The variants to compare with: plain RL, the untrained base, and ``versus``."""
         return list(dict.fromkeys([BASELINE, "base", *self.versus]))
 
     def variants_of(self, world: str) -> list[str]:
@@ -86,22 +86,22 @@ class Scale:
         return self.worlds[world].seeds or self.seeds
 
     def own_variants_of(self, world: str) -> dict[str, dict[str, Any]]:
-        """The variants that the world has of the scale's own and its own."""
+        """The world's variants that are defined by the scale or by the world itself."""
         return {**self.own_variants, **self.worlds[world].own_variants}
 
     def paper(self, world: str) -> tuple[str, str] | None:
-        """The paper's world and model whose numbers stand beside this one's."""
+        """The paper's world and model to compare this world with."""
         row = self.worlds[world].paper
         return (row[0], row[1]) if row else None
 
 
 def scale_names() -> list[str]:
-    """Names that ``load_scale`` takes."""
+    """Names accepted by ``load_scale``."""
     return names_of("scale")
 
 
 def load_scale(name: str) -> Scale:
-    """A packaged scale, or one's own by the path of its YAML file.
+    """A packaged scale, or a custom one by the path of its YAML file.
 
     Raises:
         ValueError: there is none, or it holds an unknown key.
@@ -137,7 +137,7 @@ class Cell:
         """Its config, checked with all its variants.
 
         Raises:
-            ValueError: a setting or a variant that cannot be; the message names the world.
+            ValueError: an invalid setting or variant; the message names the world.
         """
         try:
             cfg = load_config(self.config, self.settings)
@@ -148,7 +148,7 @@ class Cell:
 
 
 def variant_file(scale: Scale, world: str, name: str, out: Path) -> Path | None:
-    """Where the file of a variant that only this scale has is or will be; None for a packaged variant or one's own file."""
+    """The (future) file of a variant specific to this scale; None for a packaged variant or a custom file."""
     if name in scale.own_variants_of(world):
         return (out / "variants" / world / f"{name}.yaml").resolve()
     if name in scale.bases:
@@ -161,8 +161,8 @@ def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool =
 
     Args:
         out: each run has the folder ``out/WORLD/seed-N``.
-        more: settings over all others.
-        existing: leave out variants of the scale alone whose files were not written yet.
+        more: settings that override all others.
+        existing: leave out scale-specific variants whose files are not yet written.
     """
     found = []
     for seeds in zip_longest(*(scale.seeds_of(name) for name in scale.worlds)):

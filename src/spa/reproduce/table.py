@@ -1,4 +1,4 @@
-"""The tables of a reproduction: ours beside the paper's."""
+"""The tables of a reproduction, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKENS = (
 
 @dataclass(frozen=True)
 class WorldTable:
-    """A world's variants: verdict sentences, and rows of ready text; ``header`` leaves out the column of the variant's name."""
+    """A world's variants: verdict sentences and rows of formatted text; ``header`` omits the variant-name column."""
 
     name: str
     sentences: list[str]
@@ -29,7 +29,7 @@ class WorldTable:
 
 
 def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
-    """One table a world: Pass@1, Pass@8 and the largest k, differences to other variants, time, and the paper's numbers."""
+    """One table per world: Pass@1, Pass@8 and the largest k, differences to other variants, time, and the paper's numbers."""
     worlds = []
     for world, variants in numbers.items():
         ks = sorted({k for variant in variants.values() for k in variant.passes})
@@ -59,7 +59,7 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
 
 
 def note(numbers: Numbers) -> str:
-    """What the tables' figures are."""
+    """Explains the figures in the tables."""
     any_tokens = any(entry.tokens_by_seed for variants in numbers.values() for entry in variants.values())
     return (
         "Percent; 95% t intervals for other seeds and other worlds (for other worlds alone where there is one seed); differences "

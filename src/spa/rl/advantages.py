@@ -1,7 +1,7 @@
-"""Advantage estimators over the trainable tokens of episodes. Observation tokens do not exist here: they carry no step of time.
+"""Advantage estimators over the trainable tokens of episodes. Observation tokens are excluded: they are not time steps.
 
-Every estimator turns the trained tokens of episodes (``batch.trained_tokens``, one sequence of T tokens each) into (advantages,
-returns), a pair of (T,) an episode; equations and sources in docs/algorithms.md. A turn of -1 is context, trained only with
+Every estimator maps the trained tokens of episodes (``batch.trained_tokens``, one sequence of T tokens each) to (advantages,
+returns), a pair of (T,) arrays per episode; equations and sources in docs/algorithms.md. Turn -1 is context, trained only with
 ``ppo.loss_mask=all``.
 """
 
@@ -44,7 +44,7 @@ def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Pair:
 
 
 def _pieces(length: int, ends: Sequence[int]) -> list[slice]:
-    """The stretches of tokens up to and with each of ``ends`` (ascending), and what follows the last of them."""
+    """The token segments that end at each of ``ends`` (inclusive, ascending), and any segment after the last one."""
     cuts = [0, *(end + 1 for end in ends)]
     if cuts[-1] < length:
         cuts.append(length)
@@ -52,16 +52,16 @@ def _pieces(length: int, ends: Sequence[int]) -> list[slice]:
 
 
 def _turn_ends(episode: TrainSequence) -> list[int]:
-    """The last token of every turn, in order; what follows the last turn belongs to it."""
+    """The last token of every turn, in order; tokens after the last turn belong to it."""
     last = {int(turn): position for position, turn in enumerate(episode.turns) if turn >= 0}
     ends = sorted(last.values())
     return [*ends[:-1], len(episode.turns) - 1]
 
 
 def turn_gae(episode: TrainSequence, gamma: float, lam: float) -> Pair:
-    """GAE whose step of time is a turn: from the value before a turn's first token to that before the next turn's.
+    """GAE whose time step is a turn: from the value before a turn's first token to that before the next turn's.
 
-    All tokens of a turn get the turn's advantage, and as return the turn's.
+    All tokens of a turn get the turn's advantage and return.
     """
     pieces = _pieces(len(episode.rewards), _turn_ends(episode))
     rewards = np.array([episode.rewards[piece].sum() for piece in pieces])
@@ -76,7 +76,7 @@ def bi_level_gae(episode: TrainSequence, gamma: float, lam: float, high_gamma: f
 
     The return of a turn's last token stands in for its reward in the second pass, which restarts at every turn's end. With
     ``high_gamma == gamma`` and ``lam == 1`` this is plain GAE. RAGEN's code ends a turn only where the reward is not 0; that defect
-    is not ported.
+    is not reproduced.
     """
     ends = _turn_ends(episode)
     rewards, values = episode.rewards.copy(), episode.values
@@ -92,7 +92,7 @@ def bi_level_gae(episode: TrainSequence, gamma: float, lam: float, high_gamma: f
 
 
 def _by_group(episodes: Sequence[TrainSequence]) -> list[list[float]]:
-    """For each episode the scores of its group."""
+    """The scores of each episode's group."""
     scores: dict[int, list[float]] = defaultdict(list)
     for episode in episodes:
         scores[episode.group].append(episode.score)
@@ -100,7 +100,7 @@ def _by_group(episodes: Sequence[TrainSequence]) -> list[list[float]]:
 
 
 def _spread_out(episodes: Sequence[TrainSequence], values: Sequence[float]) -> list[Pair]:
-    """One number an episode for all its tokens."""
+    """Broadcasts one number per episode to its tokens."""
     arrays = [np.full(len(episode.rewards), value) for episode, value in zip(episodes, values, strict=True)]
     return [(array, array) for array in arrays]
 
@@ -121,7 +121,7 @@ def grpo(episodes: Sequence[TrainSequence], *, divide: bool) -> list[Pair]:
 
 
 def rloo(episodes: Sequence[TrainSequence]) -> list[Pair]:
-    """Score minus the mean score of the others of its group, for every token (Ahmadian et al. 2024, Eq. 6).
+    """Score minus the mean score of the other episodes in its group, for every token (Ahmadian et al. 2024, Eq. 6).
 
     An episode that is alone in its group keeps its score.
     """
@@ -167,7 +167,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def whitens(config: PPOConfig) -> bool:
-    """Whether advantages are whitened: as the config says, else as the estimator is defined."""
+    """Whether advantages are whitened: as configured, else as the estimator is defined."""
     default = ESTIMATORS[config.estimator].whiten
     return default if config.whiten_advantages is None else config.whiten_advantages
 
@@ -184,7 +184,7 @@ def estimate(episodes: Sequence[TrainSequence], config: PPOConfig) -> list[Pair]
 def whiten(arrays: Sequence[Array]) -> list[Array]:
     """Shifts and scales all entries together to mean 0 and standard deviation 1 (unbiased, as verl's ``masked_whiten``).
 
-    All equal, or only one entry, gives zeros.
+    Equal entries, or a single one, give zeros.
     """
     if not arrays:
         return []

@@ -1,4 +1,4 @@
-"""The auxiliary world-model loss of stage 3: the true states of the turns just played, as stage 2 would have trained them."""
+"""The auxiliary world-model loss of stage 3: trains on the true states of the turns just played, as stage 2 does."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from spa.data.transitions import transition_rows
 
 
 def true_response(turn: Turn, style: str = "terse") -> str | None:
-    """What the turn's response would have been with the true state as observation and the true next state as prediction.
+    """The turn's response with the true state as observation and the true next state as prediction.
 
-    A response that writes both keeps everything else as it is. One in the plain format gets them around its thoughts. None for
-    a response in neither format: a state of the model's own, or half of its tags, would be trained as if it were true.
+    A response that has both is otherwise unchanged. One in the plain format gets them around its thoughts. None for a response
+    in neither format, because a wrong state or broken tags would be trained as if they were true.
     """
     if rejection(turn.response) is None:
         return ground_truth(turn)
@@ -38,9 +38,9 @@ def true_response(turn: Turn, style: str = "terse") -> str | None:
 
 
 def world_model_rows(episode: Episode, task: Task) -> list[Row]:
-    """A row for each usable turn, asked with the prompt of ``task`` (prompt mode ``world_model``), earlier turns corrected too."""
+    """A row for each usable turn, with the prompt of ``task`` (prompt mode ``world_model``) and earlier turns corrected."""
     env = task.make_env()
-    if task.agent.style == "paper":  # the header names this very world's symbols and actions
+    if task.agent.style == "paper":  # the header lists this world's symbols and actions
         env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
     play = Play(task, episode, env, header=task.header(env))
     system: list[Message] = [] if task.system is None else [{"role": "system", "content": task.system}]
@@ -73,7 +73,7 @@ def world_model_examples(
 
     Args:
         tasks: the world-model task of each episode.
-        transitions: a row for each move, as in stage 1 with ``selfplay.rows=transitions``, with the loss on all of its response.
+        transitions: one row per move, as in stage 1 with ``selfplay.rows=transitions``, with the loss on the whole response.
     """
     usable = [i for i, episode in enumerate(episodes) if episode.status != "error" and episode.turns]
     if not usable:

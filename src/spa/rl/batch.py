@@ -1,4 +1,4 @@
-"""From episodes to what is trained on: which tokens are trained, and what is known of each of them."""
+"""Turns episodes into training batches: the trained tokens and the per-token data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class TrainSequence:
-    """One token sequence of an episode. Every array has one entry a token, (L,) like ``ids``.
+    """One token sequence of an episode. Every array has one entry per token, (L,) like ``ids``.
 
     Two turns with the whole history in one sequence; ``<`` is the forced tag, ``$`` the end of a response::
 
@@ -32,10 +32,10 @@ class TrainSequence:
         reference    .  .  .  . -2 -2  0  .  .  . -1  0    of the reference model, where there is one
         values       .  .  .  . .4 .4 .5  .  .  . .6 .9    of the context before the token, with a critic
         rewards      .  .  .  .  .  .  .  .  .  .  .  1    that follow the token: the score at the end, or turn by turn
-        advantages   .  .  .  . .6 .6 .5  .  .  . .4 .1    over the trained tokens alone: the others are no step of time
+        advantages   .  .  .  . .6 .6 .5  .  .  . .4 .1    over the trained tokens only: other tokens are not time steps
         returns      .  .  .  .  1  1  1  .  .  .  1  1
 
-    A dot is 0. With a history window of k turns an episode has one such sequence a turn, and time runs on from one to the next.
+    A dot is 0. With a history window of k turns an episode has one sequence per turn, and time continues from one to the next.
     Episodes of one ``group`` share their world.
     """
 
@@ -52,7 +52,7 @@ class TrainSequence:
 
     @classmethod
     def of(cls, ids: Sequence[int], mask: Any, turns: Any, logprobs: Any, group: int = 0) -> TrainSequence:
-        """A sequence of which no more is known than what rollout recorded."""
+        """A sequence with only the data recorded during rollout."""
         reference, values, rewards, advantages, returns = np.zeros((5, len(ids)))
         return cls(
             list(ids),
@@ -111,14 +111,14 @@ def _sequence(episode: Episode, sequence: TokenSequence, chat: Chat, loss_mask: 
 
 
 def _answer_tokens(turn: Turn, sampled: NDArray[np.int64], sequence: TokenSequence, chat: Chat) -> NDArray[np.int64]:
-    """The sampled tokens that overlap the answer span of their response; all of them where there is no such span."""
+    """The sampled tokens that overlap the answer span of their response; all of them if there is no such span."""
     span = parse_response(turn.response).spans.get("answer")
     if span is None or not len(sampled):
         return sampled
     ids = [sequence.ids[i] for i in sampled]
 
     def tokens_within(characters: int) -> int:
-        """How many leading tokens lie wholly within the first ``characters`` of the response (bisection)."""
+        """The number of leading tokens that lie fully within the first ``characters`` of the response (bisection)."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
@@ -132,7 +132,7 @@ def _answer_tokens(turn: Turn, sampled: NDArray[np.int64], sequence: TokenSequen
 
 
 def trained_tokens(sequences: Sequence[TrainSequence]) -> TrainSequence:
-    """The T trained tokens of an episode one behind the other, as one sequence: what an advantage estimator sees."""
+    """The T trained tokens of an episode, concatenated into one sequence: the input of an advantage estimator."""
     ids = [sequence.ids[i] for sequence in sequences for i in sequence.positions]
     return TrainSequence(
         ids,
@@ -149,14 +149,14 @@ def trained_tokens(sequences: Sequence[TrainSequence]) -> TrainSequence:
 
 
 def parts(sequences: Sequence[TrainSequence], values_T: Array) -> Iterator[tuple[TrainSequence, Array]]:
-    """Each sequence with its part of what is known of its trained tokens: the inverse of ``trained_tokens``."""
+    """Each sequence with its slice of ``values_T``: the inverse of ``trained_tokens``."""
     cuts = np.cumsum([int(sequence.mask.sum()) for sequence in sequences])
     yield from zip(sequences, np.split(values_T, cuts[:-1]), strict=True)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The sequences of a forward pass, and flat vectors over their N trained tokens; ``weights_N`` are of their losses."""
+    """The sequences of a forward pass, and flat vectors over their N trained tokens; ``weights_N`` are loss weights."""
 
     tokens: TokenBatch
     logprobs_N: Tensor
@@ -175,7 +175,7 @@ def micro_batches(
     *,
     packing: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Micro-batches, one a forward pass; ``weights`` has the weight of each token of a sequence."""
+    """Micro-batches, one per forward pass; ``weights`` has the token weight of each sequence."""
     for tokens in batches(sequences, max_tokens, device, packing=packing):
         chosen = [sequences[i] for i in tokens.indices]
 

@@ -19,7 +19,7 @@ class Critic(nn.Module):
     """Values of the contexts before trained tokens.
 
     ``head`` reads the actor's hidden states and trains the shared trunk too; ``detached_head`` reads them and leaves the trunk
-    to the policy; ``model`` owns a copy of the actor's network (as the original, which starts the critic from the same checkpoint).
+    to the policy; ``model`` has its own copy of the actor's network (the original also starts the critic from that checkpoint).
     """
 
     def __init__(self, kind: str, actor: Any) -> None:
@@ -40,13 +40,13 @@ class Critic(nn.Module):
         return values_N
 
     def trained(self) -> Iterator[nn.Parameter]:
-        """The parameters that belong to the critic alone; a network's unused language-model head is left out."""
+        """The critic's own parameters, without a network's unused language-model head."""
         yield from self.head.parameters()
         if self.network is not None:
             yield from self.network.base_model.parameters()
 
     def state(self) -> dict[str, Any]:
-        """What has been learnt: all weights, or the head's and the adapters'."""
+        """The learnt weights: all of them, or those of the head and the adapters."""
         if has_lora(self.network):
             return {"head": self.head.state_dict(), "lora": adapter_state(self.network)}
         return dict(self.state_dict())
@@ -60,7 +60,7 @@ class Critic(nn.Module):
 
 
 def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | None:
-    """The critic that the estimator needs (None: it needs none), with adapters of its own if the config says so.
+    """The critic that the estimator needs (None if it needs none), with its own adapters if configured.
 
     Must be called before the actor gets adapters: a critic's network is a copy of it.
 

@@ -1,4 +1,4 @@
-"""Which worlds stage 3 trains on: the run's own, a weighted mixture of several tasks, or levels of growing difficulty."""
+"""Which worlds stage 3 trains on: the run's own, a weighted mixture of tasks, or levels of increasing difficulty."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Batch = list[tuple[int, list[World]]]
 
 
 def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> list[Task]:
-    """The tasks that stage 3 trains on: those of the mixture; or the levels, easiest first, and the run's own; or that alone, or
-    with its imagined worlds after it (once ``curriculum.imagined_file`` is there).
+    """The tasks that stage 3 trains on: the mixture; or the levels, easiest first, then the run's own task; or the run's own task
+    alone, followed by its imagined worlds once ``curriculum.imagined_file`` exists.
 
     Raises:
-        ValueError: an unknown config, or a setting that a world does not take.
+        ValueError: an unknown config, or a setting that a world does not accept.
     """
     mixture, levels = cfg.curriculum.mixture, cfg.curriculum.levels
     if mixture:
@@ -40,7 +40,7 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
 
 
 def _imagined(cfg: Config, state_format: str) -> EnvConfig:
-    """The imagined worlds of a run, put to the model in the real ones' words."""
+    """The imagined worlds of a run, prompted like the real ones."""
     from spa.agent.prompt import instruction
 
     real = make_env(cfg.env.id, **cfg.env.settings)
@@ -57,15 +57,14 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
 
 
 def is_real(task: Task) -> bool:
-    """Whether a task's worlds are real, and not imagined."""
+    """Whether a task's worlds are real, not imagined."""
     return task.env.id != IMAGINED
 
 
 class Curriculum:
-    """Deals out training worlds, task by task, each from its own training split.
+    """Selects training worlds by task, each from that task's training split.
 
-    Shares are exact in the long run and depend on nothing but what was dealt before: the next world is of the task that is
-    farthest behind its share.
+    Shares are exact in the long run and deterministic: the next world comes from the task farthest behind its share.
     """
 
     def __init__(self, cfg: Config, tasks: list[Task]) -> None:
@@ -81,7 +80,7 @@ class Curriculum:
         return bool(self.config.levels)
 
     def shares(self) -> list[float]:
-        """Share of each task in what is dealt now."""
+        """The current share of each task."""
         if self.config.mixture:
             total = sum(self.config.mixture.values())
             return [weight / total for weight in self.config.mixture.values()]
@@ -106,7 +105,7 @@ class Curriculum:
         return [(index, self.sources[index].take(number)) for index, number in enumerate(wanted) if number]
 
     def observe(self, success: dict[int, float]) -> None:
-        """Takes in the training success of each task in a step; the next level begins where the current one is mastered."""
+        """Records each task's training success in a step; advances to the next level once the current one is mastered."""
         if not self.by_level or self.level not in success:
             return
         self.history = [*self.history, success[self.level]][-self.config.window :]

@@ -1,4 +1,4 @@
-"""Which groups of a batch are trained on."""
+"""Selects the groups of a batch to train on."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def group_indices(episodes: Sequence[Episode]) -> Groups:
 
 
 def informative(groups: Groups, scores: Sequence[float]) -> list[int]:
-    """The groups whose episodes do not all score alike: those that a group's baseline leaves anything to learn from."""
+    """The groups whose episodes differ in score, so that a group baseline leaves a learning signal."""
     return [group for group, members in groups.items() if np.ptp([scores[i] for i in members]) > _EQUAL]
 
 
 def nothing_to_learn(rewards: Sequence[Sequence[float]], config: PPOConfig) -> bool:
-    """Whether no episode (``rewards``: of its turns) did better than another: advantages are then the critic's error, which
-    whitening blows up to noise of size 1. With ``reward_placement=turn`` all turns must be alike, too; a KL penalty in the
-    reward always tells tokens apart."""
+    """Whether all episodes (``rewards``: per turn) score the same: advantages are then only critic error, which whitening
+    amplifies to unit-variance noise. With ``reward_placement=turn`` the turn rewards must match too; a KL penalty in the reward
+    always distinguishes tokens."""
     if config.kl_reward_coef:
         return False
     if config.reward_placement == "turn" and len({tuple(turns) for turns in rewards}) > 1:
@@ -42,13 +42,13 @@ def nothing_to_learn(rewards: Sequence[Sequence[float]], config: PPOConfig) -> b
 
 
 def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:
-    """The groups that are kept, in their order.
+    """The groups to keep, in order.
 
     * ``std``: the ``int(ratio * groups)`` (at least one) with the largest standard deviation of the score (RAGEN's default);
     * ``std_rev``: those with the smallest;
-    * ``max_mean``: those in which the best episode is farthest above the mean;
-    * ``top_p``: the fewest groups, largest variance first, that together have ``ratio`` of the sum of all variances; none if no
-      group's scores differ;
+    * ``max_mean``: those whose best episode is farthest above the mean;
+    * ``top_p``: the fewest groups, largest variance first, that hold ``ratio`` of the total variance; none if no group's scores
+      differ;
     * ``off``: all.
 
     Ties go to the earlier group. ``ratio`` 1 keeps all (``top_p``: all whose scores differ).

@@ -1,4 +1,4 @@
-"""Is the policy still one? Signs of collapse, watched over the steps."""
+"""Detects policy collapse from metrics over the steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
 
-_PERIODS = 8  # tokens of the longest loop that is looked for
-_LOOP = 16  # tokens that a loop must at least fill
-_TIMES = 4  # times that it must at least run
+_PERIODS = 8  # tokens in the longest loop detected
+_LOOP = 16  # minimum tokens of a loop, with repeats
+_TIMES = 4  # minimum repeats of a loop
 
 
 class TrainingFailed(ValueError):
-    """A variant's training that cannot go on; the run's other variants can."""
+    """A variant's training cannot continue; the run's other variants can."""
 
 
 class TrainingCollapsed(TrainingFailed):
-    """The policy has stopped to play."""
+    """The policy no longer plays."""
 
 
 def loops(ids: Sequence[int]) -> bool:
-    """Whether a response ends in a loop: at most eight tokens over and over, four times at least and for 16 tokens."""
+    """Whether a response ends in a loop: up to eight tokens, repeated at least four times over at least 16 tokens."""
     for period in range(1, _PERIODS + 1):
         length = max(_LOOP, _TIMES * period)
         tail = list(ids[-length:])
@@ -33,7 +33,7 @@ def loops(ids: Sequence[int]) -> bool:
 
 
 def repetition(episodes: Sequence[Episode]) -> float:
-    """Share of the responses that were cut off in the middle of a loop."""
+    """Share of responses cut off in a loop."""
     looping = turns = 0
     for episode in episodes:
         turns += len(episode.turns)
@@ -51,8 +51,8 @@ def repetition(episodes: Sequence[Episode]) -> float:
 class Health:
     """Watches ``train/valid_rate``, ``train/repetition`` and ``losses/entropy``.
 
-    ``sick`` counts the steps in a row in which something was wrong; ``healthy_step`` is the last one before them. The valid rate
-    counts only after it was twice the floor once: a base model may start below.
+    ``sick`` counts consecutive unhealthy steps; ``healthy_step`` is the last step before them. The valid rate counts only once
+    it has reached twice the floor: a base model may start below it.
     """
 
     config: PPOConfig
@@ -62,7 +62,7 @@ class Health:
     reason: str = field(default="", init=False)
 
     def observe(self, step: int, metrics: dict[str, float]) -> bool:
-        """Takes in a step's metrics; True once they have been bad for ``collapse_patience`` steps (``reason`` says how)."""
+        """Records a step's metrics; True after ``collapse_patience`` unhealthy steps in a row (``reason`` says why)."""
         signs = self._signs(metrics)
         if not signs:
             self.sick, self.healthy_step = 0, step

@@ -1,4 +1,4 @@
-"""PPO's losses, token by token over flat vectors (N,). The caller weighs and sums them (``token_weights``)."""
+"""PPO's per-token losses over flat vectors (N,). The caller weights and sums them (``token_weights``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LIMIT = 20.0  # of a log-ratio, as in verl: exp() of more overflows float32
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1) -> list[float]:
-    """The weight of a token's loss, for each sequence of a mini-batch; ``lengths`` are their numbers of trained tokens (all > 0).
+    """The loss weight of a token in each sequence of a mini-batch; ``lengths`` are the numbers of trained tokens (all > 0).
 
-    * ``token-mean``: 1 / all tokens; every token counts alike (the original's; DAPO);
-    * ``seq-mean-token-mean``: 1 / sequences / its tokens; every sequence counts alike (GRPO);
+    * ``token-mean``: 1 / all tokens; every token counts equally (the original's; DAPO);
+    * ``seq-mean-token-mean``: 1 / sequences / its tokens; every sequence counts equally (GRPO);
     * ``seq-mean-token-sum``: 1 / sequences;
     * ``seq-mean-token-sum-norm``: 1 / sequences / ``horizon``, a constant (Dr. GRPO).
 
-    A sequence is a row: an episode with the whole history in its context, a turn with a window.
+    A sequence is an episode with the whole history in context, or a turn with a history window.
     """
     count = len(lengths)
     if aggregation == "token-mean":
@@ -70,10 +70,10 @@ def policy_loss(
 
 
 def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Squared error (N,), halved; with ``clip`` > 0 the larger of it and that of the value clipped around the old one.
+    """Half the squared error (N,); with ``clip`` > 0 the maximum of it and that of the value clipped around the old one.
 
     Returns:
-        the losses, and 1 where the clipped error was the larger.
+        the losses, and 1 where the clipped error was larger.
     """
     plain = (values_N - returns_N) ** 2
     if not clip:
@@ -86,8 +86,8 @@ def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: 
 def kl_penalty(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tensor:
     """Estimates (N,) of KL(policy | reference) from the policy's own samples (Schulman 2020, "Approximating KL divergence").
 
-    With d the log-prob less the reference's: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d (clipped to [-10, 10] as in verl).
-    In expectation k1 and k3 are the KL; as a loss, the gradient of k2 is the KL's, that of k1 is none.
+    With d the log-prob minus the reference's: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d (clipped to [-10, 10] as in verl).
+    In expectation k1 and k3 equal the KL; as a loss, k2 has the gradient of the KL, and k1 has expected gradient 0.
     """
     difference = logprobs_N - reference_N
     if estimator == "k1":

@@ -1,4 +1,4 @@
-"""How much memory stage 3 will need at its peak, from the model's config alone."""
+"""Peak memory of stage 3, estimated from the model's config."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PROMPT = 512  # tokens of a turn's user message, about
 
 @dataclass(frozen=True)
 class PPOMemory:
-    """Bytes. ``states`` (weights, both Adam states) are always there; an update needs the gradients, and activations and logits of
-    one network at a time, besides. ``rollout`` is what keys and values of all episodes at once would take in their place: where it
-    is not free, fewer play at once."""
+    """Bytes. ``states`` (weights, both Adam states) are always resident; an update also needs the gradients, and the activations
+    and logits of one network at a time. ``rollout`` is the KV cache of all episodes at once, needed instead during play: if it
+    does not fit, fewer play at once."""
 
     states: int
     gradients: int
@@ -39,7 +39,7 @@ class PPOMemory:
 def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
     """Of actor, critic, reference and rollout. ``local_only``: no download.
 
-    Keys and values are counted for full responses.
+    The KV cache is counted for full-length responses.
 
     Raises:
         ValueError: the model's config cannot be read.

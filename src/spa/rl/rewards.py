@@ -1,4 +1,4 @@
-"""What an episode is worth and where on its tokens that stands."""
+"""Training rewards of an episode and their placement on its tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _EPS = 1e-6
 
 
 def state_match(written: str | None, truth: str, before: str, rule: str) -> float:
-    """How well a state that the model wrote agrees with the true one, in [0, 1]; 0 where it wrote none.
+    """How well the state written by the model matches the true one, in [0, 1]; 0 if it wrote none.
 
-    ``exact``: 1 if they are equal up to surrounding white space. ``cells``: share of the grid's cells that are right.
-    ``changed``: share of those cells that differ from the state ``before``; where none does, or ``truth`` is no grid, ``exact``.
+    ``exact``: 1 if they are equal up to surrounding white space. ``cells``: share of correct grid cells. ``changed``: the same
+    among cells that differ from the state ``before``; if none does, or ``truth`` is not a grid, ``exact``.
     """
     if written is None:
         return 0.0
@@ -36,7 +36,7 @@ def world_model_reward(turn: Turn, config: PPOConfig) -> float:
     """The online world-modelling reward of a turn (VAGEN, the paper's baseline): for writing true state and true next state."""
     reward = 0.0
     if config.observation_reward:
-        # There is no state before the observed one: "changed" compares all of it.
+        # The observed state has no predecessor: "changed" compares all of it.
         rule = "cells" if config.state_match == "changed" else config.state_match
         reward += config.observation_reward * state_match(turn.observation, turn.state, "", rule)
     if config.prediction_reward:
@@ -90,8 +90,8 @@ def _normalized(scores: Array, method: str) -> Array:
 def token_rewards(rewards: Sequence[float], score: float, turns: NDArray[np.int64], placement: str) -> Array:
     """Rewards (T,) on the trained tokens of an episode, whose turn indices (T,; -1 for context) are ``turns``.
 
-    ``end``: the score on the last token. ``turn``: each turn's reward on that turn's last token (a turn without trained tokens
-    hands it to the token before it, or else the first).
+    ``end``: the score on the last token. ``turn``: each turn's reward on that turn's last token (for a turn without trained
+    tokens, on the token before it, else the first).
     """
     placed = np.zeros(len(turns))
     if placement == "end":

@@ -46,11 +46,11 @@ class PPOTrainer:
     """Trains ``policy`` on ``task``; everything is written under ``out``.
 
     Args:
-        task: the task as validated, and as trained unless ``config.curriculum`` has others.
-        probe: the task with the world-model prompt, on which the world model is measured at each validation; or None.
+        task: the validation task, and the training task unless ``config.curriculum`` sets others.
+        probe: the task with the world-model prompt, for measuring the world model at each validation; or None.
         log: called with (step, metrics) after each step; step 0 is the validation before training.
         on_step: called with the number of steps done, for a progress bar.
-        start: the model that RL starts from, which the reference model is; None for ``config.model.path``.
+        start: the model that RL starts from, also the reference model; None for ``config.model.path``.
     """
 
     config: Config
@@ -64,7 +64,7 @@ class PPOTrainer:
     played: dict[str, str | None] = field(default_factory=dict)  # worlds trained on: content -> symmetry
     step: int = 0
     episodes: int = 0
-    actions: int = 0  # that the training worlds answered
+    actions: int = 0  # executed in training worlds
     empty_steps: int = 0
     skipped_steps: int = 0
     best_score: float = -math.inf
@@ -111,7 +111,7 @@ class PPOTrainer:
         return [world for _, _, worlds in self.validations for world in worlds]
 
     def train(self, *, resume: bool = False) -> Path:
-        """Runs to ``ppo.steps``; returns the folder of the last or, with ``ppo.use=best``, of the best checkpoint.
+        """Trains to ``ppo.steps``; returns the folder of the last or, with ``ppo.use=best``, the best checkpoint.
 
         Raises:
             TrainingDiverged, TrainingCollapsed: with ``ppo.on_collapse=stop`` (the message names the last good checkpoint).
@@ -127,7 +127,7 @@ class PPOTrainer:
         try:
             self._loop()
         except BrokenModel as error:
-            # A checkpoint of this very step would be as broken.
+            # A checkpoint of this step would be just as broken.
             raise TrainingDiverged(
                 f"training diverged at step {self.step}: {error}; {self._last_good(self.step)}. Lower ppo.actor_lr or "
                 "ppo.max_grad_norm"
@@ -200,10 +200,10 @@ class PPOTrainer:
         }
 
     def _play(self, seed: int) -> tuple[list[Episode], list[int], dict[str, float]]:
-        """Plays a batch, or with ``dynamic_groups`` batches until enough groups tell good from bad.
+        """Plays a batch or, with ``dynamic_groups``, batches until enough groups have differing scores.
 
         Returns:
-            episodes with groups numbered through, the index of each one's task, metrics.
+            episodes with groups numbered consecutively, each episode's task index, metrics.
         """
         config = self.config.ppo
         episodes: list[Episode] = []
@@ -214,7 +214,7 @@ class PPOTrainer:
                 task = self.curriculum.tasks[index]
                 if is_real(task):
                     self.played.update(world_keys(worlds))
-                # The first batch has the step's own seed, whatever else is played.
+                # The first batch uses the step's seed, however many follow.
                 rollout_seed = stream_seed(seed, rounds, index) if rounds or index else seed
                 played = self.policy.play(task, worlds, samples=config.group_size, seed=rollout_seed)
                 for episode in played:
@@ -242,7 +242,7 @@ class PPOTrainer:
         return [i for group in chosen for i in groups[group]], filter_metrics(groups, scores, chosen)
 
     def _count_empty(self, episodes: Sequence[Episode]) -> None:
-        """A step without anything to learn from is skipped; several in which every episode failed end the run."""
+        """Counts a skipped step; raises ValueError if every episode failed in several steps in a row."""
         self.skipped_steps += 1
         if any(episode.status != "error" for episode in episodes):
             self.empty_steps = 0
@@ -260,7 +260,7 @@ class PPOTrainer:
         alike = nothing_to_learn([turn_rewards(episode, config) for episode in episodes], config)
         examples = []
         if config.world_model_coef and not warming_up:
-            lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # what was imagined is no truth
+            lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # imagined states are not ground truth
             world_model_tasks = [
                 self.world_model_tasks[index] for index, is_true in zip(tasks, lived, strict=True) if is_true
             ]
@@ -332,11 +332,11 @@ class PPOTrainer:
 
     @measuring()
     def validate(self) -> dict[str, float]:
-        """Plays the validation worlds; metrics ``val/*``, and with a probe ``world_model/*`` of what the policy writes when asked
-        and ``calibration/*`` of what it finds likely, on turns that stay the same."""
+        """Plays the validation worlds; returns ``val/*`` and, with a probe, ``world_model/*`` (states the policy writes) and
+        ``calibration/*`` (likelihoods on a fixed set of turns)."""
         config = self.config
         started = time.perf_counter()
-        # One seed for all validations: differences between steps are the policy's, as far as sampling allows.
+        # One seed for all validations: as far as sampling allows, differences between steps come from the policy.
         seed = stream_seed(config.seeds.run, VAL, 0)
         samples = config.ppo.val_samples
         metrics: dict[str, float] = {}
@@ -358,7 +358,7 @@ class PPOTrainer:
         return metrics | {"time/val_s": time.perf_counter() - started}
 
     def _known_turns(self, probed: list[Episode]) -> list[Episode]:
-        """The probe's episodes at the first validation: what is judged stays the same, whatever the policy writes by now."""
+        """The probe's episodes from the first validation, so that the judged turns do not change with the policy."""
         path = self.out / "probe.jsonl"
         if not path.is_file():
             write_episodes(path, probed)
@@ -384,7 +384,7 @@ class PPOTrainer:
         prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always)
 
     def _restore(self, folder: Path) -> None:
-        """Takes over a checkpoint; the actor's weights were loaded from the same folder by whoever made the policy."""
+        """Restores a checkpoint; the actor's weights were already loaded from the same folder when the policy was made."""
         state = load_state(folder)
         self.step = int(state["step"])
         self.played = dict(state["played"])
@@ -395,7 +395,7 @@ class PPOTrainer:
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
-            load_weights(self.policy.model, folder)  # the critic's network was made of the model at the start
+            load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
         self.learner.load_state(state["learner"])
 
 
@@ -425,14 +425,14 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     """Stage 3 for one variant, from the model at ``start`` or, with ``resume``, from the last checkpoint in ``out``.
 
     Returns:
-        what the stage records: the model that counts, the last and the best one kept (relative to ``out``), the actions played in
-        training, the keys of the worlds.
+        the stage's record: the resulting model, the last and the best one kept (relative to ``out``), the actions played in
+        training, the world keys.
 
     Raises:
-        ValueError: as ``PPOTrainer``, and for a model that cannot be loaded.
+        ValueError: as ``PPOTrainer``, or a model that cannot be loaded.
     """
     found = latest_checkpoint(out) if resume else None
-    adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # they are put on the model as it was at the start
+    adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # added to the initial model
     policy = Policy.load(cfg, str(found[1]) if found and not adapters else start)
     task = make_task(cfg, state_format=variant.state_format)
     knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"

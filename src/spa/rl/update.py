@@ -34,13 +34,13 @@ class TrainingDiverged(TrainingFailed):
 
 @dataclass
 class Learner:
-    """Actor, critic (None for estimators without values) and their optimiser.
+    """Actor, critic (None for estimators without values) and their optimizer.
 
     ``updates`` counts optimizer steps (learning-rate warm-up follows it). ``horizon`` is the constant that
     ``seq-mean-token-sum-norm`` divides by.
 
     Raises:
-        ValueError: ``config.packing`` or ``config.compile`` with a model for which that cannot be done.
+        ValueError: ``config.packing`` or ``config.compile`` with a model that does not support it.
     """
 
     actor: Any
@@ -74,7 +74,7 @@ class Learner:
             self.critic.train(mode)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the actor's weights."""
+        """Checkpoint contents besides the actor's weights."""
         state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates}
         if self.critic is not None:
             state["critic"] = self.critic.state()
@@ -93,7 +93,7 @@ class Learner:
 
 @dataclass
 class _Sums:
-    """What an update adds up, to report means of: over trained tokens, and over optimizer steps."""
+    """Running sums for an update's mean metrics: over trained tokens and over optimizer steps."""
 
     tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -118,7 +118,7 @@ def update(
     """Improves actor and critic on a batch of episodes; returns metrics.
 
     Args:
-        critic_only: the policy's loss is left out.
+        critic_only: leave out the policy loss.
         world_model: examples of the auxiliary loss, spread evenly over the mini-batches of every pass.
 
     Raises:
@@ -128,7 +128,7 @@ def update(
     config = learner.config
     by_episode = train_sequences(episodes, chat, config.loss_mask)
     sequences = [sequence for group in by_episode for sequence in group]
-    learner.train(False)  # what the steps are compared with has no dropout
+    learner.train(False)  # baseline scores are computed without dropout
     metrics = score_tokens(learner, sequences, recompute=needs_recompute(learner))
     metrics |= set_advantages(by_episode, episodes, config)
 
@@ -136,7 +136,7 @@ def update(
     learner.train()
     with torch.random.fork_rng(devices=[learner.actor.device] if learner.actor.device.type == "cuda" else []):
         seed = int(rng.integers(2**63))
-        torch.manual_seed(seed)  # of dropout, where there is some
+        torch.manual_seed(seed)  # for dropout, if any
         order = np.random.default_rng(seed)  # mini-batches are the same with and without the auxiliary loss
         for _ in range(config.epochs):
             count = min(config.mini_batches, len(sequences))
@@ -161,17 +161,17 @@ def update(
 
 
 def needs_recompute(learner: Learner) -> bool:
-    """Whether the sampler's log-probs are not those of a training forward: context is trained, or numbers are short."""
+    """Whether the sampler's log-probs differ from a training forward: context is trained, or precision is reduced."""
     config = learner.config
     return config.loss_mask == "all" or learner.actor.dtype != torch.float32 or config.precision != "float32"
 
 
 @torch.no_grad()
 def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recompute: bool) -> dict[str, float]:
-    """Sets values, reference log-probs and, with ``recompute``, log-probs (else the sampler's exact ones stand).
+    """Sets values, reference log-probs and, with ``recompute``, log-probs (else the sampler's exact ones are used).
 
     Returns:
-        with ``recompute``, how far sampler and training forward are apart on sampled tokens (verl's
+        with ``recompute``, the difference between sampler and training forward on sampled tokens (verl's
         ``training/rollout_probs_diff_{mean,max}``).
     """
     config, actor, critic = learner.config, learner.actor, learner.critic
@@ -263,7 +263,7 @@ def _step(
     sums: _Sums,
     critic_only: bool,
 ) -> None:
-    """One optimizer step on a mini-batch; adds to ``sums``, or sets ``sums.stopped`` if the policy has moved too far already."""
+    """One optimizer step on a mini-batch; adds to ``sums``, or sets ``sums.stopped`` if the policy has moved too far."""
     config, optimizer = learner.config, learner.optimizer
     lengths = [int(sequence.mask.sum()) for sequence in sequences]
     weights = token_weights(lengths, config.loss_aggregation, horizon=learner.horizon)
@@ -282,7 +282,7 @@ def _step(
         return
     if examples:
         totals["losses/world_model"] = _world_model_backward(learner, examples)
-    # Critic and actor are clipped apart: a large value error must not shrink the policy's step.
+    # Critic and actor are clipped separately: a large value error must not shrink the policy's step.
     networks = {"actor": learner.actor.parameters()}
     if learner.critic is not None:
         networks["critic"] = learner.critic.parameters()
@@ -303,8 +303,8 @@ def _step(
 def _micro_losses(
     learner: Learner, batch: MicroBatch, critic_only: bool, tokens: dict[str, float], totals: dict[str, float]
 ) -> Iterator[Tensor]:
-    """The loss of one forward pass; of a critic with a network of its own apart and later, so that only one network's activations
-    are held at a time. Adds what is reported to ``tokens`` (sums over tokens) and ``totals`` (weighted as losses)."""
+    """Yields the loss of one forward pass, then that of a critic with its own network, so that only one network's activations
+    are held at a time. Adds metrics to ``tokens`` (sums over tokens) and ``totals`` (weighted like losses)."""
     config, critic = learner.config, learner.critic
     hidden_ND = None
     losses: Losses = {}
@@ -363,7 +363,7 @@ def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, token
 
 
 def _weighted(losses: Losses, batch: MicroBatch, totals: dict[str, float]) -> Iterator[Tensor]:
-    """The sum that is to be minimised, if any loss has a coefficient."""
+    """Yields the sum to minimise, if any loss has a coefficient."""
     total = None
     for name, (coefficient, loss_N) in losses.items():
         value = (batch.weights_N * loss_N).sum()

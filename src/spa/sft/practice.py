@@ -1,9 +1,9 @@
-"""Practice in imagination: plan in a model's own predictions, teach its plain policy the plans. Beyond the paper.
+"""Practice in imagination: plan in a model's own predictions and distil the plans into its plain policy. Beyond the paper.
 
-A round takes the start states of self-play and training worlds, imagines from them what can be reached, and makes a row of each
-imagined state in which a gain can be had: the plain prompt of that state, answered by an action that leads there soonest.
-Fine-tuning on these rows (and on some of the transitions, so that the world is not forgotten) gives a policy that needs no search.
-The next round plays with it, trains the world model anew on all that was ever seen, and plans again.
+A round imagines what is reachable from the start states of self-play and training worlds. Each imagined state from which a gain
+is reachable becomes a row: its plain prompt, answered by an action on the shortest way to the gain. Fine-tuning on these rows
+(and on some transitions, so that the world model is not forgotten) gives a policy that needs no search. The next round plays
+with this policy, retrains the world model on all transitions so far, and plans again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHUNK = 256  # worlds imagined at once
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """An imagined state from which a gain is in reach: how many actions led there, and what those asked about in it are worth."""
+    """An imagined state from which a gain is reachable, its depth (``met``, in actions) and the values of its actions."""
 
     state: str
     met: int
@@ -48,7 +48,7 @@ class Lesson:
 
 @dataclasses.dataclass
 class Lessons:
-    """Rows of the plain prompt (``plans``) and, in the world-model mode, of what actions are worth; starts with a gain in reach."""
+    """Rows of the plain prompt (``plans``), rows of action values in world-model mode (``values``), and solved starts."""
 
     plans: list[Row] = dataclasses.field(default_factory=list)
     values: list[Row] = dataclasses.field(default_factory=list)
@@ -58,10 +58,10 @@ class Lessons:
 def imagine(
     root: str, actions: Sequence[str], config: PlannerConfig, depth: int, actions_left: int, *, whole: bool
 ) -> Generator[list[Question], list[Answer], list[Lesson]]:
-    """What is to be learnt from one start: each imagined state from which a gain can be reached within ``depth`` actions of it.
+    """The lessons of one start: imagined states from which a gain is reachable within ``depth`` actions.
 
     Args:
-        whole: imagine everything within ``depth``, not only up to the first way to a gain.
+        whole: imagine everything within ``depth`` instead of stopping at the first way to a gain.
     """
     graph = ImaginedGraph(root, config)
     yield from expand(graph, actions, depth, actions_left, stop_at_goal=not whole)
@@ -83,9 +83,9 @@ def lesson_rows(
     values: bool = False,
     title: str = "planning",
 ) -> Lessons:
-    """What is to be learnt from ``worlds``, of which only the start states are looked at.
+    """The lessons of ``worlds``; only their start states are used.
 
-    Several best actions in a state are a row each. With ``values`` what each action is worth is one, too.
+    Each of several best actions in a state gets its own row. With ``values``, so does the value of each action.
     """
     layout, agent = LAYOUTS[task.agent.style], task.agent
     env = task.make_env()
@@ -122,21 +122,21 @@ def lesson_rows(
 
 
 def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
-    """All rounds of ``practice``, each step a stage of its own in ``out``: what is finished there is not done again.
+    """Runs all rounds of ``practice``; each step is a stage of its own in ``out``, and finished stages are skipped.
 
     Args:
-        cfg: as the variant's stage 2 saw it.
-        model: the world model that stage 2 made.
-        data: its transitions (a folder with train.parquet, or one parquet).
+        cfg: the config of the variant's stage 2.
+        model: the world model that stage 2 trained.
+        data: its transitions (a folder with train.parquet, or a parquet file).
 
     Returns:
-        the model of the last round (``model`` where nothing could be learnt), what all steps took, and each round's counts.
+        the model of the last round (``model`` if there was nothing to learn), the time of all steps, and each round's counts.
 
     Raises:
         ValueError: a split with too few worlds, or what ``run_sft`` raises.
     """
     settings = cfg.practice
-    # There are no validation rows here: nothing to choose a checkpoint by, or to stop by.
+    # There are no validation rows here to select a checkpoint or stop early by.
     cfg = dataclasses.replace(cfg, sft=dataclasses.replace(cfg.sft, use="last", patience=0))
     known = [data_files(data)[0]]
     rounds, weights = [], model
@@ -178,7 +178,7 @@ def _done(path: Path) -> dict[str, Any]:
 
 
 def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What ``work`` returned, now or before."""
+    """The result of ``work``, from this run or an earlier one."""
     stage = Stage(folder, title, True)
     if not stage.finished:
         stage.finish(work(folder))
@@ -195,7 +195,7 @@ def _train(cfg: Config, data: Path, folder: Path, title: str) -> str:
 
 
 def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
-    """Real episodes of the policy in self-play worlds; their transitions."""
+    """Plays real episodes with the policy in self-play worlds and writes their transitions."""
     settings, seeds = cfg.practice, cfg.seeds
     own = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=1))
     task = make_task(own, state_format=cfg.selfplay.state_format, prompt="base")
@@ -215,7 +215,7 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
 
 
 def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, Any]:
-    """All transitions in one file."""
+    """Writes all transitions to one file."""
     rows = [row for part in parts for row in read_rows(part)[0]]
     if play.deduplicate:
         rows = list({row.response: row for row in rows}.values())
@@ -225,12 +225,12 @@ def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, A
 
 
 def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str, Any]:
-    """Lessons planned with ``model``, and some transitions beside them."""
+    """Writes the lessons planned with ``model``, mixed with some transitions."""
     settings, seeds = cfg.practice, cfg.seeds
-    planner = dataclasses.replace(cfg.planner, values=False)  # which are only taught here
+    planner = dataclasses.replace(cfg.planner, values=False)  # values are only taught here, not used
     policy = Policy.load(cfg, model)
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
-    # As many of each split as it has of all worlds, so that neither runs dry first.
+    # Splits contribute in proportion to their sizes, so that neither runs out first.
     few = max(1, settings.worlds // 3)
     counts = {"selfplay": few, "train": settings.worlds - few}
     sources = {split: WorldSource(task, split, first_seed(seeds, split), unique=True) for split in counts}
@@ -264,5 +264,5 @@ def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str
 
 
 def _some(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Row]:
-    """At most ``count`` of the rows, drawn, in their order."""
+    """A random sample of at most ``count`` rows, in their original order."""
     return [rows[i] for i in sorted(rng.permutation(len(rows))[:count])]

@@ -1,4 +1,4 @@
-"""Stage 1: the model plays itself through worlds of its own split, writing what it sees and what it expects."""
+"""Stage 1: the model plays worlds of the self-play split, writing its observations and predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from spa.evaluate.world_model import world_model_metrics
 
 
 def row_window(cfg: Config) -> int:
-    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` where that is null; one in rows of transitions.
+    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` if that is null; 1 in transition rows.
 
     Raises:
         ValueError: neither 0 (all turns) nor 1.
@@ -45,12 +45,12 @@ def row_window(cfg: Config) -> int:
 
 
 def is_served(cfg: Config) -> bool:
-    """Whether a chat server plays, so that no model, not even a tokenizer, is needed here."""
+    """Whether a chat server plays, so that no local model or tokenizer is needed."""
     return cfg.engine.kind == "openai" and cfg.selfplay.policy == "model"
 
 
 def check_source(cfg: Config) -> None:
-    """Checks, without loading weights, that who is to play is there.
+    """Checks, without loading weights, that the player is available.
 
     Raises:
         ValueError: an engine without its package or settings, or a local model beside a chat server.
@@ -69,11 +69,10 @@ def check_source(cfg: Config) -> None:
 def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     """Plays, corrects, selects, splits; writes train.parquet, val.parquet, episodes.jsonl and stats.json to ``out``.
 
-    Finished episodes are kept in ``episodes.partial.jsonl`` meanwhile; those that an earlier try left there are not played
-    again, and the result is the same.
+    Finished episodes are stored in ``episodes.partial.jsonl``. A resumed run does not replay them; the result is the same.
 
     Returns:
-        what the stage records: counts and the keys of the worlds played.
+        the stage's record: counts and the keys of the worlds played.
 
     Raises:
         ValueError: a setting, model or world that cannot be used, a server that gives no answers, or no row left to train on.
@@ -123,7 +122,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
 
 
 def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
-    """So many answers to the plain prompt, drawn from those in its format: a model trained on moves alone forgets how to answer."""
+    """``count`` random well-formed answers to the plain prompt: a model trained on transitions alone forgets how to answer."""
     rows = [
         row for episode in episodes for row in rows_of(episode, window=1, states="belief") if row.extra["format_ok"]
     ]
@@ -132,12 +131,12 @@ def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
 
 
 def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counter[str]]:
-    """The rows that stage 1's settings make of episodes and keep, and how many were dropped for what reason."""
+    """The training rows that stage 1's settings select from episodes, and the number of dropped rows by reason."""
     play, seed = cfg.selfplay, cfg.seeds.run
     if play.rows == "transitions":
         world_model_task = make_task(cfg, state_format=play.state_format, prompt="world_model")
         rows = transition_rows(played, world_model_task, play.states, seed)
-        if play.deduplicate:  # the actions left, which prompts differ in, are none of a move's business
+        if play.deduplicate:  # prompts differ in the number of actions left, which does not affect a transition
             rows = list({row.response: row for row in reversed(rows)}.values())[::-1]
         rows += _plain_rows(played, round(play.plain_rows * len(rows)), seed)
     else:
@@ -147,7 +146,7 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
 
 
 def _play(cfg: Config, task: Task, store: EpisodeStore) -> tuple[list[World], list[Episode]]:
-    """The worlds of the split and the episodes played in them."""
+    """The split's worlds and the episodes played in them."""
     play = cfg.selfplay
     policy = Policy.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":

@@ -1,4 +1,4 @@
-"""``spa sft``: data, model and trainer of stage 2 put together."""
+"""``spa sft``: combines the data, model and trainer of stage 2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spa.sft.train import Log, SFTTrainer, check_validation
 
 
 def data_files(data: Path) -> tuple[Path, Path | None]:
-    """The training and, where there is one, the validation file of a folder of stage 1 or of the original code, or a single file.
+    """The training file and the validation file (if any) of a folder of stage 1 or of the original code, or a single file.
 
     Raises:
         ValueError: neither is there.
@@ -37,10 +37,10 @@ def data_files(data: Path) -> tuple[Path, Path | None]:
 
 
 def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], list[Example]]:
-    """Training and validation examples of stage 1's data; says how many rows were skipped, and why.
+    """Training and validation examples of stage 1's data; reports how many rows were skipped, and why.
 
     Raises:
-        ValueError: a file that cannot be read, no row that can be trained on, or settings that need validation rows without any.
+        ValueError: an unreadable file, no trainable row, or settings that need validation rows when there are none.
     """
     settings: dict[str, Any] = {
         "loss": cfg.sft.loss,
@@ -74,7 +74,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     train, val = load_examples(cfg, data, chat)
     check_memory(cfg, max(len(example.ids) for example in train))
     found = latest_checkpoint(out) if resume else None
-    # With LoRA the checkpoint holds merged weights: training goes on from the base and the adapters.
+    # With LoRA the checkpoint holds merged weights: training resumes from the base and the adapters.
     policy = Policy.load(cfg, str(found[1]) if found and not sft.lora_rank else None)
     if sft.lora_rank:
         add_configured_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
@@ -103,7 +103,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
 
 @measuring()
 def measure(cfg: Config, policy: Policy) -> dict[str, float]:
-    """How good the model's world model is on ``sft.eval_worlds`` validation worlds, in the format of the self-play data."""
+    """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data."""
     from spa.evaluate.probe import probe_world_model
 
     metrics, _ = probe_world_model(
@@ -117,7 +117,7 @@ def measure(cfg: Config, policy: Policy) -> dict[str, float]:
 
 
 def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> MemoryEstimate:
-    """What stage 2 needs at its peak where the longest row has ``longest`` tokens; reads the model's config, not its weights.
+    """Peak memory of stage 2 if the longest row has ``longest`` tokens; reads the model's config, not its weights.
 
     Raises:
         ValueError: the model's config cannot be read.
@@ -136,10 +136,10 @@ def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> M
 
 
 def check_memory(cfg: Config, longest: int) -> None:
-    """Refuses a training that will not fit.
+    """Rejects training that will not fit in memory.
 
     Raises:
-        ValueError: the estimate exceeds what is free; the message has both and the settings that help.
+        ValueError: the estimate exceeds the free memory; the message gives both and the settings that help.
     """
     free = free_memory(pick_device(cfg.model.device))
     if not cfg.sft.memory_check or free is None:
@@ -163,7 +163,7 @@ def check_memory(cfg: Config, longest: int) -> None:
 
 
 def _helps(cfg: Config, setting: str, longest: int, now: MemoryEstimate) -> bool:
-    """Whether a setting lowers the estimate by a twentieth at least (only settings that can be tried are)."""
+    """Whether a setting lowers the estimate by at least 5%; True for advice that is not a setting."""
     from spa.config.overrides import apply_overrides
 
     if " " in setting:

@@ -31,9 +31,9 @@ class SFTDiverged(ValueError):
 def loss_sums(
     model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
 ) -> Iterator[Tensor]:
-    """Summed negative log-likelihood of the trained tokens, forward pass by forward pass.
+    """Yields the summed negative log-likelihood of the trained tokens, one forward pass at a time.
 
-    Each pass takes examples of together at most ``max_tokens`` tokens (padding included where there is some).
+    Each pass takes examples of at most ``max_tokens`` tokens in total, including any padding.
     With ``packing`` the model must have been prepared by ``models.score.prepare``.
     """
     for batch in batches(examples, max_tokens, model.device, packing=packing):
@@ -44,7 +44,7 @@ def loss_sums(
 def mean_loss(
     model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
 ) -> float:
-    """Mean negative log-likelihood over all trained tokens, dropout off."""
+    """Mean negative log-likelihood over all trained tokens, without dropout."""
     tokens = sum(len(example.positions) for example in examples)
     was_training = model.training
     model.eval()
@@ -55,20 +55,20 @@ def mean_loss(
 
 
 class SFTTrainer:
-    """Trains ``model`` on ``train``; checkpoints and resume are exact, mid-epoch too.
+    """Trains ``model`` on ``train``; resuming from a checkpoint is exact, even mid-epoch.
 
-    The loss of an optimizer step is the mean over all trained tokens of its rows, however they are cut into forward passes.
-    The order of rows and the dropout of a step depend on (seed, step) alone, so a resumed run needs no random state. LoRA
-    adapters must be in the model before.
+    The loss of an optimizer step is the mean over all trained tokens of its rows, however they are split into forward passes.
+    The order of rows and the dropout of a step depend on (seed, step) alone, so resuming needs no saved random state. LoRA
+    adapters must already be in the model.
 
     Args:
-        val: examples whose mean loss decides what is best and when to stop early; may be empty.
-        log: gets (step, metrics).
-        measure: metrics of the model at a step, logged every ``sft.eval_every`` steps.
-        on_step: gets (step, loss) after every step.
+        val: examples whose mean loss selects the best checkpoint and triggers early stopping; may be empty.
+        log: called with (step, metrics).
+        measure: returns metrics of the model at a step, logged every ``sft.eval_every`` steps.
+        on_step: called with (step, loss) after every step.
 
     Raises:
-        ValueError: settings that need validation data without any, or a model that cannot be packed.
+        ValueError: settings that need validation data when there is none, or a model that cannot be packed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SFTTrainer:
         self.train_set, self.val_set = train, val
         self.config, self.out, self.seed = config, out, seed
         self.log, self.measure, self.on_step = log, measure, on_step
-        # Examples may hold several rows; a step takes as many as hold about ``batch_size`` rows.
+        # An example may hold several rows; a step takes enough examples for about ``batch_size`` rows.
         self.step_size = max(1, round(config.batch_size * len(train) / max(1, sum(e.rows for e in train))))
         self.per_epoch = -(-len(train) // self.step_size)
         self.total = self.per_epoch * config.epochs
@@ -102,10 +102,10 @@ class SFTTrainer:
         self.best_loss, self.best_step, self.stale = float("inf"), 0, 0
 
     def train(self, *, resume: bool = False) -> Path:
-        """Runs to the end, or until validation stops improving; returns the folder of the last or the best checkpoint.
+        """Trains to the end or until validation stops improving; returns the folder of the last or best checkpoint.
 
         Raises:
-            SFTDiverged: a loss or gradient that is not finite (names the last good checkpoint).
+            SFTDiverged: a loss or gradient is not finite (names the last good checkpoint).
         """
         found = latest_checkpoint(self.out) if resume else None
         if found:
@@ -135,7 +135,7 @@ class SFTTrainer:
         return checkpoint_folder(self.out, self.best_step if self.config.use == "best" else self.step)
 
     def _due(self, every: int, epoch_ended: bool) -> bool:
-        """Whether something done every so many steps (0: every epoch) is due; it always is at the end."""
+        """Whether something done every ``every`` steps (0: every epoch) is due; it always is at the end."""
         return self.step == self.total or (self.step % every == 0 if every else epoch_ended)
 
     def _stopped(self) -> bool:
@@ -191,7 +191,7 @@ class SFTTrainer:
     def _measured(self) -> dict[str, float]:
         every = self.config.eval_every
         if not every or self.step % every or self.step == self.total or self.measure is None:
-            return {}  # the measurement after training is made by the stage
+            return {}  # the stage measures after training
         return self.measure(self.step)
 
     def _save(self) -> None:
@@ -218,7 +218,7 @@ class SFTTrainer:
 
 
 def check_validation(config: SFTConfig, has_val: bool) -> None:
-    """Raises ValueError for settings that need validation rows where there are none."""
+    """Raises ValueError for settings that need validation rows when there are none."""
     for name, wanted in (("sft.use=best", config.use == "best"), (f"sft.patience={config.patience}", config.patience)):
         if wanted and not has_val:
             raise ValueError(f"{name} needs validation rows, and there are none: set selfplay.val_fraction above 0")
