@@ -88,6 +88,7 @@ def test_stages_of_an_variant_one_by_one(tmp_path, capsys) -> None:
     assert "add --resume" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_lora_runs_through_all_stages(tmp_path) -> None:
     pytest.importorskip("peft")
     out = tmp_path / "lora"

@@ -30,6 +30,7 @@ def files(tmp_path_factory) -> tuple[str, str]:
     return short, variant_file(folder, "longer", f"continues: short\n{settings}")
 
 
+@pytest.mark.slow
 def test_it_is_the_same_as_training_so_long_at_once(files: tuple[str, str], tmp_path: Path) -> None:
     short, longer = files
     out = tmp_path / "out"

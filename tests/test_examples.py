@@ -77,6 +77,7 @@ def test_commands_that_only_look(command: str, folder: Path, capsys) -> None:
     assert "FAILED" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_commands_that_run(folder: Path, capsys) -> None:
     """In the order of the page: the run of the vault, its report, and the evaluation of an adapted world."""
     todo = [one for one in commands() if not one.startswith("spa env") and "--dry-run" not in one]

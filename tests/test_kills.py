@@ -73,6 +73,7 @@ def whole(command: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return out, len(read_metrics(path))
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_an_uninterrupted_run(
     command: Command, whole: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_lost_stage_is_made_again_bit_for_bit(run_folder, tmp_path) -> None:
     assert snapshot(copy) == snapshot(run_folder)
 
 
+@pytest.mark.slow
 def test_the_same_stages_one_by_one_give_the_same_model(run_folder, tmp_path) -> None:
     out = str(tmp_path / "steps")
     common = ["--out", out, *SMALL, "variants=[vanilla,se,spa]"]
@@ -112,6 +113,7 @@ def test_the_same_stages_one_by_one_give_the_same_model(run_folder, tmp_path) ->
     assert "variants/spa/eval/result.json" in ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["_2_sokoban", "_10_sudoku"])
 def test_the_other_worlds_run_under_their_original_names(tmp_path, world: str) -> None:
     assert spa("run", world, "--out", str(tmp_path / "r"), *SMALL, "variants=[spa]", "ppo.steps=1") == 0
@@ -157,6 +159,7 @@ def test_bad_training_data(capsys, tmp_path) -> None:
     assert "no training data" in refused(capsys, tmp_path / "r", "sft", "sokoban")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, capsys) -> None:
     """Ctrl-C in the middle of PPO, then --resume: all files equal those of the uninterrupted run."""
     from spa.rl.trainer import PPOTrainer
@@ -179,7 +182,8 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, 
     assert snapshot(tmp_path / "cut") == snapshot(tmp_path / "whole")
 
 
-def test_an_variant_that_collapses_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys) -> None:
+@pytest.mark.slow
+def test_a_variant_that_collapses_does_not_keep_the_others_from_being_trained(tmp_path, monkeypatch, capsys) -> None:
     from spa.rl import trainer
     from spa.rl.health import TrainingCollapsed
 

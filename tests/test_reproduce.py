@@ -272,6 +272,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_base_trained_longer_is_made_once_and_is_a_variant(tmp_path: Path) -> None:
     settings = ["start=builtin:tiny", "steps=1", "batch_documents=2", "threads=1"]
     scale = load_scale(scale_file(tmp_path, bases={"longer": settings}, variants=["vanilla", "longer"]))

@@ -28,6 +28,7 @@ def test_every_algorithm_trains(tmp_path, name: str) -> None:
     assert ("losses/value_loss" in last) == (name in ("ppo", "turn_ppo", "bi_level_ppo"))
 
 
+@pytest.mark.slow
 def test_variants_with_a_world_model_in_rl_log_it_along_the_curve(tmp_path) -> None:
     out = tmp_path / "r"
     settings = [*ONE, "variants=[spa_aux,vagen]", "ppo.critic_warmup=0"]
@@ -43,6 +44,7 @@ def test_variants_with_a_world_model_in_rl_log_it_along_the_curve(tmp_path) -> N
     assert "spa_aux" in page and "vagen" in page
 
 
+@pytest.mark.slow
 def test_rl_starts_where_it_is_told(tmp_path) -> None:
     first = tmp_path / "first"
     assert main(["ppo", "frozen_lake", "--out", str(first), *ONE, "ppo.critic_warmup=0", "--quiet"]) == 0

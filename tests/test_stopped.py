@@ -39,6 +39,7 @@ def wait_for(condition, process: subprocess.Popen[str]) -> None:
     raise AssertionError("it did not come to that")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
 @pytest.mark.parametrize("group", [True, False], ids=["the whole group", "the process alone"])
 def test_a_run_is_written_by_one_process_and_ends_with_sigterm(tmp_path: Path, capsys, group: bool) -> None:

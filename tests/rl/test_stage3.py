@@ -57,6 +57,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant: str) -> None:
     cfg = VARIANTS[variant]()
