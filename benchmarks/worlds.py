@@ -32,7 +32,7 @@ COUNTS: dict[str, dict[str, int]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="taken for the sake of spa bench; worlds have one")
+    parser.add_argument("--threads", type=int, default=1, help="accepted because make bench passes it; worlds use one")
     parser.add_argument("--peers", default="spa,gym-sokoban,gymnasium")
     parser.add_argument("--gym-venv", type=Path, default=HERE / ".venv-gym-sokoban")
     parser.add_argument("--json", type=Path)
