@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from spa import __version__
+from spa.cli.arguments import split_words
 from spa.cli.data import data_app
 from spa.cli.diagnose import diagnose
 from spa.cli.env import env_app
@@ -340,13 +341,12 @@ def _config(options: _Options) -> Config:
 
 
 def _words(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """Splits ``[NAME] key=value...``."""
-    given = list(words or [])
-    name = given.pop(0) if given and "=" not in given[0] else None
-    for word in given:
+    """As ``split_words``; what is no setting is refused before anything is loaded."""
+    name, settings = split_words(words)
+    for word in settings:
         if "=" not in word:
             raise ValueError(f"unexpected argument {word!r}; settings are written key=value")
-    return name, given
+    return name, settings
 
 
 if __name__ == "__main__":

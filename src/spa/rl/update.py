@@ -223,11 +223,13 @@ def set_advantages(
     by_turn = [turn_rewards(episode, config) for _, episode in chosen]
     scores = [float(sum(rewards)) for rewards in by_turn]
     normalized = normalize(scores, [episode for _, episode in chosen], config.reward_norm, config.reward_norm_by)
-    for (sequences, _), rewards, total in zip(chosen, by_turn, normalized, strict=True):
-        _set_rewards(sequences, rewards, total, config)
     trained = [trained_tokens(sequences) for sequences, _ in chosen]
+    for tokens, rewards, total in zip(trained, by_turn, normalized, strict=True):
+        tokens.rewards[:] = _token_rewards(tokens, rewards, total, config)
     estimates = estimate(trained, config)
-    for (sequences, _), (advantages, returns) in zip(chosen, estimates, strict=True):
+    for (sequences, _), tokens, (advantages, returns) in zip(chosen, trained, estimates, strict=True):
+        for sequence, part in parts(sequences, tokens.rewards):
+            sequence.rewards[sequence.mask] = part
         for sequence, part in parts(sequences, advantages):
             sequence.advantages[sequence.mask] = part
         for sequence, part in parts(sequences, returns):
@@ -245,15 +247,14 @@ def set_advantages(
     return metrics
 
 
-def _set_rewards(sequences: Sequence[TrainSequence], by_turn: list[float], score: float, config: PPOConfig) -> None:
-    tokens = trained_tokens(sequences)
+def _token_rewards(tokens: TrainSequence, by_turn: list[float], score: float, config: PPOConfig) -> Array:
+    """Rewards (T,) of an episode's trained tokens, less the KL penalty."""
     rewards = token_rewards(by_turn, score, tokens.turns, config.reward_placement) * config.reward_scale
     if config.kl_reward_coef:
         logprobs, reference = torch.from_numpy(tokens.logprobs), torch.from_numpy(tokens.reference)
         kl = kl_penalty(logprobs, reference, config.kl_reward_estimator).numpy()
         rewards = rewards - config.kl_reward_coef * np.where(tokens.turns >= 0, kl, 0.0)
-    for sequence, part in parts(sequences, rewards):
-        sequence.rewards[sequence.mask] = part
+    return rewards
 
 
 def _step(
