@@ -10,6 +10,7 @@ from typing import Any
 from spa.agent.chat import Chat
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
+from spa.agent.grammar import response_grammar
 from spa.agent.response import forced_tag
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -91,6 +92,24 @@ class Policy:
         close = getattr(self.engine, "close", None)
         if close:
             close()
+
+    def constrain(self, task: Task) -> None:
+        """Keeps all further responses to the format of ``task`` (``selfplay.constrained``; transformers engine only).
+
+        Raises:
+            ValueError: as ``Constraint`` and ``response_grammar``.
+        """
+        from spa.engines.constrained import Constraint
+
+        engine: Any = self.engine
+        chat, limit = self.chat, sampling_for(task, self.sampling).max_tokens
+        engine.constraint = Constraint(
+            self.tokenizer,
+            self.model.config.vocab_size,
+            response_grammar(task, chat, limit),
+            forced=chat.forced_ids,
+            stop_ids=chat.stop_ids,
+        )
 
     def play(
         self,

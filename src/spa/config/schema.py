@@ -167,6 +167,11 @@ class SelfPlayConfig:
         "truth",
         "truth, belief (what the model wrote; paper, Table 3) or shuffled (states of random other turns: a control).",
     )
+    constrained: Flag = setting(
+        False,
+        "Sample only responses of the format: tags and listed actions are fixed, other text is free "
+        "([stage 1](selfplay-and-sft.md); needs `spa-agent[constrained]`).",
+    )
     prompt: Prompt = setting("world_model", "With base no states are written (a control; needs selfplay.filter=false).")
     rows: Literal["written", "transitions"] = setting(
         "written",

@@ -46,6 +46,7 @@ class TransformersEngine:
         self.tokenizer = tokenizer
         self.decoder = Decoder(model) if supports(model) else None
         self.processes = 1  # that share the memory
+        self.constraint: Any = None  # a ``Constraint`` of stage 1
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
         """The fastest number of processes for a rollout of ``groups`` groups; see ``sampling.processes``.
@@ -109,11 +110,12 @@ class TransformersEngine:
         self.model.eval()
         try:
             if self.decoder is None:
-                play = _Rounds(self.model, self.pad_id, stops)
+                play = _Rounds(self.model, self.pad_id, stops, self.constraint)
                 serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
             else:
                 self.decoder.refresh()
-                _Serving(self.decoder, sampling, stops, seed, on_completion, _SHARE / self.processes).run(contexts)
+                share = _SHARE / self.processes
+                _Serving(self.decoder, sampling, stops, seed, on_completion, share, self.constraint).run(contexts)
         finally:
             if self.decoder is not None:
                 self.decoder.release()
@@ -160,9 +162,10 @@ class _Serving:
         seed: int,
         on_completion: OnCompletion,
         share: float,
+        grammar: Any = None,
     ) -> None:
         self.decoder, self.sampling, self.stops = decoder, sampling, stops
-        self.seed, self.on_completion, self.share = seed, on_completion, share
+        self.seed, self.on_completion, self.share, self.grammar = seed, on_completion, share, grammar
         self.device = decoder.model.device
         self.rows: list[_Row] = []
         self.waiting: deque[_Row] = deque()
@@ -184,7 +187,8 @@ class _Serving:
                 if not self._shrink():
                     raise
                 continue
-            tokens, logprobs = sample(logits_nV, self.sampling, self._draws())
+            allowed = self.grammar and self.grammar.allowed((row.session, row.tokens[row.start :]) for row in self.rows)
+            tokens, logprobs = sample(logits_nV, self.sampling, self._draws(), allowed)
             self._take(tokens.tolist(), logprobs.tolist())
 
     def _asked(self, row: _Row, context: Sequence[int]) -> _Row:
@@ -330,8 +334,8 @@ class _Serving:
 class _Rounds:
     """transformers' own forward pass: all contexts of a round in left-padded batches."""
 
-    def __init__(self, model: Any, pad_id: int, stops: Stops) -> None:
-        self.model = model
+    def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None) -> None:
+        self.model, self.grammar = model, grammar
         self.pad_id = pad_id
         self.stops = stops
 
@@ -381,7 +385,8 @@ class _Rounds:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            token_B, score_B = sample(output.logits[:, -1], sampling, draws_BT[rows, step])
+            allowed = self.grammar and self.grammar.allowed((row, out[row].ids) for row in rows.tolist())
+            token_B, score_B = sample(output.logits[:, -1], sampling, draws_BT[rows, step], allowed)
             going = alive_B.tolist()
             for place, (row, token, score) in enumerate(
                 zip(rows.tolist(), token_B.tolist(), score_B.tolist(), strict=True)
@@ -412,8 +417,10 @@ def _check_finite(logprob: float) -> None:
         raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
 
 
-def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (B,) and their log-probs (B,) at the temperature, before top-k and top-p; temperature 0 is greedy.
+def sample(
+    logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor, allowed_BV: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens (B,) and their log-probs (B,) at the temperature, before the constraint, top-k and top-p; temperature 0 is greedy.
 
     Inverse-CDF sampling with ``draws_B`` in [0, 1). The log-prob is nan if logits are not finite.
     """
@@ -423,8 +430,12 @@ def sample(logits_BV: Tensor, sampling: SamplingConfig, draws_B: Tensor) -> tupl
     largest_B1 = logits_BV.amax(-1, keepdim=True)
     weights_BV = (logits_BV - largest_B1).exp_()
     total_B1 = weights_BV.sum(-1, keepdim=True)
+    choice_BV = logits_BV
+    if allowed_BV is not None:
+        choice_BV = logits_BV.masked_fill(~allowed_BV.to(logits_BV.device), -torch.inf)
+        weights_BV = (choice_BV - choice_BV.amax(-1, keepdim=True)).exp_()  # the allowed tokens may be very unlikely
     if sampling.temperature == 0:
-        token_B1 = logits_BV.argmax(-1, keepdim=True)
+        token_B1 = choice_BV.argmax(-1, keepdim=True)
     else:
         cumulative_BV = _truncate(weights_BV, sampling).cumsum(-1)
         total = cumulative_BV[:, -1:]

@@ -25,6 +25,7 @@ from spa.data.ground_truth import Row, rows_of, shuffle_states
 from spa.data.select import select_rows
 from spa.data.transitions import repeat_rare, transition_rows
 from spa.engines.base import ServerError, check_engine
+from spa.engines.constrained import check_installed
 from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import play_chunks
 from spa.evaluate.world_model import world_model_metrics
@@ -58,6 +59,10 @@ def check_source(cfg: Config) -> None:
     play = cfg.selfplay
     if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
         raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
+    if play.constrained and play.policy != "random":
+        if play.policy == "planner" or cfg.engine.kind != "transformers":
+            raise ValueError("selfplay.constrained needs selfplay.policy=model and engine=transformers")
+        check_installed()
     if play.policy == "model":
         check_engine(cfg.engine)
     if is_served(cfg) and play.model:
@@ -151,6 +156,8 @@ def _play(cfg: Config, task: Task, store: EpisodeStore) -> tuple[list[World], li
     policy = Policy.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":
         policy.engine = RandomEngine(policy.chat, random_responder(task))
+    elif play.constrained:
+        policy.constrain(task)
     worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
     total = len(worlds) * play.group_size
     if len(store):
