@@ -42,6 +42,7 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
     if "generate" in wanted:
         played = [variant for variant in tuned if "run" not in stages or not given_data(cfg, variant)]
         lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
+        lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
     if "sft" in wanted:
         lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
         if tuned:
@@ -111,6 +112,13 @@ def _plan_selfplay(cfg: Config, name: str) -> str:
         f"{play.groups * play.group_size} episodes of self-play ({play.policy} policy{f' {who}' if who else ''}, "
         f"states: {play.states}, {play.state_format})"
     )
+
+
+def _lengths(cfg: Config) -> list[str]:
+    from spa.agent.lengths import length_notes
+    from spa.agent.policy import make_task
+
+    return length_notes(make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt), cfg)
 
 
 def _plan_sft(cfg: Config, folder: str) -> str:

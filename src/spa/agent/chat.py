@@ -8,6 +8,7 @@ generation prompt. The segments are cut out of the tokenizer's chat template. A 
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +39,10 @@ class Chat:
 
     Args:
         tokenizer: a Hugging Face *fast* tokenizer with a chat template.
-        forced: text that every response starts with (``forced_tag``), inserted by the harness.
+        forced: the tag that every response starts with (``forced_tag``). The harness inserts as much of it as the next
+            characters leave alone: attributes ``forced`` and ``forced_ids``.
+
+    ``default_system`` is the system message that the template inserts into a conversation without one, or None.
 
     Raises:
         TemplateError: no template, or one whose rendering of n messages is not a prefix of that of n+1.
@@ -46,14 +50,14 @@ class Chat:
 
     def __init__(self, tokenizer: Any, forced: str = forced_tag(True)) -> None:
         self.tokenizer = tokenizer
-        self.forced = forced
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned checkpoint "
                 "or put a chat_template into its tokenizer_config.json"
             )
-        self.forced_ids = self.encode(forced) if forced else []
+        self.forced, self.forced_ids = self._boundary(forced)
         self._closing = self._check_template()
+        self.default_system = self._default_system()
         closing_ids = self.encode(self._closing)
         if not closing_ids:
             raise TemplateError(
@@ -78,6 +82,30 @@ class Chat:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
         assert isinstance(text, str)
         return text
+
+    def _boundary(self, tag: str) -> tuple[str, list[int]]:
+        """The beginning of a tag, and its ids, that no following character changes.
+
+        Many tokenizers merge the end of ``<think>`` with what follows, as in ``><``. Had the whole tag been forced, the model
+        could not write that token, and would take the ``>`` for a sign that no tag follows.
+        """
+        whole = ids = self.encode(tag)
+        for character in string.printable:
+            longer = self.encode(tag + character)
+            while ids != longer[: len(ids)]:
+                ids = ids[:-1]
+        text = self.decode(ids)
+        return (text, ids) if text and tag.startswith(text) else (tag, whole)
+
+    def _default_system(self) -> str | None:
+        user = {"role": "user", "content": "probe one"}
+        try:
+            before, _, after = self._render([{"role": "system", "content": "probe two"}, user]).partition("probe two")
+        except Exception:  # jinja errors: the template has no system messages
+            return None
+        text = self._render([user])
+        inserted = text[len(before) : len(text) - len(after)]
+        return inserted if inserted and text == before + inserted + after else None
 
     def _check_template(self) -> str:
         """Checks prefix preservation over two turns; returns the text that closes an assistant message."""

@@ -11,6 +11,7 @@ from spa.agent.chat import Chat
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
 from spa.agent.grammar import response_grammar
+from spa.agent.lengths import stated_length
 from spa.agent.response import forced_tag
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -28,7 +29,8 @@ def make_task(config: Config, *, state_format: StateFormat | None = None, prompt
     """
     env = dataclasses.replace(config.env, state_format=state_format or config.env.state_format)
     agent = dataclasses.replace(config.agent, prompt=prompt or config.agent.prompt)
-    return Task(env, agent, config.sampling.max_tokens)
+    task = Task(env, agent, config.sampling.max_tokens)
+    return task if env.response_hint else dataclasses.replace(task, max_tokens=stated_length(task, config))
 
 
 def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None = None) -> SamplingConfig:

@@ -12,7 +12,8 @@ from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion
 
-THOUGHT = "I will push the box to the target."  # the paper's fixed thought
+THOUGHT = "I will push the box to the target."  # the paper's fixed thought, for Sokoban
+PLAIN_THOUGHT = "I will try these actions."  # of other worlds
 
 
 class RandomEngine:
@@ -41,17 +42,17 @@ class RandomEngine:
         return out
 
 
-def random_responder(task: Task, thought: str | None = THOUGHT) -> Callable[[np.random.Generator], str]:
+def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
     """Uniformly random actions, one to ``env.max_actions_per_turn``, in the format of the task's prompt mode.
 
-    Observation and prediction are left empty, to be filled with the true states. With ``thought`` None the
-    thought is the list of actions.
+    Observation and prediction are left empty, to be filled with the true states; the thought is fixed.
 
     Raises:
         ValueError: the world has free-text actions and no ``sample_action``.
     """
     env = task.make_env()
     env.sample_action(np.random.default_rng(0))
+    thought = THOUGHT if "box" in env.symbols.values() else PLAIN_THOUGHT
 
     def respond(rng: np.random.Generator) -> str:
         count = int(rng.integers(1, task.env.max_actions_per_turn + 1))
@@ -59,9 +60,8 @@ def random_responder(task: Task, thought: str | None = THOUGHT) -> Callable[[np.
         answer = tagged("answer", actions)
         if not task.agent.think:
             return answer
-        thoughts = actions if thought is None else thought
         if task.agent.prompt == "world_model":
-            thoughts = tagged("observation", "") + thoughts + tagged("prediction", "")
-        return tagged("think", thoughts) + answer
+            return tagged("think", tagged("observation", "") + thought + tagged("prediction", "")) + answer
+        return tagged("think", thought) + answer
 
     return respond

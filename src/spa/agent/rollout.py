@@ -78,6 +78,8 @@ def _play(
         _answer(play, chat, index, completion)
         return _ask(play, chat, index + 1) if play.live else None
 
+    for play in plays.values():
+        play.episode.system = chat.default_system if task.system is None else task.system
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
     serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
     episodes = []

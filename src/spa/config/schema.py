@@ -60,7 +60,9 @@ class EnvConfig:
     instruction: str | None = setting(None, "Instruction for prompt=base, style=paper; null = the world's own.")
     instruction_world_model: str | None = setting(None, "The same for prompt=world_model.")
     response_hint: Positive | None = setting(
-        None, '"Max response length" in words (style=paper); null = sampling.max_tokens.'
+        None,
+        '"Max response length" in words (style=paper); null = half as much again as true states and actions take in '
+        "tokens, at most sampling.max_tokens (this itself with prompt=base).",
     )
     disjoint: Literal["content", "symmetry", "seed"] = setting(
         "content",

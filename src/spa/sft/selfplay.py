@@ -12,6 +12,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore
+from spa.agent.lengths import length_notes
 from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
@@ -86,6 +87,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     check_source(cfg)
     cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
     task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
+    for text in length_notes(task, cfg):
+        note(text)
     store = EpisodeStore(out / "episodes.partial.jsonl")
     worlds, episodes = _play(cfg, task, store)
     write_episodes(out / "episodes.jsonl", episodes)

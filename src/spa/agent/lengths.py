@@ -1,0 +1,82 @@
+"""How many tokens a true answer takes: for the length that prompts state, and to check ``sampling.max_tokens``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from spa.agent.chat import Chat
+from spa.agent.response import tagged
+from spa.agent.task import Task
+from spa.config.schema import Config
+
+WORLDS = 8  # played for an estimate
+ROOM = 1.5  # of the longest true answer: the rest is for thoughts
+_known: dict[tuple[str, str], int] = {}
+
+
+def true_answers(task: Task) -> Iterator[str]:
+    """Answers without thoughts, each with the true states before and after as many random actions as a turn may have."""
+    for seed in range(WORLDS):
+        env, rng = task.make_env(), np.random.default_rng(seed)
+        actions: list[str] = []
+        state, _ = env.reset(seed=seed)
+        after, ended = state, False
+        while not ended and len(actions) < task.env.max_actions_per_turn:
+            try:
+                actions.append(env.sample_action(rng))
+            except ValueError:  # free text: the answer's length is not known
+                break
+            after, _, terminated, truncated, _ = env.step(actions[-1])
+            ended = terminated or truncated
+        env.close()
+        thoughts = tagged("observation", state, "\n") + tagged("prediction", after, "\n")
+        yield tagged("think", thoughts) + tagged("answer", f" {task.agent.action_sep} ".join(actions))
+
+
+def longest_answer(task: Task, model: str) -> int | None:
+    """Tokens of the longest of some true answers to the world-model prompt; None if the model's tokenizer is not at hand."""
+    key = model, repr(dataclasses.replace(task, max_tokens=0))
+    if key not in _known:
+        try:
+            chat = _chat(model)
+        except ValueError:  # reported where the model is loaded
+            return None
+        _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task))
+    return _known[key]
+
+
+@lru_cache(maxsize=2)
+def _chat(model: str) -> Chat:
+    from spa.models.load import load_config, load_tokenizer
+
+    load_config(model, local_only=True)
+    return Chat(load_tokenizer(model))
+
+
+def stated_length(task: Task, config: Config) -> int:
+    """The length that prompts state where ``env.response_hint`` is null: room for the true states and for thoughts, at most
+    ``sampling.max_tokens``; this alone if no states are asked for, or the tokenizer is not at hand."""
+    limit = config.sampling.max_tokens
+    if (task.agent.style, task.agent.prompt) != ("paper", "world_model") or config.engine.kind == "openai":
+        return limit
+    longest = longest_answer(task, config.selfplay.model or config.model.path)
+    return limit if longest is None else min(limit, -(-int(ROOM * longest) // 10) * 10)
+
+
+def length_notes(task: Task, config: Config) -> list[str]:
+    """What is wrong with the lengths of stage 1: a limit or a stated length that a true answer exceeds."""
+    if task.agent.prompt != "world_model" or config.selfplay.policy == "random" or config.engine.kind == "openai":
+        return []
+    longest = longest_answer(task, config.selfplay.model or config.model.path) or 0
+    limit, hint = config.sampling.max_tokens, task.env.response_hint
+    what = f"note: a true answer in {task.tag} takes up to {longest} tokens"
+    notes = []
+    if longest > limit:
+        notes.append(f"{what}, and sampling.max_tokens={limit} cuts it off")
+    if hint is not None and longest > hint and task.agent.style == "paper":
+        notes.append(f"{what}, and prompts ask for {hint} words at most; env.response_hint=null leaves room")
+    return notes

@@ -1,0 +1,105 @@
+"""What a tokenizer and a template of other models than ours change in prompts: merges, a default system message, lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spa.agent.chat import Chat
+from spa.agent.lengths import length_notes, longest_answer, true_answers
+from spa.agent.policy import make_task
+from spa.agent.response import parse_response
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, SamplingConfig
+from tests.scripted import CHAT, TOKENIZER
+
+DEFAULT = "You are a helpful AI assistant."
+TEMPLATE = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\n"
+    + DEFAULT
+    + "<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def merging() -> Any:
+    """A byte-level BPE tokenizer that writes ``><`` as one token, with a template that has a default system message."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(["<think><observation> <answer> think observation"] * 9, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+def test_a_tag_is_forced_up_to_a_token_that_what_follows_may_change(merging: Any) -> None:
+    chat = Chat(merging)
+    assert chat.forced == "<think"
+    assert "><" in merging.convert_ids_to_tokens(chat.encode("<think><observation>"))
+    for text in ("<think><observation>P_</observation>", "<think>\ngo</think>"):
+        encoded = chat.encode_response(text)
+        assert encoded.ids == chat.encode(text)
+        assert encoded.ids[: encoded.num_forced] == chat.forced_ids
+        assert encoded.offsets[-1][1] == len(text)
+
+
+def test_the_tiny_model_is_forced_the_whole_tag() -> None:
+    assert (CHAT.forced, CHAT.forced_ids) == ("<think>", TOKENIZER.convert_tokens_to_ids(["<think>"]))
+    assert Chat(TOKENIZER, forced="<answer>").forced == "<answer>"
+
+
+def test_the_templates_own_system_message_is_recorded(merging: Any) -> None:
+    from spa.agent.random_engine import RandomEngine, random_responder
+
+    chat = Chat(merging)
+    assert chat.default_system == DEFAULT
+    assert chat.opening(DEFAULT, "x") == chat.opening(None, "x")
+    assert CHAT.default_system is None
+    for style, system in (("terse", DEFAULT), ("paper", "You're a helpful assistant. ")):
+        task = Task(EnvConfig(id="frozen_lake"), AgentConfig(style=style))
+        engine = RandomEngine(chat, random_responder(task))
+        (episode,) = rollout(engine, chat, task, [World(1, "a")], SamplingConfig(), seed=0)
+        assert episode.system == system
+        assert merging.decode(episode.sequences[0].ids).startswith(f"<|im_start|>system\n{system}<|im_end|>")
+
+
+def config(world: str = "frozen_lake", hint: int | None = None, **sampling: int) -> Config:
+    env = EnvConfig(id=world, tag="T", response_hint=hint, state_format="coordinates")
+    return Config(env=env, model=ModelConfig(path="builtin:tiny"), sampling=SamplingConfig(**sampling))
+
+
+@pytest.mark.parametrize("world", ["sokoban", "frozen_lake", "sudoku"])
+def test_prompts_state_a_length_that_true_answers_keep(world: str) -> None:
+    task = make_task(config(world), prompt="world_model")
+    answers = list(true_answers(task))
+    assert all(parse_response(answer, "world_model").format_ok for answer in answers)
+    longest = max(len(CHAT.encode(answer)) for answer in answers)
+    assert longest < task.max_tokens < 400
+    assert f"Max response length: {task.max_tokens} words" in task.turn_text(1, "S", 1)
+    assert longest_answer(task, "builtin:tiny") == longest + 1
+
+
+def test_a_stated_length_is_a_given_one_or_at_most_the_limit() -> None:
+    assert "length: 77 words" in make_task(config(hint=77), prompt="world_model").turn_text(1, "S", 1)
+    assert make_task(config(max_tokens=50), prompt="world_model").max_tokens == 50
+    assert make_task(config(), prompt="base").max_tokens == 400
+
+
+def test_limits_that_cut_true_answers_off_are_named() -> None:
+    task = make_task(config(hint=10, max_tokens=20), prompt="world_model")
+    cut, hint = length_notes(task, config(hint=10, max_tokens=20))
+    assert "sampling.max_tokens=20 cuts it off" in cut
+    assert "ask for 10 words" in hint and "env.response_hint=null" in hint
+    assert length_notes(make_task(config(), prompt="world_model"), config()) == []
