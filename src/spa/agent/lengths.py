@@ -20,8 +20,9 @@ _known: dict[tuple[str, str], int] = {}
 
 def true_answers(task: Task) -> Iterator[str]:
     """Answers without thoughts, each with the true states before and after as many random actions as a turn may have."""
+    env = task.make_env()
     for seed in range(WORLDS):
-        env, rng = task.make_env(), np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         actions: list[str] = []
         state, _ = env.reset(seed=seed)
         after, ended = state, False
@@ -32,20 +33,20 @@ def true_answers(task: Task) -> Iterator[str]:
                 break
             after, _, terminated, truncated, _ = env.step(actions[-1])
             ended = terminated or truncated
-        env.close()
         thoughts = tagged("observation", state, "\n") + tagged("prediction", after, "\n")
         yield tagged("think", thoughts) + tagged("answer", f" {task.agent.action_sep} ".join(actions))
+    env.close()
 
 
 def longest_answer(task: Task, model: str) -> int | None:
-    """Tokens of the longest of some true answers to the world-model prompt; None if the model's tokenizer is not at hand."""
+    """Tokens of the longest of some true answers to the world-model prompt; None without a tokenizer or if the world fails."""
     key = model, repr(dataclasses.replace(task, max_tokens=0))
     if key not in _known:
         try:
             chat = _chat(model)
-        except ValueError:  # reported where the model is loaded
+            _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task))
+        except Exception:  # of the tokenizer or of a world: reported where they are used
             return None
-        _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task))
     return _known[key]
 
 
