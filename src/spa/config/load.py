@@ -51,7 +51,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
             composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is merged over
             the default config, except that an ``env`` block with an ``id`` replaces the default one.
         overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
-            with a checkpoint folder, hub name or ``builtin:`` name sets ``model.path``.
+            with a checkpoint folder, hub name, ``builtin:`` or ``cache:`` name sets ``model.path``.
         missing_ok: keep ``${oc.env:NAME}`` in the file unresolved if NAME is not set, instead of raising an error.
 
     Raises:
@@ -166,7 +166,8 @@ def split_choices(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _is_checkpoint(value: str) -> bool:
-    return value.startswith("builtin:") or "/" in value or "\\" in value or Path(value).is_dir()
+    named = value.startswith(("builtin:", "cache:")) or value.endswith(".gguf")
+    return named or "/" in value or "\\" in value or Path(value).is_dir()
 
 
 def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Config:
