@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from spa.agent.episode import read_episodes
 from spa.agent.response import parse_response
 from spa.cli import main
 from spa.config.schema import ModelConfig
+from spa.models.folders import resolve_path
 from spa.models.load import load_model, load_tokenizer
 from tests.scripted import same
 from tests.test_pipeline import SMALL
@@ -103,6 +105,20 @@ def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> Non
     assert f"use `spa play NAME --model {to}`" in capsys.readouterr().err
     assert main(["export", str(to), "--to", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "README.md").read_text() == (to / "README.md").read_text()
+
+
+def test_the_base_models_licence_comes_along(run, tmp_path) -> None:
+    base, copy, to = (tmp_path / name for name in ("base", "run", "model"))
+    shutil.copytree(resolve_path("builtin:tiny"), base)
+    (base / "LICENSE").write_text("keep this notice")
+    (base / "README.md").write_text("---\nlicense: mit\nbase_model: them/theirs\n---\n# A model\n")
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("builtin:tiny", str(base)))
+    assert main(["export", str(copy), "--variant", "spa", "--to", str(to)]) == 0
+    assert (to / "LICENSE").read_text() == "keep this notice"
+    card = (to / "README.md").read_text()
+    assert "\nlicense: mit\n" in card and "\nbase_model: them/theirs\n" in card and str(tmp_path) not in card
 
 
 def test_other_models_of_the_run(run, tmp_path) -> None:

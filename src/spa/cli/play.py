@@ -60,7 +60,7 @@ def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | N
         return words, model
     if not (folder / TASK).is_file():
         raise ValueError(f"{folder} names no world (no {TASK}): use `spa play NAME --model {folder}`")
-    return [str(folder / TASK), *words[1:]], model or str(folder)
+    return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 
 
 def show_episode(episode: Episode) -> str:

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from spa.common.cache import CACHED
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config.overrides import apply_overrides, from_mapping, split_override
@@ -166,7 +167,7 @@ def split_choices(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _is_checkpoint(value: str) -> bool:
-    named = value.startswith(("builtin:", "cache:")) or value.endswith(".gguf")
+    named = value.startswith(("builtin:", CACHED)) or value.endswith(".gguf")
     return named or "/" in value or "\\" in value or Path(value).is_dir()
 
 

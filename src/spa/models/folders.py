@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import resources
 from pathlib import Path
 
+from spa.common.cache import CACHED, cache_folder
 from spa.common.names import choose
 
 BUILTIN = ("tiny",)
-CACHED = "cache:"
-
-
-def cache_folder(name: str) -> Path:
-    """Where ``spa model get NAME`` puts a model: ``$SPA_HOME/models/NAME``, else in the platform's cache folder."""
-    home = os.environ.get("SPA_HOME")
-    if home:
-        return Path(home).expanduser() / "models" / name
-    if sys.platform == "darwin":
-        cache = Path("~/Library/Caches")
-    elif os.name == "nt":
-        cache = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local"))
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return cache.expanduser() / "spa" / "models" / name
 
 
 def resolve_path(path: str) -> str:

@@ -12,9 +12,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from spa.common.cache import CACHED, cache_folder
 from spa.common.files import atomic_folder
 from spa.common.progress import note
-from spa.models.folders import CACHED, cache_folder
 
 
 @dataclass(frozen=True)
