@@ -131,7 +131,7 @@ def _card(checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter
     facts = {
         "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
         "base model": Path(path).name if Path(path).is_absolute() else path,
-        "license": f"{base['license']}, the base model's" if "license" in base else "the base model's, which see",
+        "license": f"{base['license']}, the base model's" if "license" in base else "that of the base model",
         "step": checkpoint.name.removeprefix("global_step_"),
         "seed": cfg.seeds.run,
     }
@@ -179,7 +179,7 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
     stop = f"\n    stop_strings={sampling.stop},\n    tokenizer=tokenizer," if sampling.stop else ""
     window = cfg.agent.window
     later = (
-        f"Of later turns it saw the last {window}: a longer history is cut, and the conversation begins with the instruction anew."
+        f"Its context is the last {window} turn(s): the conversation begins anew with the instruction when there are more."
         if window
         else "A later user message holds the reward of the turn before and the new state; the whole conversation is kept."
     )
