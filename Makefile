@@ -1,6 +1,7 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
 # make test: lint, types and tests
-# Both make a virtual environment in .venv with the tested versions of constraints.txt.
+# make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
+# All make a virtual environment in .venv with the tested versions of constraints.txt.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-real lint format bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -31,7 +32,11 @@ demo: $(VENV)/.installed
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"
+
+test-real: $(VENV)/.installed-dev
+	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/test_real.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

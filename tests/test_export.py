@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from spa.agent.chat import Chat
+from spa.agent.episode import read_episodes
+from spa.agent.response import parse_response
 from spa.cli import main
 from spa.config.schema import ModelConfig
+from spa.models.folders import resolve_path
 from spa.models.load import load_model, load_tokenizer
 from tests.scripted import same
 from tests.test_pipeline import SMALL
@@ -52,8 +59,66 @@ def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, 
     load_model(ModelConfig(path=str(to)))
     load_tokenizer(str(to))
     card = (to / "README.md").read_text(encoding="utf-8")
-    assert "frozen_lake, variant spa" in card and "builtin:tiny" in card and "pass@1 " in card
-    assert "(one training run; the untrained base: pass@1 " in card, "a card claims no more than one run shows"
+    assert "# frozen_lake, variant spa" in card and "builtin:tiny" in card and "license: apache-2.0" in card
+    assert "One training run of each variant: no claim about the recipe" in card, "no more than one run shows"
+    assert [line.split("|")[1].strip() for line in card.splitlines() if line.startswith("| ")] == [
+        "variant",
+        "base",
+        "vanilla",
+        "spa",
+    ]
+
+
+def test_the_cards_snippet_runs_and_asks_as_a_rollout_does(run, tmp_path, capsys, monkeypatch) -> None:
+    to = tmp_path / "model"
+    assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
+    code = re.search(r"```python\n(.*?)```", (to / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    capsys.readouterr()
+    monkeypatch.chdir(to)
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(code, names)
+    answer = capsys.readouterr().out
+    assert parse_response(answer.strip(), "base").format_ok, answer
+    episode = next(iter(read_episodes(run / "variants" / "spa" / "eval" / "episodes.jsonl")))
+    asked, played = names["messages"][-1]["content"], episode.turns[0].user
+    assert len(names["messages"]) == 1, "the tiny model is asked without a system message"
+    assert (
+        asked.splitlines()[-2:] == played.splitlines()[-2:] and "Player (P) is at" in asked and "Player (P)" in played
+    )
+    assert names["ids"][0].tolist() == [*names["tokenizer"](names["prompt"])["input_ids"], *forced_ids(to)]
+    assert str(run) not in (to / "README.md").read_text() + (to / "spa.yaml").read_text(), "no paths of this machine"
+
+
+def forced_ids(folder: Path) -> list[int]:
+    return Chat(load_tokenizer(str(folder))).forced_ids
+
+
+def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> None:
+    for options, shown in ((["--variant", "vanilla"], "came"), (["--sft"], "predicted")):
+        to = tmp_path / shown
+        assert main(["export", str(run), *options, "--to", str(to)]) == 0
+        assert main(["play", str(to)]) == 0
+        assert shown in capsys.readouterr().out
+    (to / "spa.yaml").unlink()
+    assert main(["play", str(to)]) == 2
+    assert f"use `spa play NAME --model {to}`" in capsys.readouterr().err
+    assert main(["export", str(to), "--to", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "README.md").read_text() == (to / "README.md").read_text()
+
+
+def test_the_base_models_licence_comes_along(run, tmp_path) -> None:
+    base, copy, to = (tmp_path / name for name in ("base", "run", "model"))
+    shutil.copytree(resolve_path("builtin:tiny"), base)
+    (base / "LICENSE").write_text("keep this notice")
+    (base / "README.md").write_text("---\nlicense: mit\nbase_model: them/theirs\n---\n# A model\n")
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("builtin:tiny", str(base)))
+    assert main(["export", str(copy), "--variant", "spa", "--to", str(to)]) == 0
+    assert (to / "LICENSE").read_text() == "keep this notice"
+    card = (to / "README.md").read_text()
+    assert "\nlicense: mit\n" in card and "\nbase_model: them/theirs\n" in card and str(tmp_path) not in card
 
 
 def test_other_models_of_the_run(run, tmp_path) -> None:

@@ -20,6 +20,7 @@ from spa.cli.data import data_app
 from spa.cli.diagnose import diagnose
 from spa.cli.env import env_app
 from spa.cli.export import export
+from spa.cli.model import model_app
 from spa.cli.perplexity import perplexity
 from spa.cli.play import play
 from spa.cli.reproduce import reproduce
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.add_typer(env_app, name="env")
 app.add_typer(data_app, name="data")
+app.add_typer(model_app, name="model")
 
 Words = Annotated[
     list[str] | None,

@@ -30,12 +30,14 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapters alone, for peft.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace --to.")] = False,
 ) -> None:
-    """Write a trained model as a plain Hugging Face folder, without the trainer's state."""
+    """Write a trained model as a plain Hugging Face folder with a card, without the trainer's state."""
     from spa.common.names import choose
     from spa.models.export import Choice, find_checkpoint
     from spa.models.export import export as write
+    from spa.report.model_card import export_files
 
     choose("--which", which, _WHICH)
     checkpoint = find_checkpoint(source, Choice(variant, sft, which, step))
-    write(checkpoint, to, dtype=dtype, adapter=adapter, force=force)
+    files = export_files(checkpoint, adapter=adapter)
+    write(checkpoint, to, files=files, dtype=dtype, adapter=adapter, force=force)
     print(f"{checkpoint} -> {to}")

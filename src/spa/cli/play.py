@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +33,7 @@ def play(
     from spa.planning.play import play_with_planner
     from spa.run.stage import model_of
 
+    words, model = _exported(words, model)
     cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
     task = make_task(cfg)
     chosen = WorldSource(task, "test", cfg.seeds.test, unique=True).take(skip + worlds)[skip:]
@@ -44,6 +46,21 @@ def play(
     policy.close()
     for episode in episodes:
         print(redact(show_episode(episode)))
+
+
+def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | None, str | None]:
+    """An exported folder given as NAME stands for its task and itself as the model.
+
+    Raises:
+        ValueError: a folder that holds no task.
+    """
+    from spa.run.folder import TASK
+
+    if not words or not (folder := Path(words[0]).expanduser()).is_dir():
+        return words, model
+    if not (folder / TASK).is_file():
+        raise ValueError(f"{folder} names no world (no {TASK}): use `spa play NAME --model {folder}`")
+    return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 
 
 def show_episode(episode: Episode) -> str:

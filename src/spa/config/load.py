@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from spa.common.cache import CACHED
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config.overrides import apply_overrides, from_mapping, split_override
@@ -51,7 +52,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
             composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is merged over
             the default config, except that an ``env`` block with an ``id`` replaces the default one.
         overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
-            with a checkpoint folder, hub name or ``builtin:`` name sets ``model.path``.
+            with a checkpoint folder, hub name, ``builtin:`` or ``cache:`` name sets ``model.path``.
         missing_ok: keep ``${oc.env:NAME}`` in the file unresolved if NAME is not set, instead of raising an error.
 
     Raises:
@@ -166,7 +167,8 @@ def split_choices(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _is_checkpoint(value: str) -> bool:
-    return value.startswith("builtin:") or "/" in value or "\\" in value or Path(value).is_dir()
+    named = value.startswith(("builtin:", CACHED)) or value.endswith(".gguf")
+    return named or "/" in value or "\\" in value or Path(value).is_dir()
 
 
 def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Config:

@@ -98,7 +98,9 @@ class AgentConfig:
 class ModelConfig:
     """The model that is trained."""
 
-    path: Text = setting("builtin:tiny", "builtin:tiny, a Hugging Face folder or a hub name.")
+    path: Text = setting(
+        "builtin:tiny", "builtin:tiny, cache:NAME (`spa model get`), a Hugging Face folder or a hub name."
+    )
     dtype: Precision = setting("float32", "Type of the weights.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     threads: Count = setting(0, "CPU threads of torch; 0 = torch's default.")

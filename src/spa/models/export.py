@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
@@ -84,11 +82,18 @@ def _stage(run: Path, choice: Choice) -> Path:
 
 
 def export(
-    checkpoint: Path, target: Path, *, dtype: str | None = None, adapter: bool = False, force: bool = False
+    checkpoint: Path,
+    target: Path,
+    *,
+    files: Mapping[str, str],
+    dtype: str | None = None,
+    adapter: bool = False,
+    force: bool = False,
 ) -> None:
-    """Copies a checkpoint's model and tokenizer to ``target``, with a model card but without the trainer state.
+    """Copies a checkpoint's model and tokenizer to ``target``, without the trainer state.
 
     Args:
+        files: name -> text of what is written beside them, such as the model card.
         dtype: of the copied weights; None keeps theirs.
         adapter: export only the LoRA adapters, in peft's format, instead of the merged model.
         force: replace an existing ``target``.
@@ -118,7 +123,8 @@ def export(
             for path in checkpoint.iterdir():
                 if path.name not in _NOT_A_MODEL:
                     (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
-        (folder / "README.md").write_text(card(checkpoint, adapter=adapter), encoding="utf-8")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:
@@ -135,51 +141,3 @@ def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:
     from spa.models.load import load_tokenizer
 
     load_tokenizer(str(checkpoint)).save_pretrained(folder)
-
-
-def card(checkpoint: Path, *, adapter: bool = False) -> str:
-    """A model card from the records of the checkpoint's run."""
-    facts = _facts(checkpoint)
-    lines = [
-        "---",
-        f"library_name: {'peft' if adapter else 'transformers'}",
-        "pipeline_tag: text-generation",
-        "tags: [spa, reinforcement-learning, world-model]",
-        "---",
-        "",
-        f"# {facts.pop('name', checkpoint.name)}",
-        "",
-        "Trained with SPA (self-play, world-model SFT, PPO; arXiv 2510.15047).",
-        "",
-        *(f"- {name}: {value}" for name, value in facts.items()),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _facts(checkpoint: Path) -> dict[str, Any]:
-    """Facts about a checkpoint from its run folder; empty outside a run."""
-    run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
-    if run is None:
-        return {}
-    from spa.config.load import load_config
-
-    cfg = load_config(run / "config.yaml", [])
-    stage = checkpoint.resolve().parent.parent
-    variant = stage.parent.name if stage.name == "ppo" else None
-    facts: dict[str, Any] = {
-        "name": f"{cfg.name}, {f'variant {variant}' if variant else 'world-model SFT'}",
-        "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
-        "base model": cfg.model.path,
-        "step": checkpoint.name.removeprefix("global_step_"),
-        "seed": cfg.seeds.run,
-    }
-    evaluated = read_done(stage.parent / "eval") if variant else None
-    if evaluated is not None and Path(str(evaluated["model"])).name == checkpoint.name:
-        base = read_done(variants_folder(run) / "base" / "eval")
-        compared = f"; the untrained base: {_scores(base)}" if base is not None else ""
-        facts["on held-out worlds"] = f"{_scores(evaluated)} (one training run{compared})"
-    return facts
-
-
-def _scores(evaluated: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in evaluated.items() if name.startswith("pass@"))

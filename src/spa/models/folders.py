@@ -5,22 +5,36 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
+from spa.common.cache import CACHED, cache_folder
 from spa.common.names import choose
 
 BUILTIN = ("tiny",)
 
 
 def resolve_path(path: str) -> str:
-    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder.
+    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder, ``cache:NAME`` that of ``spa model get NAME``.
 
     Raises:
-        ValueError: unknown built-in model, or a path that looks local and does not exist.
+        ValueError: unknown built-in model, a model that is not in the cache, a GGUF file, or a path that looks local and does
+            not exist.
     """
     if path.startswith("builtin:"):
         name = choose("built-in model", path.removeprefix("builtin:"), BUILTIN)
         return str(resources.files("spa.models").joinpath("builtin", name))
+    if path.startswith(CACHED):
+        name = path.removeprefix(CACHED)
+        if not (cache_folder(name) / "config.json").is_file():
+            raise ValueError(f"the model {name!r} has not been downloaded yet: run `spa model get {name}`")
+        return str(cache_folder(name))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
+    looks_local = looks_local or path.endswith(".gguf")
     folder = Path(path).expanduser()
+    gguf = [folder] if path.endswith(".gguf") and folder.is_file() else sorted(folder.glob("*.gguf"))
+    if gguf and not any(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"{path} is a GGUF model, which cannot be trained: convert it once with `spa model get NAME --from {gguf[0]}`, "
+            "then use model=cache:NAME"
+        )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(

@@ -16,6 +16,7 @@ from spa.common.secrets import redact
 from spa.config.load import differences, load_config, to_yaml
 from spa.config.schema import Config
 
+TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
 # A run may be resumed with other values of these. They do not change the results, except in the last digits (model.device and
 # model.threads change the order of sums).
