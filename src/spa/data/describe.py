@@ -43,8 +43,8 @@ def describe(
 
 
 def _of_task(rows: Sequence[Row]) -> Stats:
-    known = {"rows": len(rows)} | _episodes(rows) | _worlds(rows) | _responses(rows)
-    return {name: known[name] for name in _BY_TASK if name in known}
+    stats = {"rows": len(rows)} | _episodes(rows) | _worlds(rows) | _responses(rows)
+    return {name: stats[name] for name in _BY_TASK if name in stats}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -78,9 +78,9 @@ def _responses(rows: Sequence[Row]) -> Stats:
     reasons = Counter(reason for row in rows if (reason := row_rejection(row)) is not None)
     stats: Stats = {"format_rate": 1 - sum(reasons.values()) / len(rows), "rejections": dict(reasons.most_common())}
     pairs = [(_first(row.response, "observation"), _first(row.response, "prediction")) for row in rows]
-    known = [(now, then) for now, then in pairs if now is not None and then is not None]
-    if known:
-        stats["changed"] = sum(now != then for now, then in known) / len(known)
+    complete = [(now, then) for now, then in pairs if now is not None and then is not None]
+    if complete:
+        stats["changed"] = sum(now != then for now, then in complete) / len(complete)
     return stats
 
 

@@ -148,8 +148,8 @@ def rejection(response: str) -> str | None:
 def _well_formed(think: str) -> bool:
     """Whether every state tag is closed before the next one opens, and no other tag occurs."""
     open_tag = ""
-    for found in _LOWER_TAG.finditer(think):
-        closing, tag = found[0][1] == "/", found[0].strip("</>")
+    for match in _LOWER_TAG.finditer(think):
+        closing, tag = match[0][1] == "/", match[0].strip("</>")
         if tag in ("answer", "think") or ((tag != open_tag) if closing else open_tag):
             return False
         open_tag = "" if closing else tag

@@ -32,9 +32,9 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     reasons: Counter[str] = Counter()
     remaining = list(rows)
     if play.filter:
-        found = [(row, row_rejection(row)) for row in remaining]
-        reasons.update(reason for _, reason in found if reason is not None)
-        remaining = [row for row, reason in found if reason is None]
+        rejections = [(row, row_rejection(row)) for row in remaining]
+        reasons.update(reason for _, reason in rejections if reason is not None)
+        remaining = [row for row, reason in rejections if reason is None]
     if play.success_only:
         _need(remaining, "success", "success_only")
         won = [row for row in remaining if row.extra["success"]]
@@ -76,8 +76,8 @@ def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
 def _need(rows: Sequence[Row], column: str, setting: str) -> None:
     missing = next((row for row in rows if row.extra.get(column) is None), None)
     if missing is not None:
-        known = ", ".join(sorted(name for name, value in missing.extra.items() if value is not None)) or "nothing"
-        raise ValueError(f"{setting} needs {column!r} in a row's extra_info, which has {known}")
+        present = ", ".join(sorted(name for name, value in missing.extra.items() if value is not None)) or "nothing"
+        raise ValueError(f"{setting} needs {column!r} in a row's extra_info, which has {present}")
 
 
 def _count(reasons: Counter[str], reason: str, number: int) -> None:

@@ -84,9 +84,9 @@ class Layout:
 
     def response(self, move: Transition) -> str:
         """The whole response of a row."""
-        known = self.predicted(move.state, move.action, move.next_state)
+        prefix = self.predicted(move.state, move.action, move.next_state)
         outcome = outcome_text(move.reward, move.ended) + self.outcome.partition("{}")[2]
-        return f"{known}{outcome}{self._decision(move.action)}"
+        return f"{prefix}{outcome}{self._decision(move.action)}"
 
     def guess(self, state: str, action: str, next_state: str) -> str:
         """A response in the world-model mode, without an outcome."""
@@ -176,19 +176,19 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         ValueError: as ``transitions_of``.
     """
     layout = LAYOUTS[task.agent.style]
-    found = [
+    played = [
         (episode, turn, number, move)
         for episode in episodes
         for turn in episode.turns
         for number, move in enumerate(transitions_of(turn))
     ]
-    labels = [move for *_, move in found]
+    labels = [move for *_, move in played]
     if states == "shuffled":
         labels = _shuffled(labels, seed)
     env = task.make_env()
     headers: dict[int, str] = {}
     rows = []
-    for (episode, turn, number, move), shown in zip(found, labels, strict=True):
+    for (episode, turn, number, move), shown in zip(played, labels, strict=True):
         if states == "belief":
             if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
                 continue

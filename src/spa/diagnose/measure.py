@@ -262,11 +262,11 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         )
         bar.advance()
     results = group_worlds(episodes)
-    shares, known = ([world.successes / world.samples for world in group] for group in (results, base))
+    shares, base_shares = ([world.successes / world.samples for world in group] for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
-        gain=bootstrap_difference(shares, known, cfg.eval.bootstrap, cfg.seeds.run),
+        gain=bootstrap_difference(shares, base_shares, cfg.eval.bootstrap, cfg.seeds.run),
         questions=world_model.usage.questions / len(episodes),
     )
 
@@ -357,5 +357,5 @@ def _total(variants: Sequence[VariantConfig], times: Sequence[VariantTime]) -> f
             estimate.stage_2
         )
         seconds[Path("variants") / variant.name] = estimate.stage_3
-    known = [value for value in seconds.values() if value is not None]
-    return sum(known) if len(known) == len(seconds) else None
+    measured = [value for value in seconds.values() if value is not None]
+    return sum(measured) if len(measured) == len(seconds) else None

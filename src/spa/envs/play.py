@@ -33,9 +33,9 @@ def arrow_actions(actions: Sequence[str]) -> dict[str, str]:
     by_name = {name.casefold(): name for name in actions}
     mapping: dict[str, str] = {}
     for names in _NAMES:
-        known = {arrow: by_name[name] for arrow, name in zip(_ARROWS, names, strict=True) if name in by_name}
-        if len(known) > len(mapping) and ({"up", "down"} <= set(known) or {"left", "right"} <= set(known)):
-            mapping = known
+        matched = {arrow: by_name[name] for arrow, name in zip(_ARROWS, names, strict=True) if name in by_name}
+        if len(matched) > len(mapping) and ({"up", "down"} <= set(matched) or {"left", "right"} <= set(matched)):
+            mapping = matched
     return mapping
 
 

@@ -100,12 +100,12 @@ class WorldModel:
         An answer that is cut off or has no readable outcome has probability 0.
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
-        asked = [(move, sample) for move in moves for sample in range(self.samples)]
+        queries = [(move, sample) for move in moves for sample in range(self.samples)]
 
         def share(places: range) -> tuple[list[Imagined], Usage]:
-            return self._imagine([asked[place] for place in places], sampling)
+            return self._imagine([queries[place] for place in places], sampling)
 
-        answers = self._spread(share, len(asked), sampling)
+        answers = self._spread(share, len(queries), sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 
     @property
@@ -113,7 +113,7 @@ class WorldModel:
         """Whether ``log_probs`` is available."""
         return self.policy.model is not None
 
-    def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
+    def log_probs(self, outcomes: Sequence[tuple[Move, str]]) -> list[float]:
         """Log-probability (nats) of each state as the result of its move, whatever the model itself would predict.
 
         Raises:
@@ -132,7 +132,7 @@ class WorldModel:
                     f"{state}{after}",
                 )
             )
-            for move, state in asked
+            for move, state in outcomes
         ]
         return sum_logprobs(self.policy.model, rows)
 
@@ -147,27 +147,27 @@ class WorldModel:
             max_tokens=max(self.policy.sampling.max_tokens, 16),
         )
 
-    def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
+    def _imagine(self, queries: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
         """Answers each question in two turns of a session: first the state, then the outcome."""
         chat, layout = self.policy.chat, self._layout
-        prompts = {move.state: self._question_prompt(move.state) for move, _ in asked}
+        prompts = {move.state: self._question_prompt(move.state) for move, _ in queries}
         # Greedy answers about one state share a session: their contexts share a prefix, which engines with a KV cache read once.
         # Sampling depends on the session, so there each question has its own.
         sessions: dict[int, list[tuple[Move, int]]] = {}
-        for move, sample in asked:
+        for move, sample in queries:
             sessions.setdefault(self._session(move if self.samples > 1 else (move.state,), sample), []).append(
                 (move, sample)
             )
         place = dict.fromkeys(sessions, 0)
         state: dict[int, tuple[str, float]] = {}
         done: dict[tuple[Move, int], Imagined] = {}
-        usage = Usage(questions=len(asked))
+        usage = Usage(questions=len(queries))
 
         def context(move: Move, text: str) -> list[int]:
             return [*prompts[move.state], *chat.response_ids(text)]
 
-        def read(session: int, ids: list[int], known: Sequence[int] = ()) -> list[int]:
-            usage.tokens_read += len(ids) - common_length(ids, known)
+        def read(session: int, ids: list[int], before_ids: Sequence[int] = ()) -> list[int]:
+            usage.tokens_read += len(ids) - common_length(ids, before_ids)
             before[session] = ids
             return ids
 
@@ -202,34 +202,36 @@ class WorldModel:
             for session, moves in sessions.items()
         }
         serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
-        return [done[key] for key in asked], usage
+        return [done[key] for key in queries], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
         """Frequencies of the first actions in the plain policy's responses; unreadable ones are left out."""
         if not self.proposals:
             return [{} for _ in choices]
         sampling = sampling_for(self._plain_task, self.policy.sampling)
-        asked = [(choice, sample) for choice in choices for sample in range(self.proposals)]
+        queries = [(choice, sample) for choice in choices for sample in range(self.proposals)]
 
         def share(places: range) -> tuple[list[str | None], Usage]:
-            return self._propose([asked[place] for place in places], sampling)
+            return self._propose([queries[place] for place in places], sampling)
 
-        named = self._spread(share, len(asked), sampling)
+        named = self._spread(share, len(queries), sampling)
         shares = []
         for start in range(0, len(named), self.proposals):
             counts = Counter(name for name in named[start : start + self.proposals] if name is not None)
             shares.append({name: count / counts.total() for name, count in counts.most_common()})
         return shares
 
-    def _propose(self, asked: Sequence[tuple[Choice, int]], sampling: SamplingConfig) -> tuple[list[str | None], Usage]:
+    def _propose(
+        self, queries: Sequence[tuple[Choice, int]], sampling: SamplingConfig
+    ) -> tuple[list[str | None], Usage]:
         chat, agent = self.policy.chat, self._plain_task.agent
         contexts = {
             self._session(*key): [*self._prompt(self._plain_task, key[0].state, key[0].actions_left), *chat.forced_ids]
-            for key in asked
+            for key in queries
         }
         texts, usage = self._continue(contexts, sampling)
         named = []
-        for key in asked:
+        for key in queries:
             text = chat.forced + texts[self._session(*key)]
             parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
             named.append(match_action(parsed.actions[0], self.actions) if parsed.actions else None)
@@ -240,13 +242,13 @@ class WorldModel:
         chat, sampling = self.policy.chat, self._reading(0.0)
 
         def share(places: range) -> tuple[list[float | None], Usage]:
-            asked = [worths[place] for place in places]
+            queries = [worths[place] for place in places]
             contexts = {
                 number: [
                     *self._question_prompt(one.state),
                     *chat.response_ids(self._layout.worth(one.state, one.action)),
                 ]
-                for number, one in enumerate(asked)
+                for number, one in enumerate(queries)
             }
             texts, usage = self._continue(contexts, sampling)
             values: list[float | None] = []
