@@ -28,17 +28,9 @@ _ARITHMETIC = re.compile(r"[0-9+\-*/()\s]{1,200}", re.ASCII)
 class Question(SeededEnv):
     """A question of a reasoning-gym data set; the answer is judged by the data set's own scorer.
 
-    ## Actions
-    The answer, free text of up to 2,000 characters. Not valid: an empty one, and one that the scorer cannot read.
-
-    ## States
-    The question; after the answer, a further line with it.
-
-    ## Rewards
-    The scorer's, from 0 to 1. ``success`` means a full 1.
-
-    ## Episode end
-    Terminated after the first valid answer.
+    An action is the answer, free text of up to 2,000 characters; an empty one, and one that the scorer cannot read, is not valid.
+    The state is the question and, after the answer, a line with it. The reward is the scorer's, from 0 to 1; ``success`` means a
+    full 1. Terminated after the first valid answer.
 
     Some scorers evaluate the answer as Python code. Of those, some see only answers that hold nothing but numbers, operators or
     Python literals (any other answer is not valid); the other data sets are refused.
