@@ -312,7 +312,7 @@ def test_data_in_every_form(tmp_path) -> None:
         ('{"target": 9, "nums": 12}', "line 1: nums must be a list of 2 to 10 numbers, not 12"),
         ('{"target": 9, "nums": [1, -2]}', "line 1: nums must hold whole numbers from 0 to 1000000, not -2"),
         ('{"target": 9, "nums": [1, true]}', "not True"),
-        ("[1, 2]", "line 1: must be an object with target, nums, not list"),
+        ("[1, 2]", "row 1: a row must be a JSON object, not int"),
         ("", "has no rows"),
     ],
 )

@@ -18,6 +18,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq
 from spa.common.files import atomic_file
 from spa.common.names import choose
 from spa.data.ground_truth import Message, Row
+from spa.envs.tables import data_file, read_rows
 
 LAYOUTS = ("spa", "spa-json", "messages", "prompt-completion", "verl")
 SUFFIXES = (".parquet", ".jsonl")
@@ -133,10 +135,13 @@ def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], 
     Raises:
         ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (listed with the accepted ones).
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"no data file {path}")
-    columns, records = _parquet(path) if check_suffix(path) == ".parquet" else _json_lines(path)
+    path = data_file(str(path))
+    records = [record for _, record in read_rows(path)]
+    columns = (
+        pq.read_schema(path).names if path.suffix == ".parquet" else list(dict.fromkeys(chain.from_iterable(records)))
+    )
+    if not columns:
+        raise ValueError(f"{path} is empty")
     layout, read = _recognise(path, columns, records[0] if records else {})
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
@@ -147,39 +152,6 @@ def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], 
         else:
             skipped[row] += 1
     return rows, skipped, layout
-
-
-def _parquet(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    try:
-        file = pq.ParquetFile(path)
-        columns = list(file.schema_arrow.names)
-        batches = [batch.to_pylist() for batch in file.iter_batches()]
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from error
-    return columns, [record for batch in batches for record in batch]
-
-
-def _json_lines(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    records: list[dict[str, Any]] = []
-    columns: dict[str, None] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable text: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: a row must be a JSON object")
-        records.append(record)
-        columns |= dict.fromkeys(record)
-    if not records:
-        raise ValueError(f"{path} is empty")
-    return list(columns), records
 
 
 Read = Callable[[dict[str, Any]], "Row | str"]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from spa.envs.tables import entries, read_json
 
 SHIPPED = Path(__file__).with_name("catalogue.jsonl.gz")
 NO_PRICE = 100.0  # WebShop's price of a product that has none
@@ -76,7 +76,7 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
     """
     extra = load_by_id(attributes) if attributes else None
     products: dict[str, Product] = {}
-    for where, entry in islice(_entries(path), limit):
+    for where, entry in islice(entries(path), limit):
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: must be a JSON object, not {type(entry).__name__}")
         identity = plain(_text(entry, "asin", where)).upper()
@@ -99,7 +99,7 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
 
 def load_by_id(path: Path) -> Mapping[str, Any]:
     """A JSON object whose keys are product ids (here in capitals): the attribute file or the file of human goals."""
-    loaded = _json(_read(path), path)
+    loaded = read_json(path)
     if not isinstance(loaded, dict):
         raise ValueError(f"{path}: must be a JSON object by product id, not {type(loaded).__name__}")
     return {plain(key).upper(): value for key, value in loaded.items()}
@@ -193,34 +193,3 @@ def _text(entry: Mapping[str, Any], key: str, where: str, default: str | None = 
         what = "is missing" if value is None else f"must be a text, not {type(value).__name__}"
         raise ValueError(f"{where}: {key!r} {what}")
     return value
-
-
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
-
-
-def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """The entries of a JSON array, or of a file with one a line, each with where it stands."""
-    text = _read(path)
-    if text.lstrip()[:1] == "[":
-        for number, entry in enumerate(_json(text, path), start=1):
-            yield f"{path}, product {number}", entry
-    else:
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield f"{path}, line {number}", _json(line, path, number)
-
-
-def _json(text: str, path: Path, first_line: int = 1) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {first_line + error.lineno - 1}: no JSON: {error.msg}") from None
