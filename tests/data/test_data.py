@@ -265,7 +265,7 @@ def test_halves_of_characters_are_skipped(tmp_path, place: str) -> None:
     path.write_text("".join(json.dumps(one) + "\n" for one in (record, record | {place: bad[place]})))
     rows, skipped = read_rows(path)
     assert len(rows) == 1
-    assert skipped == {"text that is no Unicode": 1}
+    assert skipped == {"text that is not valid Unicode": 1}
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_halves_of_characters_are_skipped(tmp_path, place: str) -> None:
         ("x.jsonl", b'{"prompt": 1}\n{bad\n', "line 2 cannot be read as JSON"),
         ("x.jsonl", b"[1]\n", "row 1: a row must be a JSON object, not int"),
         ("x.jsonl", b"\xff\xfe", "is not UTF-8 text"),
-        ("x.jsonl", b'{"text": "a"}\n', r"no column prompt; it has text\. A data set needs prompt and response"),
+        ("x.jsonl", b'{"text": "a"}\n', r"no column prompt; it has text\. It needs prompt and response"),
         ("x.jsonl", b"[" * 100_000 + b"\n", "line 1 cannot be read as JSON"),
     ],
 )

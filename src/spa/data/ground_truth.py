@@ -77,20 +77,24 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
         user: Message = {"role": "user", "content": turn.user}
         prompt = [*head, user] if window == 1 else [*history, user]
         response = turn.response if states == "belief" else ground_truth(turn)
-        extra = {
-            "seed": episode.seed,
-            "group": episode.group,
-            "member": episode.member,
-            "turn": turn.index,
-            "content": episode.content,
-            "original_response": turn.response,
-            "executed": list(turn.executed),
-            "format_ok": turn.format_ok,
-            "success": episode.success,
-        }
+        extra = {**facts(episode, turn), "original_response": turn.response}
         rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
         history += [user, {"role": "assistant", "content": response}]
     return rows
+
+
+def facts(episode: Episode, turn: Turn) -> dict[str, Any]:
+    """What ``Row.extra`` says of a turn."""
+    return {
+        "seed": episode.seed,
+        "group": episode.group,
+        "member": episode.member,
+        "turn": turn.index,
+        "content": episode.content,
+        "executed": list(turn.executed),
+        "format_ok": turn.format_ok,
+        "success": episode.success,
+    }
 
 
 def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:

@@ -29,7 +29,7 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     Raises:
         ValueError: rows lack the column that a setting needs, or unknown balance.
     """
-    reasons: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()  # += drops zero counts
     remaining = list(rows)
     if play.filter:
         rejections = [(row, row_rejection(row)) for row in remaining]
@@ -38,15 +38,15 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     if play.success_only:
         _need(remaining, "success", "success_only")
         won = [row for row in remaining if row.extra["success"]]
-        _count(reasons, "not won", len(remaining) - len(won))
+        reasons += Counter({"not won": len(remaining) - len(won)})
         remaining = won
     if play.deduplicate:
         unique = deduplicate(remaining)
-        _count(reasons, "duplicate", len(remaining) - len(unique))
+        reasons += Counter({"duplicate": len(remaining) - len(unique)})
         remaining = unique
     if play.balance != "none":
         even = balanced(remaining, play.balance, seed)
-        _count(reasons, f"balanced by {play.balance}", len(remaining) - len(even))
+        reasons += Counter({f"balanced by {play.balance}": len(remaining) - len(even)})
         remaining = even
     return remaining, reasons
 
@@ -78,8 +78,3 @@ def _need(rows: Sequence[Row], column: str, setting: str) -> None:
     if missing is not None:
         present = ", ".join(sorted(name for name, value in missing.extra.items() if value is not None)) or "nothing"
         raise ValueError(f"{setting} needs {column!r} in a row's extra_info, which has {present}")
-
-
-def _count(reasons: Counter[str], reason: str, number: int) -> None:
-    if number:
-        reasons[reason] += number

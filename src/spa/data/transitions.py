@@ -26,7 +26,7 @@ import numpy as np
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import tagged
 from spa.agent.task import Task
-from spa.data.ground_truth import Message, Row
+from spa.data.ground_truth import Message, Row, facts
 
 END = "end"
 _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
@@ -198,17 +198,8 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
             env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
             headers[episode.seed] = task.header(env)
         prompt = state_prompt(task, headers[episode.seed], move.state, left)
-        extra = {
-            "seed": episode.seed,
-            "group": episode.group,
-            "member": episode.member,
-            "turn": turn.index,
-            "content": episode.content,
-            "executed": [move.action],
-            "outcome": outcome_text(shown.reward, shown.ended),
-            "format_ok": turn.format_ok,
-            "success": episode.success,
-        }
+        outcome = outcome_text(shown.reward, shown.ended)
+        extra = {**facts(episode, turn), "executed": [move.action], "outcome": outcome}
         rows.append(Row(episode.task, prompt, layout.response(shown), extra))
     return rows
 

@@ -88,5 +88,5 @@ class AdaptedEnv(TextEnv):
     def _text(self, state: Any) -> str:
         if not isinstance(state, str):
             name = type(self.env).__name__
-            raise TypeError(f"a world must give its states as text, but {name} gave a {type(state).__name__}")
+            raise TypeError(f"a world must return its states as text, but {name} returned a {type(state).__name__}")
         return state

@@ -156,7 +156,7 @@ def _types(make: MakeEnv, seeds: int) -> None:
     for seed in range(seeds):
         state, _ = env.reset(seed=seed)
         if not isinstance(state, str) or not state.strip():
-            raise _Problem(f"reset gave the state {state!r}, which is no text")
+            raise _Problem(f"reset gave the state {state!r}, which is not a non-empty text")
         for action, (state, reward, terminated, truncated, _) in _steps(env, seed, 30):
             for key, value, kind in (
                 ("state", state, str),
@@ -168,7 +168,7 @@ def _types(make: MakeEnv, seeds: int) -> None:
             if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
                 raise _Problem(f"the reward after {_short(action)} is {reward!r}; it must be a finite number")
             if getattr(env, "render_mode", None) != "rgb_array" and env.render() != state:
-                raise _Problem(f"render() gives another text than step() after {_short(action)}")
+                raise _Problem(f"render() and step() return different texts after {_short(action)}")
 
 
 def _determinism(make: MakeEnv, seeds: int) -> None:
@@ -180,7 +180,7 @@ def _determinism(make: MakeEnv, seeds: int) -> None:
             if step != two.step(action):
                 raise _Problem(f"seed {seed}: they differ after move {number} ({_short(action)})")
         if one.reset(seed=seed) != two.reset(seed=seed) or one.reset(seed=seed) != make().reset(seed=seed):
-            raise _Problem(f"seed {seed}: what was played before changes the world")
+            raise _Problem(f"seed {seed}: an earlier episode changes the world")
 
 
 def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
@@ -196,7 +196,7 @@ def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
 
 def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -> str | None:
     if not name:
-        return "not asked: it has no name"
+        return "skipped: the world has no name"
     ours = json.loads(json.dumps(transcript(make(), seeds)))
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with tempfile.TemporaryDirectory() as folder:
@@ -212,16 +212,16 @@ def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -
                 timeout=_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise _Problem(f"another process gave no answer within {_SECONDS} seconds") from None
+            raise _Problem(f"another process did not finish within {_SECONDS} seconds") from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
             raise _Problem(f"another process failed: {last[:300]}")
         theirs = json.loads(job.read_text(encoding="utf-8"))
     for one, two in zip(ours, theirs, strict=False):
         if one != two:
-            raise _Problem(f"seed {one[0]}: another process sees something else after {_short(one[1])}")
+            raise _Problem(f"seed {one[0]}: another process gives a different result after {_short(one[1])}")
     if len(ours) != len(theirs):
-        raise _Problem("another process plays episodes of another length")
+        raise _Problem("another process plays episodes of different lengths")
     return None
 
 
@@ -238,7 +238,7 @@ def _variety(make: MakeEnv) -> str:
     env = make()
     contents = {str(env.reset(seed=seed)[1].get("content")) for seed in range(20)}
     if len(contents) == 1:
-        raise _Problem("20 seeds gave one and the same world; training on it needs env.disjoint=seed", warning=True)
+        raise _Problem("20 seeds gave the same world; to train on it, set env.disjoint=seed", warning=True)
     return f"{len(contents)} worlds of 20 seeds"
 
 
@@ -252,14 +252,14 @@ def _continues(make: MakeEnv) -> None:
         raise _Problem("after the same seed, reset() without one gives different worlds")
     several = {str(one.reset(seed=seed)[1].get("content")) for seed in range(10)}
     if len(several) > 1 and len({str(info.get("content")) for _, info in worlds[0]}) == 1:
-        raise _Problem("reset() without a seed gives the same world over and over")
+        raise _Problem("reset() without a seed always gives the same world")
 
 
 def _noise_option(make: MakeEnv) -> None:
     env = make()
     first = env.reset(seed=0)
     if any(env.reset(seed=0, options={"noise_seed": number}) != first for number in (1, 2, 1)):
-        raise _Problem("the option noise_seed changes the first state; it is for what is random after it")
+        raise _Problem("the option noise_seed changes the first state; it must change only later randomness")
 
 
 def _content(make: MakeEnv, seeds: int) -> None:
@@ -290,7 +290,7 @@ def _nonsense(make: MakeEnv) -> None:
             raise _Problem(f"the action {_short(text)} changed the state, gave a reward or ended the episode")
         for action, step in _steps(env, 0, 20):  # nor may it change what comes later
             if step[:4] != twin.step(action)[:4]:
-                raise _Problem(f"after the action {_short(text)} the world goes on differently")
+                raise _Problem(f"after the action {_short(text)} later moves have different results")
 
 
 def _global_state(make: MakeEnv) -> None:
@@ -324,13 +324,13 @@ def _step_after_end(make: MakeEnv) -> str | None:
 
     env = make()
     if not refuses(next(iter(env.actions), _NONSENSE[0])):
-        raise _Problem("step() before the first reset() raised no gymnasium.error.ResetNeeded")
+        raise _Problem("step() before the first reset() did not raise gymnasium.error.ResetNeeded")
     for seed in range(3):
         env.reset(seed=seed)
-        for action, step in _steps(env, seed, _MOVES if _can_sample(env) else 20):
+        for action, step in _steps(env, seed, _MOVES if can_sample(env) else 20):
             if step[2] or step[3]:
                 if not refuses(action):
-                    raise _Problem("step() after the end raised no gymnasium.error.ResetNeeded")
+                    raise _Problem("step() after the end did not raise gymnasium.error.ResetNeeded")
                 return None
     return "no random episode ended"
 
@@ -344,23 +344,22 @@ def _pickle(make: MakeEnv) -> None:
         raise _Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
     for action, step in _steps(env, 1, 20):
         if step != copy.step(action):
-            raise _Problem(f"its copy goes on differently after {_short(action)}")
+            raise _Problem(f"its copy behaves differently after {_short(action)}")
 
 
 def _predictable(make: MakeEnv, episodes: int) -> str:
     from spa.envs.check_markov import outcomes
 
-    if not _can_sample(make()):
-        raise _Problem(
-            "not asked: it lists no actions and has no sample_action(rng), so nothing plays it at random", warning=True
-        )
+    if not can_sample(make()):
+        raise _Problem("skipped: it lists no actions and has no sample_action(rng) for random play", warning=True)
     answer = outcomes(make, episodes)
     if answer.kind != "certain":
         raise _Problem(answer.text, warning=True)
     return answer.text
 
 
-def _can_sample(env: TextEnv) -> bool:
+def can_sample(env: TextEnv) -> bool:
+    """Whether the world has random actions."""
     import numpy as np
 
     try:
@@ -375,7 +374,7 @@ def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Ite
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    sample = _can_sample(env)
+    sample = can_sample(env)
     for number in range(count):
         known = first if number == 0 and first is not None else None if sample else _NONSENSE[0]
         action = env.sample_action(rng) if known is None else known

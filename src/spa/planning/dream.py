@@ -42,9 +42,7 @@ def dream(
     moves: Moves = {}
     for here, edges in graph.edges.items():
         likely = {action: likeliest(answers) for action, answers in edges.items() if answers}
-        moves[graph.states[here]] = {
-            action: (answer.state, answer.reward, answer.ended) for action, answer in likely.items()
-        }
+        moves[graph.states[here]] = {action: (one.state, one.reward, one.ended) for action, one in likely.items()}
     return moves
 
 
@@ -93,7 +91,7 @@ def _read(path: str) -> list[dict[str, Any]]:
     try:
         loaded = json.loads(Path(path).read_text(encoding="utf-8"))
         if not loaded or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in loaded):
-            raise ValueError("no imagined worlds in it")
+            raise ValueError("it contains no worlds")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read imagined worlds from {path}: {error}") from error
     return list(loaded)

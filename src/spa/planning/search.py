@@ -93,13 +93,7 @@ class Plan:
         """The form stored in an episode."""
         return {
             "path": [
-                {
-                    "action": action,
-                    "state": seen.state,
-                    "reward": seen.reward,
-                    "ended": seen.ended,
-                    "probability": round(seen.probability, 4),
-                }
+                {"action": action, **vars(seen), "probability": round(seen.probability, 4)}
                 for action, seen in self.path
             ],
             "values": {action: round(value, 4) for action, value in self.values.items()},

@@ -20,6 +20,7 @@ from spa.engines.processes import in_processes
 from spa.models.packing import common_length
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 _CLOSE = "</"  # ends an answer: no state contains it
 
@@ -61,7 +62,9 @@ class WorldModel:
 
     def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
         if isinstance(policy, ServedPolicy):
-            raise ValueError("a planner asks the model in the middle of a response: use engine=transformers or vllm")
+            raise ValueError(
+                "a planner continues partial responses: use engine=transformers or vllm, not a chat server"
+            )
         self.policy = policy
         self.samples, self.proposals, self.seed = samples, proposals, seed
         self.usage = Usage()
@@ -84,7 +87,7 @@ class WorldModel:
         worths = [key for key in new if isinstance(key, Worth)]
         self._known.update(zip(moves, self.predict(moves), strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
-        self._known.update(zip(worths, self._value(worths), strict=True))
+        self._known.update(zip(worths, self._spread(self._value, worths, self._reading(0.0)), strict=True))
         return [self._known[key] for key in keys]
 
     def forget(self) -> None:
@@ -101,11 +104,7 @@ class WorldModel:
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
         queries = [(move, sample) for move in moves for sample in range(self.samples)]
-
-        def share(places: range) -> tuple[list[Imagined], Usage]:
-            return self._imagine([queries[place] for place in places], sampling)
-
-        answers = self._spread(share, len(queries), sampling)
+        answers = self._spread(self._imagine, queries, sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 
     @property
@@ -210,11 +209,7 @@ class WorldModel:
             return [{} for _ in choices]
         sampling = sampling_for(self._plain_task, self.policy.sampling)
         queries = [(choice, sample) for choice in choices for sample in range(self.proposals)]
-
-        def share(places: range) -> tuple[list[str | None], Usage]:
-            return self._propose([queries[place] for place in places], sampling)
-
-        named = self._spread(share, len(queries), sampling)
+        named = self._spread(self._propose, queries, sampling)
         shares = []
         for start in range(0, len(named), self.proposals):
             counts = Counter(name for name in named[start : start + self.proposals] if name is not None)
@@ -237,28 +232,20 @@ class WorldModel:
             named.append(match_action(parsed.actions[0], self.actions) if parsed.actions else None)
         return named, usage
 
-    def _value(self, worths: Sequence[Worth]) -> list[float | None]:
+    def _value(self, worths: Sequence[Worth], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
         """The model's estimates of action values."""
-        chat, sampling = self.policy.chat, self._reading(0.0)
-
-        def share(places: range) -> tuple[list[float | None], Usage]:
-            queries = [worths[place] for place in places]
-            contexts = {
-                number: [
-                    *self._question_prompt(one.state),
-                    *chat.response_ids(self._layout.worth(one.state, one.action)),
-                ]
-                for number, one in enumerate(queries)
-            }
-            texts, usage = self._continue(contexts, sampling)
-            values: list[float | None] = []
-            for number in contexts:
-                text, closed, _ = texts[number].partition(_CLOSE)
-                outcome = read_outcome(text) if closed else None
-                values.append(None if outcome is None or outcome[1] else outcome[0])
-            return values, usage
-
-        return self._spread(share, len(worths), sampling)
+        chat, layout = self.policy.chat, self._layout
+        contexts = {
+            number: [*self._question_prompt(one.state), *chat.response_ids(layout.worth(one.state, one.action))]
+            for number, one in enumerate(worths)
+        }
+        texts, usage = self._continue(contexts, sampling)
+        values: list[float | None] = []
+        for number in contexts:
+            text, closed, _ = texts[number].partition(_CLOSE)
+            outcome = read_outcome(text) if closed else None
+            values.append(None if outcome is None or outcome[1] else outcome[0])
+        return values, usage
 
     def _continue(self, contexts: dict[int, list[int]], sampling: SamplingConfig) -> tuple[dict[int, str], Usage]:
         """The model's continuation of each session's context."""
@@ -285,8 +272,14 @@ class WorldModel:
         digest = hashlib.sha256(repr((tuple(question), sample)).encode()).digest()
         return int.from_bytes(digest[:6])
 
-    def _spread(self, share: Callable[[range], tuple[list[T], Usage]], count: int, sampling: SamplingConfig) -> list[T]:
-        """Applies ``share`` to the indices 0 to ``count``, in several processes where that is faster."""
+    def _spread(
+        self,
+        answer: Callable[[Sequence[Q], SamplingConfig], tuple[list[T], Usage]],
+        queries: Sequence[Q],
+        sampling: SamplingConfig,
+    ) -> list[T]:
+        """``answer``'s results for all queries, in several processes where that is faster."""
+        count = len(queries)
         if not count:
             return []
         engine = self.policy.engine
@@ -294,7 +287,7 @@ class WorldModel:
 
         def work(number: int) -> tuple[list[T], Usage]:
             with engine.alone(processes) if isinstance(engine, SplittingEngine) else nullcontext():
-                return share(range(number, count, processes))
+                return answer(queries[number::processes], sampling)
 
         parts = in_processes(work, processes)
         for _, usage in parts:

@@ -246,8 +246,9 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
     rows = lessons.plans
     if not rows:
         note(
-            f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: nothing to "
-            "learn. Look at the world model (imagination/ in the evaluation), planner.depth and planner.min_probability"
+            f"practice: no path to a reward was imagined from any of {len(worlds)} start states within {planner.depth} actions, so "
+            "there is nothing to learn; check the world model (imagination/ in the evaluation), planner.depth and "
+            "planner.min_probability"
         )
     past = [row for part in transition_files for row in read_rows(part)[0]]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))

@@ -110,7 +110,7 @@ def test_settings_that_are_wrong(files, monkeypatch):
         WebShop(products="/tmp/nowhere.json")
     with pytest.raises(ValueError, match="must be given by its path, not 5"):
         WebShop(products=5)
-    with pytest.raises(ValueError, match="needs human_goals="):
+    with pytest.raises(ValueError, match="needs human_goals,"):
         WebShop(goals="human")
     with pytest.raises(ValueError, match="Did you mean 'synthetic'"):
         WebShop(goals="syntetic")

@@ -58,7 +58,7 @@ class Question(SeededEnv):
         settings.pop("render_mode", None)
         for reserved in ("seed", "size"):
             if reserved in settings:
-                raise ValueError(f"{reserved!r} is no setting of {world!r}: the seed of reset() chooses the question")
+                raise ValueError(f"{reserved!r} is not a setting of {world!r}: reset(seed=) chooses the question")
         check_settings(world, settings, sets[name][1], ())
         self.name, self._settings = world, settings
         self.rules = "Answer the question. An action is the whole answer and nothing else."

@@ -11,9 +11,9 @@ Pull = tuple[str, float]
 
 
 class Bandit(SeededEnv):
-    """A bandit of two arms whose names suggest their payouts, pulled once: see ``docs/worlds/bandit.md``.
+    """A bandit of two arms whose names suggest their payouts, pulled once.
 
-    A state is the arms in an order that the seed shuffles and, after the pull, its payout::
+    See ``docs/worlds/bandit.md``. A state is the arms in an order that the seed shuffles and, after the pull, its payout::
 
         Two arms: Dragon, Phoenix. What an arm pays fits what its name stands for.
         You pulled Dragon. It paid 1.
@@ -62,7 +62,7 @@ class Bandit(SeededEnv):
         if average <= self.lo_arm_score:
             raise ValueError(
                 f"the high arm must pay more than the low one on average, but pays {average:g} against {self.lo_arm_score:g}: "
-                "raise hi_arm_hiscore_prob or hi_arm_hiscore, or exchange the names"
+                "raise hi_arm_hiscore_prob or hi_arm_hiscore, or swap the names"
             )
         self.actions: tuple[str, ...] = (self.lo_arm_name, self.hi_arm_name)
         self.pulled: Pull | None = None

@@ -28,10 +28,11 @@ Instance = tuple[int, tuple[int, ...]]
 
 
 class Countdown(AnswerEnv):
-    """Countdown, the number puzzle: see ``docs/worlds/countdown.md``.
+    """Countdown, the number puzzle.
 
-    An action is an expression that ``parse_expression`` reads and that uses every given number exactly once; ``= 9`` may
-    follow and is not looked at. A state is target and numbers, and a line for every try with its true value::
+    See ``docs/worlds/countdown.md``. An action is an expression that ``parse_expression`` reads and that uses every given
+    number exactly once; ``= 9`` may follow and is not looked at. A state is target and numbers, and a line for every try with
+    its true value::
 
         Target: 9, nums: [1, 2, 3]
         Try 1: 1 + 2 / 3 = 5/3 (wrong value)
@@ -99,7 +100,7 @@ class Countdown(AnswerEnv):
         else:
             for setting, default in _DEFAULTS.items():
                 if getattr(self, setting) != default:
-                    raise ValueError(f"{setting} is a setting of generated instances: leave out either it or data")
+                    raise ValueError(f"{setting} applies to generated instances: omit either it or data")
             self._instances()
         self.target = 0
         self.nums: tuple[int, ...] = ()
@@ -139,7 +140,7 @@ class Countdown(AnswerEnv):
         target, nums = int(match[1]), [int(number) for number in match[2].split(", ")]
         reason = _problem_with(target, nums)
         if reason:
-            raise ValueError(f"{text!r} is no instance: {reason}")
+            raise ValueError(f"{text!r} is not an instance: {reason}")
         self.target, self.nums = target, tuple(nums)
 
     def _judge(self, action: str) -> Try | None:
@@ -227,10 +228,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
-def _range(setting: str, value: Any, minimum: int, maximum: int) -> tuple[int, int]:
+def _range(setting: str, value: Any, low: int, high: int) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(pair) != 2 or not all(_is_number(number) for number in pair) or not minimum <= pair[0] <= pair[1] <= maximum:
-        raise ValueError(
-            f"{setting} must be two integers, least and greatest, from {minimum} to {maximum}, got {value!r}"
-        )
+    if len(pair) != 2 or not all(_is_number(number) for number in pair) or not low <= pair[0] <= pair[1] <= high:
+        raise ValueError(f"{setting} must be two integers, least and greatest, from {low} to {high}, got {value!r}")
     return pair

@@ -47,10 +47,10 @@ class Problems:
 
 
 class MetamathQA(AnswerEnv):
-    """Mathematical word problems, answered in words: see ``docs/worlds/metamathqa.md``.
+    """Mathematical word problems, answered in words.
 
-    An action is the answer; where the right answer is a number, one that cannot be read as a number is not valid. A state is the
-    question, and a line for every try::
+    See ``docs/worlds/metamathqa.md``. An action is the answer; where the right answer is a number, one that cannot be read as
+    a number is not valid. A state is the question, and a line for every try::
 
         A box holds 6 pens. How many pens are in 7 boxes?
         Try 1: 13 (wrong)
@@ -96,7 +96,7 @@ class MetamathQA(AnswerEnv):
         if data is not None and (not isinstance(data, str) or not data):
             raise ValueError(f"data must be a file, the name of a data set or None, got {data!r}")
         if skip_bad_rows and data is None:
-            raise ValueError("skip_bad_rows is a setting of data: leave it out, or give data")
+            raise ValueError("skip_bad_rows applies only to data: omit it, or set data")
         self.data, self.skip_bad_rows = data, bool(skip_bad_rows)
         self.problem = Problem("", "", "")
         self._problems()
@@ -125,7 +125,7 @@ class MetamathQA(AnswerEnv):
             return
         problem = self._problems().by_question.get(text)
         if problem is None:
-            raise ValueError(f"a state must begin with a question of the data, got {text[:200]!r}")
+            raise ValueError(f"a state must begin with a question from the data, got {text[:200]!r}")
         self.problem = problem
 
     def _judge(self, action: str) -> Try | None:
@@ -185,7 +185,7 @@ def _read(rows: Iterable[Row], name: str, skip_bad_rows: bool) -> Problems:
             problems.append(_problem_of(row))
         except ValueError as error:
             if not skip_bad_rows:
-                raise ValueError(f"{where}: {error}; skip_bad_rows=true leaves such rows out") from None
+                raise ValueError(f"{where}: {error}; skip_bad_rows=true drops such rows") from None
             first = first or f"{where}: {error}"
     if not problems:
         raise ValueError(f"{name} has no problems" + (f"; {first}" if first else ""))
@@ -199,7 +199,7 @@ def _problem_of(row: Mapping[str, Any]) -> Problem:
     try:
         query.encode()
     except UnicodeEncodeError:
-        raise ValueError("query holds half a character (a lone surrogate)") from None
+        raise ValueError("query contains a lone surrogate") from None
     answer = gold_answer(response) if isinstance(response, str) else None
     if answer is None:
         raise ValueError(f"response must end in {MARK!r} and an answer of at most {MAX_ANSWER} characters")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spa.envs.base import Example
-from spa.envs.grid import GridEnv, Vocabulary
+from spa.envs.grid import GridEnv, Vocabulary, in_rows
 from spa.envs.seeded import Outcome, at_least
 from spa.envs.sokoban import pictures
 from spa.envs.sokoban.generator import Room, RoomSpec, make_room
@@ -18,10 +18,10 @@ STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 
 
 class Sokoban(GridEnv):
-    """Sokoban in the rooms and with the rewards of gym-sokoban, as text: see ``docs/worlds/sokoban.md``.
+    """Sokoban in the rooms and with the rewards of gym-sokoban, as text.
 
-    A state is rows of cells joined by newlines; in the format ``coordinates`` a last line gives zero-indexed (row,column)
-    positions, in reading order, a box on a target as box and as target::
+    See ``docs/worlds/sokoban.md``. A state is rows of cells joined by newlines; in the format ``coordinates`` a last line
+    gives zero-indexed (row,column) positions, in reading order, a box on a target as box and as target::
 
         Player (P) is at (4,3); box (X) is at (3,3); target (O) is at (1,4).
 
@@ -108,15 +108,7 @@ class Sokoban(GridEnv):
             None if max_moves is None else at_least("max_moves", max_moves, 1),
             None if max_pushes is None else at_least("max_pushes", max_pushes, 1),
         )
-        super().__init__(
-            height=height,
-            width=width,
-            grid_vocab=grid_vocab,
-            action_names=action_names,
-            state_format=state_format,
-            max_steps=max_steps,
-            render_mode=render_mode,
-        )
+        super().__init__((height, width), max_steps, grid_vocab, action_names, state_format, render_mode)
         up, _, _, right = self.actions
         self.instruction = (
             "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets. "
@@ -127,7 +119,7 @@ class Sokoban(GridEnv):
         self._take_instance(Room(height, width, 0, 0, 0, 0))
         if levels is not None:
             if max_moves is not None or max_pushes is not None:
-                raise ValueError("max_moves and max_pushes choose among rooms made here: leave them out with levels")
+                raise ValueError("max_moves and max_pushes apply to generated rooms: omit them or levels")
             self._take_levels(levels)
 
     def render(self) -> Any:
@@ -218,5 +210,4 @@ def grid_text(room: Room) -> str:
     cells = list(_ground(room.height * room.width, room.walls, room.targets))
     for cell, meaning in _moving(room):
         cells[cell] = meaning
-    drawn = "".join(map(Sokoban.meanings.__getitem__, cells))
-    return "\n".join(drawn[start : start + room.width] for start in range(0, len(drawn), room.width))
+    return in_rows("".join(map(Sokoban.meanings.__getitem__, cells)), room.width)

@@ -60,18 +60,17 @@ def read_board(rows: Sequence[str], size: int) -> Board:
         if cells.strip("-+=") == "":
             continue
         if len(cells) not in (size, size * size):
-            raise BadRow(
-                number, f"a row of a {size}x{size} board has {size} cells, this one has {len(cells)}; see board_size"
-            )
+            raise BadRow(number, f"a row of a {size}x{size} board has {size} cells, got {len(cells)}; see board_size")
         for symbol in cells:
             if symbol not in EMPTY and symbol not in string.digits[1 : size + 1]:
                 raise BadRow(
-                    number, f"{symbol!r} is no cell: a cell is a digit from 1 to {size} or, if empty, one of {EMPTY!r}"
+                    number,
+                    f"{symbol!r} is not a cell: a cell is a digit from 1 to {size} or, if empty, one of {EMPTY!r}",
                 )
             board.append(0 if symbol in EMPTY else int(symbol))
             lines.append(number)
     if len(board) != size * size:
-        raise BadRow(0, f"a {size}x{size} board has {size * size} cells, this one has {len(board)}; see board_size")
+        raise BadRow(0, f"a {size}x{size} board has {size * size} cells, got {len(board)}; see board_size")
     for cell, digit in enumerate(board):
         if digit and conflicts(board, size, cell, digit):
             where = f"({cell // size + 1},{cell % size + 1})"
@@ -89,10 +88,10 @@ def _is_whole(row: str) -> bool:
 
 
 class Sudoku(SeededEnv):
-    """Sudoku with one solution, as text: see ``docs/worlds/sudoku.md``.
+    """Sudoku with one solution, as text.
 
-    A state is a single line that ends in a space. In the format ``coordinates`` a second line lists the empty cells, 1-indexed
-    (row,column)::
+    See ``docs/worlds/sudoku.md``. A state is a single line that ends in a space. In the format ``coordinates`` a second line
+    lists the empty cells, 1-indexed (row,column)::
 
         | 1 2 3 4 | 3 4 . 2 | . 1 4 3 | 4 3 2 1 (and a space)
         Empty positions to be filled are at (2,3), (3,1).
@@ -196,9 +195,7 @@ class Sudoku(SeededEnv):
         self._take_instance(tuple(board))
         sentence = "" if self.state_format == "random_coordinates" else rest.strip()
         if sentence and sentence != self._sentence():
-            raise ValueError(
-                f"the positions {rest!r} disagree with the board, whose positions are {self._sentence()!r}"
-            )
+            raise ValueError(f"the positions {rest!r} disagree with the board's, {self._sentence()!r}")
 
     def _play(self, action: str) -> Outcome | None:
         parsed = parse_action(action)

@@ -32,10 +32,11 @@ click[<option>]
 
 
 class WebShop(SeededEnv):
-    """An online shop as text: search, look at products, choose options, buy. See ``docs/worlds/webshop.md``.
+    """An online shop as text: search, look at products, choose options, buy.
 
-    Actions are ``search[words]`` on the search page and ``click[button]`` elsewhere, in any case. A state is the instruction,
-    the page, its contents and the allowed actions; square brackets mark ids of products and values of options::
+    See ``docs/worlds/webshop.md``. Actions are ``search[words]`` on the search page and ``click[button]`` elsewhere, in any
+    case. A state is the instruction, the page, its contents and the allowed actions; square brackets mark ids of products and
+    values of options::
 
         Instruction: i need machine washable t-shirt with color: navy, and size: m, and price lower than 40.00 dollars
         Page: item of S00000012T, from results 1 for "washable t-shirt"
@@ -104,7 +105,7 @@ class WebShop(SeededEnv):
         search.bm25s()
         kind = one_of("goals", goals or ("human" if human_goals else "synthetic"), GOALS)
         if kind == "human" and not human_goals:
-            raise ValueError("goals='human' needs human_goals=, the path of items_human_ins.json")
+            raise ValueError("goals='human' needs human_goals, the path of items_human_ins.json")
         if num_products is not None:
             num_products = at_least("num_products", num_products, 1)
         self.show_attributes = show_attributes
