@@ -236,10 +236,10 @@ def test_a_good_world_has_no_problems(world):
         (NotANumber, "states, rewards and flags have their types", "must be a finite number"),
         (RenderLies, "states, rewards and flags have their types", "return different texts"),
         (ContentChanges, "content stays the same for an episode", "info['content'] changed after"),
-        (NonsenseCounts, "nonsense is data: valid False, nothing changed", "later moves have different results"),
+        (NonsenseCounts, "nonsense is data: valid False, nothing changed", "later moves differ"),
         (TripsOverLongText, "nonsense is data: valid False, nothing changed", "raised ValueError: Exceeds the limit"),
         (Exits, "two instances with the same seed are equal", "SystemExit: bye"),
-        (NoText, "states, rewards and flags have their types", "which is not a non-empty text"),
+        (NoText, "states, rewards and flags have their types", "which is empty or not text"),
     ],
 )
 def test_broken_worlds_fail(world, question, problem):

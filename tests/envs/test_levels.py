@@ -102,7 +102,7 @@ def test_a_level_is_played_to_its_end():
         (SHORT.replace("@", " "), "line 1: a level needs exactly one player, got 0"),
         (f"\n{SHORT[:6]}######\n#@$.@#\n######", "line 4: a level needs exactly one player, got 2"),
         ("######\n#@$..#\n######", "line 1: .* as many targets, got 1 boxes, 2 targets"),
-        ("####\n#@ #\n####", "needs a box"),
+        ("####\n#@ #\n####", "needs boxes"),
         ("#####\n#@* #\n#####", "solved from the start"),
         (
             "######\n#@$.  \n######",

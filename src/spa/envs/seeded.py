@@ -64,7 +64,7 @@ class SeededEnv(TextEnv):
         self._levels: tuple[Any, ...] = ()
         self._running: bool | None = None  # None: never reset
         self._steps = 0
-        self._content = ""
+        self._fingerprint = ""
         self._symmetric: dict[str, str] = {}
         self._noise_seed = 0
         self._noise: np.random.Generator | None = None
@@ -97,7 +97,7 @@ class SeededEnv(TextEnv):
         self._noise_seed = world_seed if noise_seed is None else noise_seed
         self._noise = None
         self._steps = 0
-        self._content = f"{self.name} {self._problem()}"
+        self._fingerprint = f"{self.name} {self._problem()}"
         symmetry = self._symmetry()
         self._symmetric = {} if symmetry is None else {"symmetry": f"{self.name} {symmetry}"}
         self._running = not self._finished()
@@ -168,7 +168,7 @@ class SeededEnv(TextEnv):
         return twin._keeps(earlier)
 
     def _info(self, *, valid: bool, effective: bool) -> dict[str, Any]:
-        facts = {"success": self._success(), "valid": valid, "effective": effective, "content": self._content}
+        facts = {"success": self._success(), "valid": valid, "effective": effective, "content": self._fingerprint}
         return facts | self._symmetric
 
     def _finished(self) -> bool:
