@@ -125,13 +125,8 @@ class ImaginedWorld(TextEnv):
         super().reset(seed=seed)
         chosen = self._worlds[(seed or 0) % len(self._worlds)]
         self._moves, self._state = chosen["moves"], str(chosen["start"])
-        return self._state, {
-            "success": False,
-            "valid": True,
-            "effective": False,
-            "content": self._state,
-            "split": "train",
-        }
+        info = {"success": False, "valid": True, "effective": False, "content": self._state, "split": "train"}
+        return self._state, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._state is None:

@@ -149,11 +149,8 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             played = _step(folder / "play", f"practice {number}, play", partial(_play, cfg, weights, number))
             transition_files.append(folder / "play" / "train.parquet")
             record["actions"] = played["actions"]
-            _step(
-                folder / "transitions",
-                f"practice {number}, transitions",
-                partial(_join, transition_files, cfg.selfplay),
-            )
+            join = partial(_join, transition_files, cfg.selfplay)
+            _step(folder / "transitions", f"practice {number}, transitions", join)
             model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
         record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, transition_files))
         tuned = dataclasses.replace(
@@ -161,22 +158,15 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             model=dataclasses.replace(cfg.model, path=model),
             sft=dataclasses.replace(cfg.sft, epochs=settings.epochs, eval_worlds=0),
         )
+        weights = model
         if record["lessons"]:
             weights = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
-        else:
-            weights = model
-        rounds.append(
-            {key: record[key] for key in ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")}
-        )
-    spent = sum((Elapsed.from_record(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Elapsed())
+        counts = ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")
+        rounds.append({key: record[key] for key in counts})
+    records = (read_done(path.parent) or {} for path in sorted(out.glob("round_*/*/done.json")))
+    spent = sum(map(Elapsed.from_record, records), Elapsed())
     actions = sum(int(each["actions"]) for each in rounds)
     return {**spent.record(), "model": os.path.relpath(weights, out), "actions": actions, "rounds": rounds}
-
-
-def _done(path: Path) -> dict[str, Any]:
-    done = read_done(path.parent)
-    assert done is not None
-    return done
 
 
 def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
