@@ -302,7 +302,7 @@ def test_env_play_reads_moves(
     printed = capsys.readouterr().out
     assert "Actions: 1 Up, 2 Down, 3 Left, 4 Right, q quit" in printed
     assert printed.count("Reward -0.1") == 2
-    assert "That is no action here." in printed
+    assert "Not a valid action." in printed
     assert printed.endswith("Stopped.\n")
 
 

@@ -238,7 +238,7 @@ def test_where_nothing_stands_out_it_says_so() -> None:
     "change, says",
     [
         (base(valid_turns=0.19), ["19% of the turns have a valid action"]),
-        (lambda d: replace(d, times=[replace(d.times[0], kept=0.1)]), ["stage 1 of spa", "transitions"]),
+        (lambda d: replace(d, times=[replace(d.times[0], rows_per_turn=0.1)]), ["stage 1 of spa", "transitions"]),
         (base(pass_1=Interval(0.0, 0.0, 0.0), random=0.0), ["neither the base nor chance"]),
         (base(pass_1=Interval(0.8, 0.7, 0.9)), ["80.0 [70.0, 90.0]", "little to gain"]),
         (lambda d: replace(d, hidden=Outcomes("hidden", "")), ["agent.window=0"]),

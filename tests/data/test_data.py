@@ -265,20 +265,20 @@ def test_halves_of_characters_are_skipped(tmp_path, place: str) -> None:
     path.write_text("".join(json.dumps(one) + "\n" for one in (record, record | {place: bad[place]})))
     rows, skipped = read_rows(path)
     assert len(rows) == 1
-    assert skipped == {"text that is no Unicode": 1}
+    assert skipped == {"text that is not valid Unicode": 1}
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("x.parquet", b"PAR1 no", "not a readable parquet file"),
-        ("x.csv", b"a,b", r"must end in \.parquet or \.jsonl"),
+        ("x.parquet", b"PAR1 no", "cannot be read as Parquet"),
+        ("x.csv", b"a,b", r"must end in \.parquet, \.jsonl"),
         ("x.jsonl", b"", "is empty"),
-        ("x.jsonl", b'{"prompt": 1}\n{bad\n', "line 2: no JSON"),
-        ("x.jsonl", b"[1]\n", "line 1: a row must be a JSON object"),
-        ("x.jsonl", b"\xff\xfe", "not readable text"),
-        ("x.jsonl", b'{"text": "a"}\n', r"no column prompt; it has text\. A data set needs prompt and response"),
-        ("x.jsonl", b"[" * 100_000 + b"\n", "line 1: no JSON"),
+        ("x.jsonl", b'{"prompt": 1}\n{bad\n', "line 2 cannot be read as JSON"),
+        ("x.jsonl", b"[1]\n", "row 1: a row must be a JSON object, not int"),
+        ("x.jsonl", b"\xff\xfe", "is not UTF-8 text"),
+        ("x.jsonl", b'{"text": "a"}\n', r"no column prompt; it has text\. It needs prompt and response"),
+        ("x.jsonl", b"[" * 100_000 + b"\n", "line 1 cannot be read as JSON"),
     ],
 )
 def test_wrong_files_are_explained(tmp_path, name: str, content: bytes, message: str) -> None:

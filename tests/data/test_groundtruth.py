@@ -250,7 +250,7 @@ def test_wrong_files_are_explained(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"no column response; it has prompt, text"):
         read_rows(tmp_path / "x.parquet")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 torn")
-    with pytest.raises(ValueError, match="not a readable parquet"):
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
         read_rows(tmp_path / "torn.parquet")
     with pytest.raises(ValueError, match="no data file"):
         read_rows(tmp_path / "none.parquet")

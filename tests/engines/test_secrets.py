@@ -130,7 +130,7 @@ def test_a_key_that_is_none(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     assert main(generate("http://127.0.0.1:9/v1", out)) == 2
-    assert "the environment variable OPENAI_API_KEY holds no key" in clean(capsys, out)
+    assert "the environment variable OPENAI_API_KEY holds no valid key" in clean(capsys, out)
 
 
 def test_a_line_end_is_no_part_of_the_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

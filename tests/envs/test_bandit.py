@@ -69,7 +69,7 @@ def test_payoffs_are_settings() -> None:
         ({"hi_arm_name": " "}, "hi_arm_name must be a name of 1 to 40 characters in one line"),
         ({"lo_arm_name": "a\nb"}, "lo_arm_name must be a name"),
         ({"lo_arm_name": 3}, "lo_arm_name must be a name"),
-        ({"hi_arm_hiscore_prob": 1.5}, "hi_arm_hiscore_prob must be from 0 to 1"),
+        ({"hi_arm_hiscore_prob": 1.5}, "hi_arm_hiscore_prob must be a number from 0 to 1"),
         (
             {"hi_arm_hiscore_prob": 0.1},
             "the high arm must pay more than the low one on average, but pays 0.1 against 0.1",

@@ -229,17 +229,17 @@ def test_a_good_world_has_no_problems(world):
     [
         (UsesGlobalState, "the global random state is left alone", "changed the global state"),
         (ReadsGlobalState, "the global random state is left alone", "depends on the global state"),
-        (KeepsTheSeed, "reset() without a seed goes on", "the same world over and over"),
+        (KeepsTheSeed, "reset() without a seed goes on", "always gives the same world"),
         (RefusesOptions, "reset() takes the option noise_seed", "KeyError: 'what is this?'"),
-        (GoesOn, "a finished or never reset episode refuses steps", "step() after the end raised no"),
+        (GoesOn, "a finished or never reset episode refuses steps", "step() after the end did not raise"),
         (NumpyFlags, "states, rewards and flags have their types", "terminated must be bool, not bool"),
         (NotANumber, "states, rewards and flags have their types", "must be a finite number"),
-        (RenderLies, "states, rewards and flags have their types", "render() gives another text"),
+        (RenderLies, "states, rewards and flags have their types", "return different texts"),
         (ContentChanges, "content stays the same for an episode", "info['content'] changed after"),
-        (NonsenseCounts, "nonsense is data: valid False, nothing changed", "goes on differently"),
+        (NonsenseCounts, "nonsense is data: valid False, nothing changed", "later moves differ"),
         (TripsOverLongText, "nonsense is data: valid False, nothing changed", "raised ValueError: Exceeds the limit"),
         (Exits, "two instances with the same seed are equal", "SystemExit: bye"),
-        (NoText, "states, rewards and flags have their types", "which is no text"),
+        (NoText, "states, rewards and flags have their types", "which is empty or not text"),
     ],
 )
 def test_broken_worlds_fail(world, question, problem):
@@ -295,7 +295,7 @@ def test_other_processes_are_asked(tmp_path: Path, monkeypatch):
     found = {
         one.question: one for one in check_world(lambda: make_env("hashing_world:World"), name="hashing_world:World")
     }
-    assert found[question].failed and "seed 0: another process sees something else" in found[question].problem
+    assert found[question].failed and "seed 0: another process gives a different result" in found[question].problem
     assert found["two instances with the same seed are equal"].ok
     (tmp_path / "hashing_world.py").write_text("raise RuntimeError('not\\ntwice')\n")
     found = {one.question: one for one in check_world(Counter, name="hashing_world:World", episodes=5)}

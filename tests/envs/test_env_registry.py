@@ -66,7 +66,7 @@ def test_registering_twice_is_harmless():
         ("spa.envs:Sokobn", "spa.envs has no 'Sokobn'. Did you mean 'Sokoban'\\?"),
         ("no_such_module:World", "there is no module 'no_such_module'"),
         ("spa.envs:", "spa.envs has no ''"),
-        (":World", "is no module name"),
+        (":World", "is not a module name"),
         ("", "unknown world ''"),
         (here("not_a_world"), "not an object of type int"),
         ("collections:Counter", "not a class without them"),
@@ -113,7 +113,7 @@ def test_a_bare_world_plays_as_a_text_env():
 
 
 def test_a_world_must_speak():
-    with pytest.raises(TypeError, match="Wordless gave a int"):
+    with pytest.raises(TypeError, match="Wordless returned a int"):
         make_env(here("Wordless")).reset()
 
 

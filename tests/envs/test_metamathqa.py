@@ -344,7 +344,7 @@ def test_variants_of_a_question_share_its_content(tmp_path) -> None:
         ({"query": "a?", "response": "The answer is: "}, "line 2: response must end"),
         ({"query": "a?", "response": None}, "line 2: response must end"),
         ({"query": " ", "response": "The answer is: 3"}, "line 2: query must be text"),
-        ({"query": "\ud800?", "response": "The answer is: 3"}, "line 2: query holds half a character"),
+        ({"query": "\ud800?", "response": "The answer is: 3"}, "line 2: query contains a lone surrogate"),
         ({"question": "a?", "response": "The answer is: 3"}, "line 2: there is no column 'query'"),
     ],
 )
@@ -369,7 +369,7 @@ def test_malformed_rows_are_named(tmp_path, row: dict[str, object], message: str
         ({"data": "rows.json"}, "there is no data file rows.json"),
         ({"data": 3}, "data must be a file, the name of a data set or None"),
         ({"max_tries": 0}, "max_tries must be"),
-        ({"skip_bad_rows": True}, "skip_bad_rows is a setting of data"),
+        ({"skip_bad_rows": True}, "skip_bad_rows applies only to data"),
         ({"datta": "x"}, "Did you mean 'data'"),
     ],
 )

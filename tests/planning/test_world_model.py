@@ -197,7 +197,5 @@ def test_without_proposals_nobody_is_asked_what_the_policy_would_do() -> None:
 
 
 def test_a_model_behind_a_chat_server_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="a planner asks the model in the middle of a response: use engine=transformers"
-    ):
+    with pytest.raises(ValueError, match="a planner continues partial responses: use engine=transformers or vllm"):
         WorldModel(ServedPolicy(None, SamplingConfig()), TASK)

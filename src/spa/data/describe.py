@@ -10,6 +10,7 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.response import parse_response
+from spa.common.tables import text_table
 from spa.data.encode import encode_row, mask_states
 from spa.data.ground_truth import Row, body_spans, deduplicate, row_rejection
 from spa.data.maskview import clean
@@ -43,8 +44,8 @@ def describe(
 
 
 def _of_task(rows: Sequence[Row]) -> Stats:
-    known = {"rows": len(rows)} | _episodes(rows) | _worlds(rows) | _responses(rows)
-    return {name: known[name] for name in _BY_TASK if name in known}
+    stats = {"rows": len(rows)} | _episodes(rows) | _worlds(rows) | _responses(rows)
+    return {name: stats[name] for name in _BY_TASK if name in stats}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -78,9 +79,9 @@ def _responses(rows: Sequence[Row]) -> Stats:
     reasons = Counter(reason for row in rows if (reason := row_rejection(row)) is not None)
     stats: Stats = {"format_rate": 1 - sum(reasons.values()) / len(rows), "rejections": dict(reasons.most_common())}
     pairs = [(_first(row.response, "observation"), _first(row.response, "prediction")) for row in rows]
-    known = [(now, then) for now, then in pairs if now is not None and then is not None]
-    if known:
-        stats["changed"] = sum(now != then for now, then in known) / len(known)
+    complete = [(now, then) for now, then in pairs if now is not None and then is not None]
+    if complete:
+        stats["changed"] = sum(now != then for now, then in complete) / len(complete)
     return stats
 
 
@@ -145,12 +146,9 @@ def render_stats(stats: Stats) -> str:
     add("rows", stats["rows"])
     add("by task", counts(stats["tasks"]))
     lines.extend(_table(stats.get("by_task", {})))
-    for name, detail, unit in (
-        ("episodes", "turns_per_episode", "rows each"),
-        ("worlds", "rows_per_world", "rows each"),
-    ):
+    for name, detail in (("episodes", "turns_per_episode"), ("worlds", "rows_per_world")):
         if name in stats:
-            add(name, f"{stats[name]} ({spread(stats[detail])} {unit})")
+            add(name, f"{stats[name]} ({spread(stats[detail])} rows each)")
     if "success" in stats:
         add("won", f"{stats['success']:.1%} of the episodes")
     if "format_rate" in stats:
@@ -177,13 +175,10 @@ def _name(name: str) -> str:
 
 
 def _table(tasks: dict[str, Stats]) -> list[str]:
-    """A header and one line per task; empty without tasks."""
-    if not tasks:
-        return []
-    cells = [["", *_BY_TASK]]
+    """A header, a rule and one line per task; empty without tasks."""
+    rows = []
     for task, values in tasks.items():
         shown = [values.get(name) for name in _BY_TASK]
         texts = ["-" if v is None else f"{v:.1%}" if isinstance(v, float) else str(v) for v in shown]
-        cells.append([f"  {_name(task)}", *texts])
-    wide = max(len(line[0]) for line in cells)
-    return [f"{line[0]:<{max(wide, 20)}}" + "".join(f"{cell:>13}" for cell in line[1:]) for line in cells]
+        rows.append([_name(task), *texts])
+    return text_table(["", *_BY_TASK], rows) if rows else []

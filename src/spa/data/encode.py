@@ -43,9 +43,9 @@ def loss_spans(text: str, loss: str) -> list[Span]:
 def _without(text: str, span: Span) -> Iterable[Span]:
     """``span`` without its placeholders."""
     start, end = span
-    while (found := text.find(PLACEHOLDER, start, end)) >= 0:
-        yield start, found
-        start = found + len(PLACEHOLDER)
+    while (place := text.find(PLACEHOLDER, start, end)) >= 0:
+        yield start, place
+        start = place + len(PLACEHOLDER)
     yield start, end
 
 

@@ -77,20 +77,24 @@ def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row
         user: Message = {"role": "user", "content": turn.user}
         prompt = [*head, user] if window == 1 else [*history, user]
         response = turn.response if states == "belief" else ground_truth(turn)
-        extra = {
-            "seed": episode.seed,
-            "group": episode.group,
-            "member": episode.member,
-            "turn": turn.index,
-            "content": episode.content,
-            "original_response": turn.response,
-            "executed": list(turn.executed),
-            "format_ok": turn.format_ok,
-            "success": episode.success,
-        }
+        extra = {**facts(episode, turn), "original_response": turn.response}
         rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
         history += [user, {"role": "assistant", "content": response}]
     return rows
+
+
+def facts(episode: Episode, turn: Turn) -> dict[str, Any]:
+    """What ``Row.extra`` says of a turn."""
+    return {
+        "seed": episode.seed,
+        "group": episode.group,
+        "member": episode.member,
+        "turn": turn.index,
+        "content": episode.content,
+        "executed": list(turn.executed),
+        "format_ok": turn.format_ok,
+        "success": episode.success,
+    }
 
 
 def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
@@ -148,8 +152,8 @@ def rejection(response: str) -> str | None:
 def _well_formed(think: str) -> bool:
     """Whether every state tag is closed before the next one opens, and no other tag occurs."""
     open_tag = ""
-    for found in _LOWER_TAG.finditer(think):
-        closing, tag = found[0][1] == "/", found[0].strip("</>")
+    for match in _LOWER_TAG.finditer(think):
+        closing, tag = match[0][1] == "/", match[0].strip("</>")
         if tag in ("answer", "think") or ((tag != open_tag) if closing else open_tag):
             return False
         open_tag = "" if closing else tag

@@ -18,6 +18,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ import pyarrow.parquet as pq
 from spa.common.files import atomic_file
 from spa.common.names import choose
 from spa.data.ground_truth import Message, Row
+from spa.envs.tables import data_file, read_rows
 
-LAYOUTS = ("spa", "spa-json", "messages", "prompt-completion", "verl")
 SUFFIXES = (".parquet", ".jsonl")
 # How these layouts are recognised, in this order.
 ACCEPTED = "prompt and response, or prompt and completion, or messages"
@@ -49,32 +50,32 @@ _EXTRA = [
 ]
 
 
-def _published(prompt: pa.DataType) -> list[tuple[str, pa.DataType]]:
-    return [
-        ("data_source", pa.string()),
-        ("prompt", prompt),
-        ("response", pa.string()),
-        ("ability", pa.string()),
-        ("reward_model", _REWARD),
-        ("extra_info", pa.struct(_EXTRA)),
-    ]
-
-
-SCHEMAS: dict[str, pa.Schema] = {
-    "spa": pa.schema([*_published(_MESSAGES), ("messages", _MESSAGES)]),
-    "spa-json": pa.schema(_published(pa.string())),
-    "messages": pa.schema([("messages", _MESSAGES)]),
-    "prompt-completion": pa.schema([("prompt", _MESSAGES), ("completion", _MESSAGES)]),
-    "verl": pa.schema(
-        [
-            ("data_source", pa.string()),
-            ("prompt", _MESSAGES),
-            ("ability", pa.string()),
-            ("reward_model", _REWARD),
-            ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string()), *_EXTRA])),
-            ("messages", _MESSAGES),
-        ]
+_COMMON = {
+    "data_source": pa.string(),
+    "prompt": _MESSAGES,
+    "response": pa.string(),
+    "ability": pa.string(),
+    "reward_model": _REWARD,
+    "extra_info": pa.struct(_EXTRA),
+    "messages": _MESSAGES,
+    "completion": _MESSAGES,
+}
+_PUBLISHED = ("data_source", "prompt", "response", "ability", "reward_model", "extra_info")
+# The columns of each layout, in order, and the types that are not the common ones.
+_COLUMNS: dict[str, tuple[tuple[str, ...], dict[str, pa.DataType]]] = {
+    "spa": ((*_PUBLISHED, "messages"), {}),
+    "spa-json": (_PUBLISHED, {"prompt": pa.string()}),
+    "messages": (("messages",), {}),
+    "prompt-completion": (("prompt", "completion"), {}),
+    "verl": (
+        ("data_source", "prompt", "ability", "reward_model", "extra_info", "messages"),
+        {"extra_info": pa.struct([("index", pa.int64()), ("split", pa.string()), *_EXTRA])},
     ),
+}
+LAYOUTS = tuple(_COLUMNS)
+SCHEMAS = {
+    layout: pa.schema([(name, (_COMMON | types)[name]) for name in names])
+    for layout, (names, types) in _COLUMNS.items()
 }
 
 
@@ -107,11 +108,6 @@ def write_layout(
 
 def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
     answer = [{"role": "assistant", "content": row.response}]
-    conversation = [*row.prompt, *answer]
-    if layout == "messages":
-        return {"messages": conversation}
-    if layout == "prompt-completion":
-        return {"prompt": row.prompt, "completion": answer}
     extra = {name: row.extra.get(name) for name, _ in _EXTRA}
     if layout == "verl":
         extra = {"index": index, "split": split, **extra}
@@ -122,7 +118,8 @@ def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
         "ability": "bfs",  # constant, as in the original's data
         "reward_model": {"style": "rule", "ground_truth": ""},
         "extra_info": extra,
-        "messages": conversation,
+        "messages": [*row.prompt, *answer],
+        "completion": answer,
     }
     return {name: record[name] for name in SCHEMAS[layout].names}
 
@@ -133,10 +130,11 @@ def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], 
     Raises:
         ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (listed with the accepted ones).
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"no data file {path}")
-    columns, records = _parquet(path) if check_suffix(path) == ".parquet" else _json_lines(path)
+    path = data_file(str(path))
+    records = [record for _, record in read_rows(path)]
+    columns = pq.read_schema(path).names if path.suffix == ".parquet" else list(dict.fromkeys(chain(*records)))
+    if not columns:
+        raise ValueError(f"{path} is empty")
     layout, read = _recognise(path, columns, records[0] if records else {})
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
@@ -147,39 +145,6 @@ def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], 
         else:
             skipped[row] += 1
     return rows, skipped, layout
-
-
-def _parquet(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    try:
-        file = pq.ParquetFile(path)
-        columns = list(file.schema_arrow.names)
-        batches = [batch.to_pylist() for batch in file.iter_batches()]
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a readable parquet file: {str(error).splitlines()[0]}") from error
-    return columns, [record for batch in batches for record in batch]
-
-
-def _json_lines(path: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    records: list[dict[str, Any]] = []
-    columns: dict[str, None] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable text: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: no JSON ({error})") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: a row must be a JSON object")
-        records.append(record)
-        columns |= dict.fromkeys(record)
-    if not records:
-        raise ValueError(f"{path} is empty")
-    return list(columns), records
 
 
 Read = Callable[[dict[str, Any]], "Row | str"]
@@ -196,9 +161,7 @@ def _recognise(path: Path, columns: Sequence[str], first: dict[str, Any]) -> tup
     if "messages" in names:
         return ("verl" if "reward_model" in names else "messages"), _read_messages
     missing = "response" if "prompt" in names else "prompt"
-    raise ValueError(
-        f"{path} has no column {missing}; it has {', '.join(columns) or 'none'}. A data set needs {ACCEPTED}"
-    )
+    raise ValueError(f"{path} has no column {missing}; it has {', '.join(columns) or 'none'}. It needs {ACCEPTED}")
 
 
 def _read_prompt_response(record: dict[str, Any]) -> Row | str:
@@ -232,7 +195,7 @@ def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) ->
     try:  # JSON can contain lone surrogates, which neither tokenizers nor UTF-8 accept
         json.dumps([row.task, prompt, response, row.extra], ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        return "text that is no Unicode"
+        return "text that is not valid Unicode"
     return row
 
 

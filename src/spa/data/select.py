@@ -29,24 +29,24 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     Raises:
         ValueError: rows lack the column that a setting needs, or unknown balance.
     """
-    reasons: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()  # += drops zero counts
     remaining = list(rows)
     if play.filter:
-        found = [(row, row_rejection(row)) for row in remaining]
-        reasons.update(reason for _, reason in found if reason is not None)
-        remaining = [row for row, reason in found if reason is None]
+        rejections = [(row, row_rejection(row)) for row in remaining]
+        reasons.update(reason for _, reason in rejections if reason is not None)
+        remaining = [row for row, reason in rejections if reason is None]
     if play.success_only:
         _need(remaining, "success", "success_only")
         won = [row for row in remaining if row.extra["success"]]
-        _count(reasons, "not won", len(remaining) - len(won))
+        reasons += Counter({"not won": len(remaining) - len(won)})
         remaining = won
     if play.deduplicate:
         unique = deduplicate(remaining)
-        _count(reasons, "duplicate", len(remaining) - len(unique))
+        reasons += Counter({"duplicate": len(remaining) - len(unique)})
         remaining = unique
     if play.balance != "none":
         even = balanced(remaining, play.balance, seed)
-        _count(reasons, f"balanced by {play.balance}", len(remaining) - len(even))
+        reasons += Counter({f"balanced by {play.balance}": len(remaining) - len(even)})
         remaining = even
     return remaining, reasons
 
@@ -76,10 +76,5 @@ def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
 def _need(rows: Sequence[Row], column: str, setting: str) -> None:
     missing = next((row for row in rows if row.extra.get(column) is None), None)
     if missing is not None:
-        known = ", ".join(sorted(name for name, value in missing.extra.items() if value is not None)) or "nothing"
-        raise ValueError(f"{setting} needs {column!r} in a row's extra_info, which has {known}")
-
-
-def _count(reasons: Counter[str], reason: str, number: int) -> None:
-    if number:
-        reasons[reason] += number
+        present = ", ".join(sorted(name for name, value in missing.extra.items() if value is not None)) or "nothing"
+        raise ValueError(f"{setting} needs {column!r} in a row's extra_info, which has {present}")

@@ -26,7 +26,7 @@ import numpy as np
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import tagged
 from spa.agent.task import Task
-from spa.data.ground_truth import Message, Row
+from spa.data.ground_truth import Message, Row, facts
 
 END = "end"
 _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
@@ -84,9 +84,9 @@ class Layout:
 
     def response(self, move: Transition) -> str:
         """The whole response of a row."""
-        known = self.predicted(move.state, move.action, move.next_state)
+        prefix = self.predicted(move.state, move.action, move.next_state)
         outcome = outcome_text(move.reward, move.ended) + self.outcome.partition("{}")[2]
-        return f"{known}{outcome}{self._decision(move.action)}"
+        return f"{prefix}{outcome}{self._decision(move.action)}"
 
     def guess(self, state: str, action: str, next_state: str) -> str:
         """A response in the world-model mode, without an outcome."""
@@ -176,19 +176,19 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         ValueError: as ``transitions_of``.
     """
     layout = LAYOUTS[task.agent.style]
-    found = [
+    played = [
         (episode, turn, number, move)
         for episode in episodes
         for turn in episode.turns
         for number, move in enumerate(transitions_of(turn))
     ]
-    labels = [move for *_, move in found]
+    labels = [move for *_, move in played]
     if states == "shuffled":
         labels = _shuffled(labels, seed)
     env = task.make_env()
     headers: dict[int, str] = {}
     rows = []
-    for (episode, turn, number, move), shown in zip(found, labels, strict=True):
+    for (episode, turn, number, move), shown in zip(played, labels, strict=True):
         if states == "belief":
             if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
                 continue
@@ -198,17 +198,8 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
             env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
             headers[episode.seed] = task.header(env)
         prompt = state_prompt(task, headers[episode.seed], move.state, left)
-        extra = {
-            "seed": episode.seed,
-            "group": episode.group,
-            "member": episode.member,
-            "turn": turn.index,
-            "content": episode.content,
-            "executed": [move.action],
-            "outcome": outcome_text(shown.reward, shown.ended),
-            "format_ok": turn.format_ok,
-            "success": episode.success,
-        }
+        outcome = outcome_text(shown.reward, shown.ended)
+        extra = {**facts(episode, turn), "executed": [move.action], "outcome": outcome}
         rows.append(Row(episode.task, prompt, layout.response(shown), extra))
     return rows
 

@@ -82,12 +82,12 @@ class Planned:
 class VariantTime:
     """A variant's measurements and the estimated time of its stages, in seconds. None: not measured; 0: no such stage.
 
-    ``kept`` is the number of rows per turn of stage 1 (with transitions, a turn can give more than one).
+    ``rows_per_turn`` is the number of rows per turn of stage 1 (with transitions, a turn can give more than one).
     """
 
     variant: str
     episode: float | None
-    kept: float | None
+    rows_per_turn: float | None
     sft_step: float | None
     ppo_step: float | None
     stage_1: float | None
@@ -278,11 +278,11 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
             f"only {_share(base.valid_turns)} of the turns have a valid action: RL will see little reward; a larger model, more "
             "sampling.max_tokens, or self-play with selfplay.policy=random and stage 2 first"
         )
-    if poor := [time for time in diagnosis.times if time.kept is not None and time.kept < FEW]:
+    if poor := [time for time in diagnosis.times if time.rows_per_turn is not None and time.rows_per_turn < FEW]:
         yield (
-            f"stage 1 of {', '.join(time.variant for time in poor)} will keep few rows ({_share(poor[0].kept)} of the turns): a "
-            "larger model, selfplay.policy=random, or selfplay.rows=transitions with selfplay.filter=false, which needs valid "
-            "actions alone"
+            f"stage 1 of {', '.join(time.variant for time in poor)} will keep few rows ({_share(poor[0].rows_per_turn)} of the "
+            "turns): a larger model, selfplay.policy=random, or selfplay.rows=transitions with selfplay.filter=false, which needs "
+            "valid actions alone"
         )
     if base.pass_1.mean <= 0 and (base.random or 0) <= 0:
         yield "neither the base nor chance ever won: RL has nothing to reinforce; an easier world first, or curriculum.levels"
@@ -309,10 +309,10 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
                 f"the truth beats its corruptions in {_share(learned.top1)} of the states only (chance {_share(learned.chance)}): "
                 "more self-play, more epochs or a larger model first (here: --groups, --steps)"
             )
-        depth, asked = plan_depth(learned), max(learned.imagined, default=0)
-        if 0 < depth < asked and not planner_pays:  # a planner replans after each move and needs less depth
+        depth, max_depth = plan_depth(learned), max(learned.imagined, default=0)
+        if 0 < depth < max_depth and not planner_pays:  # a planner replans after each move and needs less depth
             yield (
-                f"after {depth} of {asked} imagined actions fewer than half of the states are exact: planner.depth={depth}, or "
+                f"after {depth} of {max_depth} imagined actions fewer than half of the states are exact: planner.depth={depth}, or "
                 "a longer stage 2"
             )
     if isinstance(planned, Planned) and planner_pays:

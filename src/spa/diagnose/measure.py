@@ -33,6 +33,7 @@ from spa.config.variants import (
 from spa.data.dataset import read_rows, write_rows
 from spa.data.encode import encode_rows, merge_turns
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
+from spa.envs.check import can_sample
 from spa.envs.check_markov import Outcomes, outcomes
 from spa.evaluate.bootstrap import bootstrap_difference
 from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
@@ -70,9 +71,7 @@ def check(cfg: Config) -> list[VariantConfig]:
         ValueError: a chat server, or a world, model or variant that does not exist.
     """
     if cfg.engine.kind == "openai":
-        raise ValueError(
-            "spa diagnose scores and trains the model, which a chat server does not allow: use engine=transformers"
-        )
+        raise ValueError("spa diagnose trains the model, which a chat server does not allow: use engine=transformers")
     cfg = dataclasses.replace(cfg, report=dataclasses.replace(cfg.report, trackers=[]))
     variants = variants_of(cfg)
     check_model(cfg.model)
@@ -138,7 +137,7 @@ def _hidden(task: Task) -> Outcomes:
     try:
         return outcomes(task.make_env, RANDOM_EPISODES)
     except ValueError:
-        return Outcomes("unknown", "not asked: the world lists no actions and has no sample_action")
+        return Outcomes("unknown", "skipped: the world lists no actions and has no sample_action")
 
 
 def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, list[WorldResult]]:
@@ -220,7 +219,9 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
     measured = measure_episodes(cfg, policy, task, episodes, [], run)
     depth = min(cfg.planner.depth, cfg.env.max_actions)
     walks: dict[str, float] = {}
-    if _can_walk(task):
+    env = task.make_env()
+    env.reset(seed=0)
+    if can_sample(env):
         with progress(1, "imagination") as bar, planning_model(cfg, policy, make_task(cfg)) as world_model:
             walks = imagination_metrics(world_model, task, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
             bar.advance()
@@ -235,16 +236,6 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
         imagined={d: share for d, share in exact.items() if share is not None},
         ended_auc=next((area for area in areas if area is not None), None),
     )
-
-
-def _can_walk(task: Task) -> bool:
-    env = task.make_env()
-    env.reset(seed=0)
-    try:
-        env.sample_action(np.random.default_rng(0))
-    except ValueError:
-        return False
-    return True
 
 
 def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldResult]) -> Planned | str:
@@ -262,11 +253,11 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         )
         bar.advance()
     results = group_worlds(episodes)
-    shares, known = ([world.successes / world.samples for world in group] for group in (results, base))
+    shares, base_shares = ([world.successes / world.samples for world in group] for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
-        gain=bootstrap_difference(shares, known, cfg.eval.bootstrap, cfg.seeds.run),
+        gain=bootstrap_difference(shares, base_shares, cfg.eval.bootstrap, cfg.seeds.run),
         questions=world_model.usage.questions / len(episodes),
     )
 
@@ -357,5 +348,5 @@ def _total(variants: Sequence[VariantConfig], times: Sequence[VariantTime]) -> f
             estimate.stage_2
         )
         seconds[Path("variants") / variant.name] = estimate.stage_3
-    known = [value for value in seconds.values() if value is not None]
-    return sum(known) if len(known) == len(seconds) else None
+    measured = [value for value in seconds.values() if value is not None]
+    return sum(measured) if len(measured) == len(seconds) else None

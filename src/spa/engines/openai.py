@@ -51,7 +51,7 @@ class OpenAIEngine:
         key = os.environ.get(config.api_key_env, "").strip()
         if not (key.isascii() and key.isprintable() and " " not in key):
             raise ValueError(
-                f"the environment variable {config.api_key_env} holds no key: no header can carry its characters"
+                f"the environment variable {config.api_key_env} holds no valid key: a header must be printable ASCII without spaces"
             )
         self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._api: Any = openai
@@ -60,9 +60,8 @@ class OpenAIEngine:
             api_key=key or "none",
             timeout=config.timeout,
             max_retries=0,  # retries are ours
-            http_client=openai.DefaultHttpxClient(
-                follow_redirects=False
-            ),  # prompts and key go only where the config says
+            # Prompts and key go only where the config says.
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),
         )
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
@@ -125,7 +124,7 @@ class OpenAIEngine:
             with create(**request) as response:
                 body = _whole(response, deadline, self.config.timeout)
         except self._api.APITimeoutError as error:
-            raise _TryAgain(f"no answer within {self.config.timeout:g} s") from error
+            raise _TryAgain(f"no reply within {self.config.timeout:g} s") from error
         except self._api.APIConnectionError as error:
             raise _TryAgain(f"{error} ({error.__cause__ or type(error).__name__})") from error
         except self._api.APIStatusError as error:
@@ -139,7 +138,7 @@ class OpenAIEngine:
             where = f"the server at {self.config.base_url}"
             if error.response.has_redirect_location:
                 to = error.response.headers["location"][:300]
-                raise ServerError(redact(f"{where} redirects to {to}: set engine.base_url to where it is")) from error
+                raise ServerError(redact(f"{where} redirects to {to}: set engine.base_url to that address")) from error
             raise ServerError(redact(f"{where} refused model {self.config.model!r}: {what}")) from error
         return _read(body)
 
@@ -171,7 +170,7 @@ class _Limiter:
 
 def _sleep(seconds: float, stop: threading.Event) -> None:
     if stop.wait(seconds) if seconds > 0 else stop.is_set():
-        raise RequestFailed("called off")
+        raise RequestFailed("cancelled")
 
 
 def _whole(response: Any, deadline: float, timeout: float) -> bytes:
@@ -181,11 +180,11 @@ def _whole(response: Any, deadline: float, timeout: float) -> bytes:
         for piece in response.iter_bytes():
             pieces.append(piece)
             if time.monotonic() > deadline:
-                raise _TryAgain(f"no whole answer within {timeout:g} s")
+                raise _TryAgain(f"no complete reply within {timeout:g} s")
     except _TryAgain:
         raise
     except Exception as error:  # whatever the HTTP library raises for a truncated or badly encoded reply
-        raise _TryAgain(f"the answer broke off ({type(error).__name__})") from error
+        raise _TryAgain(f"the reply was cut off ({type(error).__name__})") from error
     return b"".join(pieces)
 
 
@@ -199,7 +198,7 @@ def _read(body: bytes) -> Reply:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
     if not isinstance(text, str) or not text.strip():
-        raise _TryAgain(f"an answer without text (finish_reason {redact(str(reason))[:60]!r})")
+        raise _TryAgain(f"a reply without text (finish_reason {redact(str(reason))[:60]!r})")
     text = redact(text).encode(errors="replace").decode()  # JSON can contain lone surrogates, which UTF-8 cannot encode
     return Reply(text, "length" if reason == "length" else "stop")
 

@@ -41,16 +41,16 @@ class AdaptedEnv(TextEnv):
         self.state_format = str(getattr(inner, "state_format", "grid"))
         self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self._state = ""
-        self._content = ""
+        self._fingerprint = ""
         self._running: bool | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         state, info = self.env.reset(seed=seed, options=options)
         self._state = self._text(state)
-        self._content = str(info.get("content", self._state))
+        self._fingerprint = str(info.get("content", self._state))
         self._running = True
-        return self._state, {"success": False, "valid": True, "effective": False, "content": self._content} | info
+        return self._state, {"success": False, "valid": True, "effective": False, "content": self._fingerprint} | info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not self._running:
@@ -64,7 +64,7 @@ class AdaptedEnv(TextEnv):
             "success": terminated and reward > 0,
             "valid": True,
             "effective": self._state != before,
-            "content": self._content,
+            "content": self._fingerprint,
         }
         return self._state, reward, terminated, truncated, defaults | info
 
@@ -88,5 +88,5 @@ class AdaptedEnv(TextEnv):
     def _text(self, state: Any) -> str:
         if not isinstance(state, str):
             name = type(self.env).__name__
-            raise TypeError(f"a world must give its states as text, but {name} gave a {type(state).__name__}")
+            raise TypeError(f"a world must return its states as text, but {name} returned a {type(state).__name__}")
         return state

@@ -53,7 +53,7 @@ class AnswerEnv(SeededEnv):
         for number, match in enumerate(shown, 1):
             made = Try(match[2], match[3])
             if int(match[1]) != number or (tries and tries[-1].verdict == RIGHT) or self._judge(made.answer) != made:
-                raise ValueError(f"{match[0]!r} cannot stand in a state as try {number}")
+                raise ValueError(f"{match[0]!r} is not a possible try {number}")
             tries.append(made)
         self.tries = tuple(tries)
 

@@ -135,52 +135,44 @@ def _info(make: MakeEnv) -> None:
     env = make()
     _, info = env.reset(seed=0)
     _check_info("reset", info)
-    if not info["valid"]:
-        raise _Problem("reset: info['valid'] must be True")
+    _fail_if(not info["valid"], "reset: info['valid'] must be True")
     for _, step in _steps(env, 0, 20):
         _check_info("step", step[4])
 
 
 def _check_info(method: str, info: Any) -> None:
-    if not isinstance(info, dict):
-        raise _Problem(f"{method}: info must be a dict, not {type(info).__name__}")
+    _check_type(info, dict, f"{method}: info")
     for key, kind in _INFO.items():
-        if key not in info:
-            raise _Problem(f"{method}: info has no {key!r}")
-        if not isinstance(info[key], kind):
-            raise _Problem(f"{method}: info[{key!r}] must be {kind.__name__}, not {type(info[key]).__name__}")
+        _fail_if(key not in info, f"{method}: info has no {key!r}")
+        _check_type(info[key], kind, f"{method}: info[{key!r}]")
 
 
 def _types(make: MakeEnv, seeds: int) -> None:
     env = make()
     for seed in range(seeds):
         state, _ = env.reset(seed=seed)
-        if not isinstance(state, str) or not state.strip():
-            raise _Problem(f"reset gave the state {state!r}, which is no text")
+        is_text = isinstance(state, str) and state.strip()
+        _fail_if(not is_text, f"reset gave the state {state!r}, which is empty or not text")
         for action, (state, reward, terminated, truncated, _) in _steps(env, seed, 30):
-            for key, value, kind in (
-                ("state", state, str),
-                ("terminated", terminated, bool),
-                ("truncated", truncated, bool),
-            ):
-                if not isinstance(value, kind):
-                    raise _Problem(f"{key} must be {kind.__name__}, not {type(value).__name__}, after {_short(action)}")
-            if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
-                raise _Problem(f"the reward after {_short(action)} is {reward!r}; it must be a finite number")
-            if getattr(env, "render_mode", None) != "rgb_array" and env.render() != state:
-                raise _Problem(f"render() gives another text than step() after {_short(action)}")
+            after = f"after {_short(action)}"
+            _check_type(state, str, f"{after}: state")
+            _check_type(terminated, bool, f"{after}: terminated")
+            _check_type(truncated, bool, f"{after}: truncated")
+            is_number = not isinstance(reward, bool) and isinstance(reward, numbers.Real) and math.isfinite(reward)
+            _fail_if(not is_number, f"{after}: the reward must be a finite number, not {reward!r}")
+            draws = getattr(env, "render_mode", None) == "rgb_array"
+            _fail_if(not draws and env.render() != state, f"{after}: render() and step() return different texts")
 
 
 def _determinism(make: MakeEnv, seeds: int) -> None:
     one, two = make(), make()
     for seed in range(seeds):
-        if one.reset(seed=seed) != two.reset(seed=seed):
-            raise _Problem(f"seed {seed}: the first states or infos differ")
+        _fail_if(one.reset(seed=seed) != two.reset(seed=seed), f"seed {seed}: the first states or infos differ")
         for number, (action, step) in enumerate(_steps(one, seed, 30), 1):
-            if step != two.step(action):
-                raise _Problem(f"seed {seed}: they differ after move {number} ({_short(action)})")
-        if one.reset(seed=seed) != two.reset(seed=seed) or one.reset(seed=seed) != make().reset(seed=seed):
-            raise _Problem(f"seed {seed}: what was played before changes the world")
+            _fail_if(step != two.step(action), f"seed {seed}: they differ after move {number} ({_short(action)})")
+        again = one.reset(seed=seed)
+        changed = again != two.reset(seed=seed) or again != make().reset(seed=seed)
+        _fail_if(changed, f"seed {seed}: an earlier episode changes the world")
 
 
 def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
@@ -196,7 +188,7 @@ def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
 
 def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -> str | None:
     if not name:
-        return "not asked: it has no name"
+        return "skipped: the world has no name"
     ours = json.loads(json.dumps(transcript(make(), seeds)))
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with tempfile.TemporaryDirectory() as folder:
@@ -212,16 +204,14 @@ def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -
                 timeout=_SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise _Problem(f"another process gave no answer within {_SECONDS} seconds") from None
+            raise _Problem(f"another process did not finish within {_SECONDS} seconds") from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
             raise _Problem(f"another process failed: {last[:300]}")
         theirs = json.loads(job.read_text(encoding="utf-8"))
     for one, two in zip(ours, theirs, strict=False):
-        if one != two:
-            raise _Problem(f"seed {one[0]}: another process sees something else after {_short(one[1])}")
-    if len(ours) != len(theirs):
-        raise _Problem("another process plays episodes of another length")
+        _fail_if(one != two, f"seed {one[0]}: another process gives a different result after {_short(one[1])}")
+    _fail_if(len(ours) != len(theirs), "another process plays episodes of different lengths")
     return None
 
 
@@ -237,8 +227,7 @@ def answer(path: str) -> None:
 def _variety(make: MakeEnv) -> str:
     env = make()
     contents = {str(env.reset(seed=seed)[1].get("content")) for seed in range(20)}
-    if len(contents) == 1:
-        raise _Problem("20 seeds gave one and the same world; training on it needs env.disjoint=seed", warning=True)
+    _fail_if(len(contents) == 1, "20 seeds gave the same world; to train on it, set env.disjoint=seed", warning=True)
     return f"{len(contents)} worlds of 20 seeds"
 
 
@@ -248,18 +237,17 @@ def _continues(make: MakeEnv) -> None:
     for env in (one, two):
         env.reset(seed=3)
         worlds.append([env.reset() for _ in range(10)])
-    if worlds[0] != worlds[1]:
-        raise _Problem("after the same seed, reset() without one gives different worlds")
-    several = {str(one.reset(seed=seed)[1].get("content")) for seed in range(10)}
-    if len(several) > 1 and len({str(info.get("content")) for _, info in worlds[0]}) == 1:
-        raise _Problem("reset() without a seed gives the same world over and over")
+    _fail_if(worlds[0] != worlds[1], "after the same seed, reset() without one gives different worlds")
+    by_seed = {str(one.reset(seed=seed)[1].get("content")) for seed in range(10)}
+    without = {str(info.get("content")) for _, info in worlds[0]}
+    _fail_if(len(by_seed) > 1 and len(without) == 1, "reset() without a seed always gives the same world")
 
 
 def _noise_option(make: MakeEnv) -> None:
     env = make()
     first = env.reset(seed=0)
-    if any(env.reset(seed=0, options={"noise_seed": number}) != first for number in (1, 2, 1)):
-        raise _Problem("the option noise_seed changes the first state; it is for what is random after it")
+    changed = any(env.reset(seed=0, options={"noise_seed": number}) != first for number in (1, 2, 1))
+    _fail_if(changed, "the option noise_seed changes the first state; it must change only later randomness")
 
 
 def _content(make: MakeEnv, seeds: int) -> None:
@@ -267,8 +255,8 @@ def _content(make: MakeEnv, seeds: int) -> None:
     for seed in range(seeds):
         _, info = env.reset(seed=seed)
         for action, step in _steps(env, seed, 30, first=_NONSENSE[0]):
-            if step[4].get("content") != info.get("content"):
-                raise _Problem(f"seed {seed}: info['content'] changed after {_short(action)}")
+            changed = step[4].get("content") != info.get("content")
+            _fail_if(changed, f"seed {seed}: info['content'] changed after {_short(action)}")
 
 
 def _nonsense(make: MakeEnv) -> None:
@@ -286,11 +274,10 @@ def _nonsense(make: MakeEnv) -> None:
             if not env.actions:  # any text may be an answer
                 continue
             raise _Problem(f"info['valid'] is {info.get('valid')!r} after the action {_short(text)}")
-        if after != before or reward or terminated or truncated or info.get("effective"):
-            raise _Problem(f"the action {_short(text)} changed the state, gave a reward or ended the episode")
+        changed = after != before or reward or terminated or truncated or info.get("effective")
+        _fail_if(changed, f"the action {_short(text)} changed the state, gave a reward or ended the episode")
         for action, step in _steps(env, 0, 20):  # nor may it change what comes later
-            if step[:4] != twin.step(action)[:4]:
-                raise _Problem(f"after the action {_short(text)} the world goes on differently")
+            _fail_if(step[:4] != twin.step(action)[:4], f"after the action {_short(text)} later moves differ")
 
 
 def _global_state(make: MakeEnv) -> None:
@@ -306,10 +293,8 @@ def _global_state(make: MakeEnv) -> None:
             np.random.seed(number)
             before = state()
             played.append(transcript(make(), 2))
-            if state() != before:
-                raise _Problem("reset or step changed the global state of random or numpy.random")
-    if played.count(played[0]) < len(played):
-        raise _Problem("it depends on the global state of random or numpy.random")
+            _fail_if(state() != before, "reset or step changed the global state of random or numpy.random")
+    _fail_if(played.count(played[0]) < len(played), "it depends on the global state of random or numpy.random")
 
 
 def _step_after_end(make: MakeEnv) -> str | None:
@@ -323,14 +308,13 @@ def _step_after_end(make: MakeEnv) -> str | None:
         return False
 
     env = make()
-    if not refuses(next(iter(env.actions), _NONSENSE[0])):
-        raise _Problem("step() before the first reset() raised no gymnasium.error.ResetNeeded")
+    refused = refuses(next(iter(env.actions), _NONSENSE[0]))
+    _fail_if(not refused, "step() before the first reset() did not raise gymnasium.error.ResetNeeded")
     for seed in range(3):
         env.reset(seed=seed)
-        for action, step in _steps(env, seed, _MOVES if _can_sample(env) else 20):
+        for action, step in _steps(env, seed, _MOVES if can_sample(env) else 20):
             if step[2] or step[3]:
-                if not refuses(action):
-                    raise _Problem("step() after the end raised no gymnasium.error.ResetNeeded")
+                _fail_if(not refuses(action), "step() after the end did not raise gymnasium.error.ResetNeeded")
                 return None
     return "no random episode ended"
 
@@ -343,24 +327,21 @@ def _pickle(make: MakeEnv) -> None:
     except Exception as error:
         raise _Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
     for action, step in _steps(env, 1, 20):
-        if step != copy.step(action):
-            raise _Problem(f"its copy goes on differently after {_short(action)}")
+        _fail_if(step != copy.step(action), f"its copy behaves differently after {_short(action)}")
 
 
 def _predictable(make: MakeEnv, episodes: int) -> str:
     from spa.envs.check_markov import outcomes
 
-    if not _can_sample(make()):
-        raise _Problem(
-            "not asked: it lists no actions and has no sample_action(rng), so nothing plays it at random", warning=True
-        )
+    if not can_sample(make()):
+        raise _Problem("skipped: it lists no actions and has no sample_action(rng) for random play", warning=True)
     answer = outcomes(make, episodes)
-    if answer.kind != "certain":
-        raise _Problem(answer.text, warning=True)
+    _fail_if(answer.kind != "certain", answer.text, warning=True)
     return answer.text
 
 
-def _can_sample(env: TextEnv) -> bool:
+def can_sample(env: TextEnv) -> bool:
+    """Whether the world has random actions."""
     import numpy as np
 
     try:
@@ -375,7 +356,7 @@ def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Ite
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    sample = _can_sample(env)
+    sample = can_sample(env)
     for number in range(count):
         known = first if number == 0 and first is not None else None if sample else _NONSENSE[0]
         action = env.sample_action(rng) if known is None else known
@@ -383,6 +364,15 @@ def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Ite
         yield action, step
         if step[2] or step[3]:
             return
+
+
+def _fail_if(failed: Any, problem: str, *, warning: bool = False) -> None:
+    if failed:
+        raise _Problem(problem, warning=warning)
+
+
+def _check_type(value: Any, kind: type, what: str) -> None:
+    _fail_if(not isinstance(value, kind), f"{what} must be {kind.__name__}, not {type(value).__name__}")
 
 
 def _short(text: Any) -> str:

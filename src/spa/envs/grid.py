@@ -34,17 +34,15 @@ class GridEnv(SeededEnv):
 
     def __init__(
         self,
-        *,
-        height: int,
-        width: int,
+        size: tuple[int, int],
+        max_steps: int | None,
         grid_vocab: Vocabulary | None,
         action_names: Sequence[str] | None,
         state_format: str,
-        max_steps: int | None,
         render_mode: str | None,
     ) -> None:
         super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
-        self.height, self.width = self._set_size = height, width
+        self.height, self.width = self._set_size = size
         self.symbols = _symbols(grid_vocab, self.meanings)
         self.actions = _actions(action_names, self.moves)
         if tuple(self.symbols) != tuple(self.meanings.values()) or self.actions != self.moves:
@@ -70,16 +68,14 @@ class GridEnv(SeededEnv):
         ragged = any(len(row) != size[1] for row in rows)
         if ragged or (size not in (self._set_size, (self.height, self.width)) and not self._levels):
             height, width = self._set_size
-            raise ValueError(
-                f"the state must have {height} rows of {width} symbols, as this world's settings say, got:\n{text}"
-            )
+            raise ValueError(f"a state of these settings has {height} rows of {width} symbols, got:\n{text}")
         unknown = sorted(set("".join(rows)) - set(self.symbols))
         if unknown:
             raise ValueError(f"unknown symbols {''.join(unknown)!r} in the state. Known: {''.join(self.symbols)}")
         self._set_cells(*size, [self.symbols[symbol] for row in rows for symbol in row])
         rest = "\n".join(lines[len(rows) :]).strip()
         if rest and self.state_format != "random_coordinates" and rest != self._sentence():
-            raise ValueError(f"the positions {rest!r} disagree with the grid, whose positions are {self._sentence()!r}")
+            raise ValueError(f"the positions {rest!r} disagree with the grid's, {self._sentence()!r}")
 
     def _symmetry(self) -> str:
         return canonical_grid(self._problem().partition("\n")[2])
@@ -115,8 +111,7 @@ class GridEnv(SeededEnv):
         """Takes over what each cell holds of what never moves, once an instance."""
         self._ground = ground
         symbols = "".join(map(self._symbol.__getitem__, ground))
-        rows = (symbols[start : start + self.width] for start in range(0, len(symbols), self.width))
-        self._canvas = list("\n".join(rows))
+        self._canvas = list(in_rows(symbols, self.width))
 
     def _cells(self) -> list[str]:
         """What each cell holds, in reading order."""
@@ -136,6 +131,11 @@ class GridEnv(SeededEnv):
 
     def _sentence(self) -> str:
         raise NotImplementedError
+
+
+def in_rows(cells: str, width: int) -> str:
+    """Cells in reading order as rows joined by newlines."""
+    return "\n".join(cells[start : start + width] for start in range(0, len(cells), width))
 
 
 @lru_cache(4096)

@@ -37,9 +37,7 @@ def read_level(text: object, what: str, parse: Parse[Instance], *settings: objec
         raise ValueError(f"a {what} must be text, rows joined by newlines, got {type(text).__name__}")
     instances = _read(text, what, parse, settings, None)
     if len(instances) != 1:
-        raise ValueError(
-            f"a {what} must be one instance, got {len(instances)} (blank lines and lines with ';' part them)"
-        )
+        raise ValueError(f"a {what} must be one instance, got {len(instances)} (a blank line or one with ';' ends one)")
     return instances[0]
 
 
@@ -60,7 +58,7 @@ def read_levels(
         raise ValueError(f"levels must be the path of a file, got {path!r}")
     path = Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(f"levels: {path} is a folder, give one file" if path.is_dir() else f"levels: no file {path}")
+        raise ValueError(f"levels: {path} is a folder; give a file" if path.is_dir() else f"levels: no file {path}")
     stamp = path.stat()
     return _read_file(path.resolve(), str(path), stamp.st_mtime_ns, stamp.st_size, parse, settings, whole)
 
@@ -79,7 +77,7 @@ def _read_file(
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ValueError(f"{shown}, line {line}: this is no UTF-8 text") from None
+        raise ValueError(f"{shown}, line {line}: not UTF-8 text") from None
     instances = _read(text, shown, parse, settings, whole)
     if not instances:
         raise ValueError(f"{shown} holds no instance")

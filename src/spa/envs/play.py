@@ -33,9 +33,9 @@ def arrow_actions(actions: Sequence[str]) -> dict[str, str]:
     by_name = {name.casefold(): name for name in actions}
     mapping: dict[str, str] = {}
     for names in _NAMES:
-        known = {arrow: by_name[name] for arrow, name in zip(_ARROWS, names, strict=True) if name in by_name}
-        if len(known) > len(mapping) and ({"up", "down"} <= set(known) or {"left", "right"} <= set(known)):
-            mapping = known
+        matched = {arrow: by_name[name] for arrow, name in zip(_ARROWS, names, strict=True) if name in by_name}
+        if len(matched) > len(mapping) and ({"up", "down"} <= set(matched) or {"left", "right"} <= set(matched)):
+            mapping = matched
     return mapping
 
 
@@ -58,7 +58,7 @@ def play_world(
     except (OSError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise ValueError(f"the world raised {one_line(error)}; spa env check says more") from error
+        raise ValueError(f"the world raised {one_line(error)}; run spa env check for details") from error
 
 
 def _play(env: TextEnv, seed: int, lines: Iterator[str], out: TextIO, arrows: Mapping[str, str]) -> bool:
@@ -85,8 +85,8 @@ def _play(env: TextEnv, seed: int, lines: Iterator[str], out: TextIO, arrows: Ma
         state, reward, terminated, truncated, info = env.step(move)
         total += float(reward)
         if not info["valid"]:
-            print("That is no action here. ", file=out, end="")
-        print(f"Reward {float(reward):g}, {total:g} in all.", file=out)
+            print("Not a valid action. ", file=out, end="")
+        print(f"Reward {float(reward):g}, total {total:g}.", file=out)
         if over := bool(terminated or truncated):
             won = bool(info["success"])
             print("Solved." if won else "Out of steps." if truncated else "Lost.", file=out)
@@ -148,7 +148,7 @@ def terminal_keys(stream: TextIO) -> Iterator[Iterator[str]]:
         import termios
         import tty
     except ImportError:
-        raise ValueError("single keys cannot be read here; play with --lines") from None
+        raise ValueError("this system cannot read single keys; play with --lines") from None
     fd = stream.fileno()
     before = termios.tcgetattr(fd)
     try:

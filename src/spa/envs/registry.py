@@ -129,7 +129,7 @@ def _adapt(env: Any, name: str) -> TextEnv:
     if isinstance(env, TextEnv):
         return env
     if not isinstance(env, Playable):
-        raise ValueError(f"{name!r} is no world: it makes a {type(env).__name__}, which has no reset() and step()")
+        raise ValueError(f"{name!r} is not a world: it makes a {type(env).__name__}, which has no reset() and step()")
     return AdaptedEnv(env)
 
 
@@ -198,4 +198,4 @@ def _import_module(module: str, name: str) -> Any:
             raise
         raise ValueError(f"unknown world {name!r}: there is no module {error.name!r} to import") from None
     except (TypeError, ValueError):
-        raise ValueError(f"unknown world {name!r}: {module!r} is no module name") from None
+        raise ValueError(f"unknown world {name!r}: {module!r} is not a module name") from None

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from math import inf, isfinite
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ class SeededEnv(TextEnv):
         self._levels: tuple[Any, ...] = ()
         self._running: bool | None = None  # None: never reset
         self._steps = 0
-        self._content = ""
+        self._fingerprint = ""
         self._symmetric: dict[str, str] = {}
         self._noise_seed = 0
         self._noise: np.random.Generator | None = None
@@ -96,7 +97,7 @@ class SeededEnv(TextEnv):
         self._noise_seed = world_seed if noise_seed is None else noise_seed
         self._noise = None
         self._steps = 0
-        self._content = f"{self.name} {self._problem()}"
+        self._fingerprint = f"{self.name} {self._problem()}"
         symmetry = self._symmetry()
         self._symmetric = {} if symmetry is None else {"symmetry": f"{self.name} {symmetry}"}
         self._running = not self._finished()
@@ -167,7 +168,7 @@ class SeededEnv(TextEnv):
         return twin._keeps(earlier)
 
     def _info(self, *, valid: bool, effective: bool) -> dict[str, Any]:
-        facts = {"success": self._success(), "valid": valid, "effective": effective, "content": self._content}
+        facts = {"success": self._success(), "valid": valid, "effective": effective, "content": self._fingerprint}
         return facts | self._symmetric
 
     def _finished(self) -> bool:
@@ -253,8 +254,22 @@ def one_of(setting: str, value: Any, known: Iterable[str], of: str | None = None
     raise ValueError(f"{setting}{where} must be one of {', '.join(map(repr, names))}, got {value!r}.{hint}".rstrip())
 
 
-def at_least(setting: str, value: Any, minimum: int) -> int:
-    """``value`` as an int of at least ``minimum``; otherwise ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
-        raise ValueError(f"{setting} must be an integer of at least {minimum}, got {value!r}")
+def at_least(setting: str, value: Any, minimum: int, maximum: float = inf) -> int:
+    """``value`` as an int from ``minimum`` to ``maximum``; otherwise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not minimum <= value <= maximum:
+        raise ValueError(f"{setting} must be an integer{_bounds(minimum, maximum)}, got {value!r}")
     return int(value)
+
+
+def real_number(setting: str, value: Any, minimum: float = -inf, maximum: float = inf) -> float:
+    """``value`` as a finite float from ``minimum`` to ``maximum``; otherwise ValueError."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+    if not is_number or not minimum <= value <= maximum:
+        raise ValueError(f"{setting} must be a number{_bounds(minimum, maximum)}, got {value!r}")
+    return float(value)
+
+
+def _bounds(minimum: float, maximum: float) -> str:
+    if maximum < inf:
+        return f" from {minimum} to {maximum}"
+    return f" of at least {minimum}" if minimum > -inf else ""

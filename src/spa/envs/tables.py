@@ -1,7 +1,8 @@
-"""Rows of a data file: Parquet, JSON (a list of objects) or JSONL. Mistakes name file, row and reason."""
+"""Rows of a data file: Parquet, JSON (an array of objects) or JSON lines. Errors name file, row and reason."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -31,8 +32,8 @@ def version(path: Path) -> tuple[str, int, int]:
     return str(path), status.st_mtime_ns, status.st_size
 
 
-def read_rows(path: Path, columns: Sequence[str], optional: Collection[str] = ()) -> Iterator[Row]:
-    """The rows of a file, with at least ``columns`` and those of the ``optional`` ones that are there.
+def read_rows(path: Path, columns: Sequence[str] = (), optional: Collection[str] | None = None) -> Iterator[Row]:
+    """The rows of a file, with at least ``columns`` and those of the ``optional`` ones (None: all) that are there.
 
     Raises:
         ValueError: a file that cannot be read, a row that is no object, a column that is missing.
@@ -40,9 +41,9 @@ def read_rows(path: Path, columns: Sequence[str], optional: Collection[str] = ()
     if path.suffix == ".parquet":
         yield from _parquet(path, columns, optional)
         return
-    for where, row in _json(path) if path.suffix == ".json" else _jsonl(path):
+    for where, row in entries(path):
         if not isinstance(row, dict):
-            raise ValueError(f"{where}: must be an object with {', '.join(columns)}, not {type(row).__name__}")
+            raise ValueError(f"{where}: a row must be a JSON object, not {type(row).__name__}")
         _check_columns(where, columns, row)
         yield where, row
 
@@ -53,7 +54,7 @@ def _check_columns(where: str, columns: Sequence[str], present: Collection[str])
             raise ValueError(f"{where}: there is no column {column!r}.{did_you_mean(column, map(str, present))}")
 
 
-def _parquet(path: Path, columns: Sequence[str], optional: Collection[str]) -> Iterator[Row]:
+def _parquet(path: Path, columns: Sequence[str], optional: Collection[str] | None) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -61,33 +62,46 @@ def _parquet(path: Path, columns: Sequence[str], optional: Collection[str]) -> I
         with pyarrow.parquet.ParquetFile(path) as file:
             present = file.schema_arrow.names
             _check_columns(str(path), columns, present)
-            number = 0
-            for batch in file.iter_batches(columns=[*columns, *(name for name in optional if name in present)]):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
+            wanted = None if optional is None else [*columns, *(name for name in optional if name in present)]
+            rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"{path}, row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from None
 
 
-def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} must hold a list of objects, not {type(rows).__name__}")
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+def entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """The entries of a JSON array, or of a file with one a line, gzipped or not; with each where it stands."""
+    text = _text(path)
+    if text.lstrip()[:1] == "[":
+        for number, entry in enumerate(_parse(text, path), 1):
+            yield f"{path}, row {number}", entry
+    else:
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                where = f"{path}, line {number}"
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{where} cannot be read as JSON: {error}") from None
-                yield where, row
+                yield f"{path}, line {number}", _parse(line, path, number)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file, gzipped or not; otherwise ValueError."""
+    return _parse(_text(path), path)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def _parse(text: str, path: Path, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = first_line + getattr(error, "lineno", 1) - 1
+        raise ValueError(f"{path}, line {line} cannot be read as JSON: {getattr(error, 'msg', error)}") from None

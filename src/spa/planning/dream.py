@@ -41,10 +41,8 @@ def dream(
     yield from expand(graph, actions, depth, depth, stop_at_goal=False)
     moves: Moves = {}
     for here, edges in graph.edges.items():
-        known = {action: likeliest(answers) for action, answers in edges.items() if answers}
-        moves[graph.states[here]] = {
-            action: (answer.state, answer.reward, answer.ended) for action, answer in known.items()
-        }
+        likely = {action: likeliest(answers) for action, answers in edges.items() if answers}
+        moves[graph.states[here]] = {action: (one.state, one.reward, one.ended) for action, one in likely.items()}
     return moves
 
 
@@ -63,21 +61,21 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(cfg.curriculum.imagined_worlds)
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     depth = min(planner.depth, task.env.max_actions)
-    found: list[dict[str, Any]] = []
+    imagined: list[dict[str, Any]] = []
     with progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]
             starts = [_start(task, world) for world in chunk]
             searches = [dream(start, world_model.actions, planner, depth) for start in starts]
             dreamt = search_all(world_model, searches)
-            found += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
+            imagined += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
             world_model.forget()
             bar.advance(len(chunk))
     policy.close()
-    atomic_write(out / FILE, json.dumps(found, ensure_ascii=False) + "\n")
+    atomic_write(out / FILE, json.dumps(imagined, ensure_ascii=False) + "\n")
     usage = world_model.usage
-    states = sum(len(one["moves"]) for one in found)
-    record = {"imagined": len(found), "states": states, "questions": usage.questions, "tokens": usage.tokens}
+    states = sum(len(one["moves"]) for one in imagined)
+    record = {"imagined": len(imagined), "states": states, "questions": usage.questions, "tokens": usage.tokens}
     return {**record, "actions": 0, "worlds": {"train": world_keys(worlds)}}
 
 
@@ -91,12 +89,12 @@ def _start(task: Task, world: World) -> str:
 @lru_cache(maxsize=4)
 def _read(path: str) -> list[dict[str, Any]]:
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not found or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in found):
-            raise ValueError("no imagined worlds in it")
+        loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not loaded or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in loaded):
+            raise ValueError("it contains no worlds")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot read imagined worlds from {path}: {error}") from error
-    return list(found)
+    return list(loaded)
 
 
 class ImaginedWorld(TextEnv):
@@ -127,25 +125,20 @@ class ImaginedWorld(TextEnv):
         super().reset(seed=seed)
         chosen = self._worlds[(seed or 0) % len(self._worlds)]
         self._moves, self._state = chosen["moves"], str(chosen["start"])
-        return self._state, {
-            "success": False,
-            "valid": True,
-            "effective": False,
-            "content": self._state,
-            "split": "train",
-        }
+        info = {"success": False, "valid": True, "effective": False, "content": self._state, "split": "train"}
+        return self._state, info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._state is None:
             raise ResetNeeded("reset this world before step")
         before = self._state
-        known = self._moves.get(before, {})
-        if action not in known:
+        outcomes = self._moves.get(before, {})
+        if action not in outcomes:
             if not self.actions or action in self.actions:
                 self._state = None
                 return before, 0.0, False, True, {"success": False, "valid": True, "effective": False}
             return before, 0.0, False, False, {"success": False, "valid": False, "effective": False}
-        after, reward, ended = known[action]
+        after, reward, ended = outcomes[action]
         self._state = None if ended else after
         info = {"success": bool(ended and reward > 0), "valid": True, "effective": after != before}
         return after, float(reward), bool(ended), False, info

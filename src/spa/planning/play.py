@@ -31,27 +31,27 @@ def search_all(
         memories: for each search, known answers that replace the model's.
     """
     results: dict[int, T] = {}
-    asked: dict[int, list[Question]] = {}
+    pending: dict[int, list[Question]] = {}
 
     def advance(number: int, answers: list[Answer] | None) -> None:
         try:
-            asked[number] = searches[number].send(answers)  # type: ignore[arg-type]
+            pending[number] = searches[number].send(answers)  # type: ignore[arg-type]
         except StopIteration as stop:
             results[number] = stop.value
-            asked.pop(number, None)
+            pending.pop(number, None)
 
     for number in range(len(searches)):
         advance(number, None)
-    while asked:
-        order = list(asked)
-        known: list[Memory] = [memories[number] if memories else {} for number in order]
+    while pending:
+        order = list(pending)
+        known_answers: list[Memory] = [memories[number] if memories else {} for number in order]
         unknown = [
-            [question for question in asked[number] if question not in memory]
-            for number, memory in zip(order, known, strict=True)
+            [question for question in pending[number] if question not in memory]
+            for number, memory in zip(order, known_answers, strict=True)
         ]
         answers = iter(world_model.ask([question for questions in unknown for question in questions]))
-        for number, memory in zip(order, known, strict=True):
-            advance(number, [memory[q] if q in memory else next(answers) for q in asked[number]])  # type: ignore[index]
+        for number, memory in zip(order, known_answers, strict=True):
+            advance(number, [memory[q] if q in memory else next(answers) for q in pending[number]])  # type: ignore[index]
     return [results[number] for number in range(len(searches))]
 
 

@@ -93,13 +93,7 @@ class Plan:
         """The form stored in an episode."""
         return {
             "path": [
-                {
-                    "action": action,
-                    "state": seen.state,
-                    "reward": seen.reward,
-                    "ended": seen.ended,
-                    "probability": round(seen.probability, 4),
-                }
+                {"action": action, **vars(seen), "probability": round(seen.probability, 4)}
                 for action, seen in self.path
             ],
             "values": {action: round(value, 4) for action, value in self.values.items()},
@@ -129,8 +123,8 @@ class ImaginedGraph:
                 self.index[answer.state] = len(self.states)
                 self.states.append(answer.state)
                 self.depth.append(self.depth[here] + 1)
-                known = worth is not None and self.config.gamma > 0
-                self.worth.append(-math.inf if known else self.config.optimism)
+                is_valued = worth is not None and self.config.gamma > 0
+                self.worth.append(-math.inf if is_valued else self.config.optimism)
                 new.append(answer.state)
             if worth is not None and not answer.ended and self.config.gamma > 0:
                 place = self.index[answer.state]
@@ -166,9 +160,9 @@ class ImaginedGraph:
                     after[number, column] = self.index[answer.state]
         unknown = np.array([not answers for *_, answers in rows], dtype=bool)
         place = np.array([here for here, *_ in rows], dtype=np.int64)
-        asked = np.zeros(len(self.states) + 1, dtype=bool)
-        asked[place] = True
-        values = np.where(asked, 0.0, [*self.worth, 0.0])
+        queried = np.zeros(len(self.states) + 1, dtype=bool)
+        queried[place] = True
+        values = np.where(queried, 0.0, [*self.worth, 0.0])
         gains = np.zeros(len(rows))
         for _ in range(max(1, horizon)):
             worth = reward + config.gamma * values[after]
@@ -176,14 +170,14 @@ class ImaginedGraph:
             gains[unknown] = -np.inf
             best = np.full(len(values), -np.inf)
             np.maximum.at(best, place, gains)
-            new = np.where(asked & np.isfinite(best), best, np.where(asked, 0.0, values))
+            new = np.where(queried & np.isfinite(best), best, np.where(queried, 0.0, values))
             if np.allclose(new, values, rtol=0, atol=1e-12):
                 break
             values = new
-        found: dict[int, dict[str, float]] = {}
+        gains_by_state: dict[int, dict[str, float]] = {}
         for (here, action, _), gain in zip(rows, gains.tolist(), strict=True):
-            found.setdefault(here, {})[action] = gain
-        return values[:-1], found
+            gains_by_state.setdefault(here, {})[action] = gain
+        return values[:-1], gains_by_state
 
     def path(self, gains: Mapping[int, Mapping[str, float]], first: str, length: int) -> list[tuple[str, Imagined]]:
         """The path from the root through ``first`` and then the best actions, as far as it was imagined."""
@@ -201,8 +195,8 @@ class ImaginedGraph:
             if answer.ended or here in seen or here not in gains:
                 break
             seen.add(here)
-            known = {name: gain for name, gain in gains[here].items() if name in self.edges[here]}
-            action = max(known, key=lambda name: known[name])
+            gains_here = {name: gain for name, gain in gains[here].items() if name in self.edges[here]}
+            action = max(gains_here, key=lambda name: gains_here[name])
         return way
 
 
@@ -239,22 +233,22 @@ def expand(
             return
         left -= len(moves) * _each(config)
         answers = yield from _what_if(moves, config)
-        found: dict[str, float] = {}
+        best_return: dict[str, float] = {}
         goal = False
         for move, (imagined, worth) in zip(moves, answers, strict=True):
             new = graph.add(move.state, move.action, imagined, worth)
             for answer in graph.edges[graph.index[move.state]][move.action]:
                 gained = returns[move.state] + config.gamma**layer * answer.reward
                 goal |= answer.ended and gained > 0 and config.samples == 1
-                if answer.state in new or (answer.state in found and not answer.ended):
-                    found[answer.state] = max(gained, found.get(answer.state, -math.inf))
-        if not found or (goal and stop_at_goal):
+                if answer.state in new or (answer.state in best_return and not answer.ended):
+                    best_return[answer.state] = max(gained, best_return.get(answer.state, -math.inf))
+        if not best_return or (goal and stop_at_goal):
             return
-        frontier = list(found)
+        frontier = list(best_return)
         if config.width:
-            ahead = {state: config.gamma ** (layer + 1) * graph.worth[graph.index[state]] for state in found}
-            frontier = sorted(found, key=lambda state: -found[state] - ahead[state])[: config.width]
-        returns |= found
+            ahead = {state: config.gamma ** (layer + 1) * graph.worth[graph.index[state]] for state in best_return}
+            frontier = sorted(best_return, key=lambda state: -best_return[state] - ahead[state])[: config.width]
+        returns |= best_return
 
 
 def _each(config: PlannerConfig) -> int:
@@ -317,8 +311,8 @@ class _Node:
 
         def score(action: str) -> float:
             tried = self.visits[action]
-            known = (self.mean(action) - low) / spread if tried and spread > 0 else 0.0
-            return known + exploration * self.prior[action] * root / (1 + tried)
+            value = (self.mean(action) - low) / spread if tried and spread > 0 else 0.0
+            return value + exploration * self.prior[action] * root / (1 + tried)
 
         return _best({action: score(action) for action in self.visits}, rng)
 
@@ -334,7 +328,7 @@ def mcts(
     nodes: dict[str, _Node] = {}
     horizon = min(config.depth, actions_left)
     low, high = math.inf, -math.inf
-    asked, limit = 0, config.max_questions or math.inf
+    question_count, limit = 0, config.max_questions or math.inf
     for _ in range(config.simulations):
         state, value = root, None
         trail: list[tuple[_Node, str, float, float]] = []
@@ -350,9 +344,9 @@ def mcts(
             action = nodes[state].select(config.exploration, low, high, rng)
             believed = graph.answers(state, action)
             if believed is None:
-                if asked + _each(config) > limit:
+                if question_count + _each(config) > limit:
                     break
-                asked += _each(config)
+                question_count += _each(config)
                 ((imagined, worth),) = yield from _what_if([Move(state, action)], config)
                 graph.add(state, action, imagined, worth)
                 believed = graph.answers(state, action)
@@ -376,7 +370,7 @@ def mcts(
             node.total[action] += value
             if imagined_all:
                 low, high = min(low, value), max(high, value)
-        if asked + _each(config) > limit or not nodes[root].visits:
+        if question_count + _each(config) > limit or not nodes[root].visits:
             break
     top = nodes[root]
     if not top.visits:

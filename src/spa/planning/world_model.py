@@ -20,6 +20,7 @@ from spa.engines.processes import in_processes
 from spa.models.packing import common_length
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 _CLOSE = "</"  # ends an answer: no state contains it
 
@@ -61,7 +62,9 @@ class WorldModel:
 
     def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
         if isinstance(policy, ServedPolicy):
-            raise ValueError("a planner asks the model in the middle of a response: use engine=transformers or vllm")
+            raise ValueError(
+                "a planner continues partial responses: use engine=transformers or vllm, not a chat server"
+            )
         self.policy = policy
         self.samples, self.proposals, self.seed = samples, proposals, seed
         self.usage = Usage()
@@ -84,7 +87,7 @@ class WorldModel:
         worths = [key for key in new if isinstance(key, Worth)]
         self._known.update(zip(moves, self.predict(moves), strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
-        self._known.update(zip(worths, self._value(worths), strict=True))
+        self._known.update(zip(worths, self._spread(self._value, worths, self._reading(0.0)), strict=True))
         return [self._known[key] for key in keys]
 
     def forget(self) -> None:
@@ -100,12 +103,8 @@ class WorldModel:
         An answer that is cut off or has no readable outcome has probability 0.
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
-        asked = [(move, sample) for move in moves for sample in range(self.samples)]
-
-        def share(places: range) -> tuple[list[Imagined], Usage]:
-            return self._imagine([asked[place] for place in places], sampling)
-
-        answers = self._spread(share, len(asked), sampling)
+        queries = [(move, sample) for move in moves for sample in range(self.samples)]
+        answers = self._spread(self._imagine, queries, sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 
     @property
@@ -113,7 +112,7 @@ class WorldModel:
         """Whether ``log_probs`` is available."""
         return self.policy.model is not None
 
-    def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
+    def log_probs(self, outcomes: Sequence[tuple[Move, str]]) -> list[float]:
         """Log-probability (nats) of each state as the result of its move, whatever the model itself would predict.
 
         Raises:
@@ -132,7 +131,7 @@ class WorldModel:
                     f"{state}{after}",
                 )
             )
-            for move, state in asked
+            for move, state in outcomes
         ]
         return sum_logprobs(self.policy.model, rows)
 
@@ -147,27 +146,27 @@ class WorldModel:
             max_tokens=max(self.policy.sampling.max_tokens, 16),
         )
 
-    def _imagine(self, asked: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
+    def _imagine(self, queries: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
         """Answers each question in two turns of a session: first the state, then the outcome."""
         chat, layout = self.policy.chat, self._layout
-        prompts = {move.state: self._question_prompt(move.state) for move, _ in asked}
+        prompts = {move.state: self._question_prompt(move.state) for move, _ in queries}
         # Greedy answers about one state share a session: their contexts share a prefix, which engines with a KV cache read once.
         # Sampling depends on the session, so there each question has its own.
         sessions: dict[int, list[tuple[Move, int]]] = {}
-        for move, sample in asked:
+        for move, sample in queries:
             sessions.setdefault(self._session(move if self.samples > 1 else (move.state,), sample), []).append(
                 (move, sample)
             )
         place = dict.fromkeys(sessions, 0)
         state: dict[int, tuple[str, float]] = {}
         done: dict[tuple[Move, int], Imagined] = {}
-        usage = Usage(questions=len(asked))
+        usage = Usage(questions=len(queries))
 
         def context(move: Move, text: str) -> list[int]:
             return [*prompts[move.state], *chat.response_ids(text)]
 
-        def read(session: int, ids: list[int], known: Sequence[int] = ()) -> list[int]:
-            usage.tokens_read += len(ids) - common_length(ids, known)
+        def read(session: int, ids: list[int], before_ids: Sequence[int] = ()) -> list[int]:
+            usage.tokens_read += len(ids) - common_length(ids, before_ids)
             before[session] = ids
             return ids
 
@@ -202,61 +201,51 @@ class WorldModel:
             for session, moves in sessions.items()
         }
         serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
-        return [done[key] for key in asked], usage
+        return [done[key] for key in queries], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
         """Frequencies of the first actions in the plain policy's responses; unreadable ones are left out."""
         if not self.proposals:
             return [{} for _ in choices]
         sampling = sampling_for(self._plain_task, self.policy.sampling)
-        asked = [(choice, sample) for choice in choices for sample in range(self.proposals)]
-
-        def share(places: range) -> tuple[list[str | None], Usage]:
-            return self._propose([asked[place] for place in places], sampling)
-
-        named = self._spread(share, len(asked), sampling)
+        queries = [(choice, sample) for choice in choices for sample in range(self.proposals)]
+        named = self._spread(self._propose, queries, sampling)
         shares = []
         for start in range(0, len(named), self.proposals):
             counts = Counter(name for name in named[start : start + self.proposals] if name is not None)
             shares.append({name: count / counts.total() for name, count in counts.most_common()})
         return shares
 
-    def _propose(self, asked: Sequence[tuple[Choice, int]], sampling: SamplingConfig) -> tuple[list[str | None], Usage]:
+    def _propose(
+        self, queries: Sequence[tuple[Choice, int]], sampling: SamplingConfig
+    ) -> tuple[list[str | None], Usage]:
         chat, agent = self.policy.chat, self._plain_task.agent
         contexts = {
             self._session(*key): [*self._prompt(self._plain_task, key[0].state, key[0].actions_left), *chat.forced_ids]
-            for key in asked
+            for key in queries
         }
         texts, usage = self._continue(contexts, sampling)
         named = []
-        for key in asked:
+        for key in queries:
             text = chat.forced + texts[self._session(*key)]
             parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
             named.append(match_action(parsed.actions[0], self.actions) if parsed.actions else None)
         return named, usage
 
-    def _value(self, worths: Sequence[Worth]) -> list[float | None]:
+    def _value(self, worths: Sequence[Worth], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
         """The model's estimates of action values."""
-        chat, sampling = self.policy.chat, self._reading(0.0)
-
-        def share(places: range) -> tuple[list[float | None], Usage]:
-            asked = [worths[place] for place in places]
-            contexts = {
-                number: [
-                    *self._question_prompt(one.state),
-                    *chat.response_ids(self._layout.worth(one.state, one.action)),
-                ]
-                for number, one in enumerate(asked)
-            }
-            texts, usage = self._continue(contexts, sampling)
-            values: list[float | None] = []
-            for number in contexts:
-                text, closed, _ = texts[number].partition(_CLOSE)
-                outcome = read_outcome(text) if closed else None
-                values.append(None if outcome is None or outcome[1] else outcome[0])
-            return values, usage
-
-        return self._spread(share, len(worths), sampling)
+        chat, layout = self.policy.chat, self._layout
+        contexts = {
+            number: [*self._question_prompt(one.state), *chat.response_ids(layout.worth(one.state, one.action))]
+            for number, one in enumerate(worths)
+        }
+        texts, usage = self._continue(contexts, sampling)
+        values: list[float | None] = []
+        for number in contexts:
+            text, closed, _ = texts[number].partition(_CLOSE)
+            outcome = read_outcome(text) if closed else None
+            values.append(None if outcome is None or outcome[1] else outcome[0])
+        return values, usage
 
     def _continue(self, contexts: dict[int, list[int]], sampling: SamplingConfig) -> tuple[dict[int, str], Usage]:
         """The model's continuation of each session's context."""
@@ -283,8 +272,14 @@ class WorldModel:
         digest = hashlib.sha256(repr((tuple(question), sample)).encode()).digest()
         return int.from_bytes(digest[:6])
 
-    def _spread(self, share: Callable[[range], tuple[list[T], Usage]], count: int, sampling: SamplingConfig) -> list[T]:
-        """Applies ``share`` to the indices 0 to ``count``, in several processes where that is faster."""
+    def _spread(
+        self,
+        answer: Callable[[Sequence[Q], SamplingConfig], tuple[list[T], Usage]],
+        queries: Sequence[Q],
+        sampling: SamplingConfig,
+    ) -> list[T]:
+        """``answer``'s results for all queries, in several processes where that is faster."""
+        count = len(queries)
         if not count:
             return []
         engine = self.policy.engine
@@ -292,7 +287,7 @@ class WorldModel:
 
         def work(number: int) -> tuple[list[T], Usage]:
             with engine.alone(processes) if isinstance(engine, SplittingEngine) else nullcontext():
-                return share(range(number, count, processes))
+                return answer(queries[number::processes], sampling)
 
         parts = in_processes(work, processes)
         for _, usage in parts:

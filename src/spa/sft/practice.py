@@ -91,8 +91,8 @@ def lesson_rows(
     env = task.make_env()
     left = task.env.max_actions
     depth = min(config.depth, left)
-    told = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
-    found = Lessons()
+    world_model_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
+    result = Lessons()
     with progress(len(worlds), title) as bar:
         for start in range(0, len(worlds), CHUNK):
             chunk = worlds[start : start + CHUNK]
@@ -100,25 +100,27 @@ def lesson_rows(
             for world in chunk:
                 state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                 roots.append(state)
-                headers.append((task.header(env), told.header(env)))
+                headers.append((task.header(env), world_model_task.header(env)))
             searches = [imagine(root, world_model.actions, config, depth, left, whole=whole) for root in roots]
-            for world, (plain, telling), lessons in zip(chunk, headers, search_all(world_model, searches), strict=True):
-                found.solved += any(lesson.met == 0 for lesson in lessons)
+            for world, (policy_header, world_model_header), lessons in zip(
+                chunk, headers, search_all(world_model, searches), strict=True
+            ):
+                result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
                     state, met = lesson.state, lesson.met
                     extra = {"seed": world.seed, "content": world.content, "turn": met}
-                    prompt = state_prompt(task, plain, state, left - met)
+                    prompt = state_prompt(task, policy_header, state, left - met)
                     for action in best_actions(lesson.values):
                         response = layout.choice(action) if agent.think else layout.answer.format(action)
-                        found.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
-                    prompt = state_prompt(told, telling, state, left - met)
+                        result.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
+                    prompt = state_prompt(world_model_task, world_model_header, state, left - met)
                     for action, value in lesson.values.items() if values else ():
                         if np.isfinite(value):
                             response = layout.valued(state, action, value)
-                            found.values.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
+                            result.values.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
             world_model.forget()
-            bar.advance(len(chunk), rows=len(found.plans), solved=found.solved)
-    return found
+            bar.advance(len(chunk), rows=len(result.plans), solved=result.solved)
+    return result
 
 
 def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
@@ -138,43 +140,33 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
     settings = cfg.practice
     # There are no validation rows here to select a checkpoint or stop early by.
     cfg = dataclasses.replace(cfg, sft=dataclasses.replace(cfg.sft, use="last", patience=0))
-    known = [data_files(data)[0]]
+    transition_files = [data_files(data)[0]]
     rounds, weights = [], model
     for number in range(1, settings.rounds + 1):
         folder = out / f"round_{number}"
         record: dict[str, Any] = {"actions": 0}
         if number > 1:
             played = _step(folder / "play", f"practice {number}, play", partial(_play, cfg, weights, number))
-            known.append(folder / "play" / "train.parquet")
+            transition_files.append(folder / "play" / "train.parquet")
             record["actions"] = played["actions"]
-            _step(
-                folder / "transitions",
-                f"practice {number}, transitions",
-                partial(_join, known, cfg.selfplay),
-            )
+            join = partial(_join, transition_files, cfg.selfplay)
+            _step(folder / "transitions", f"practice {number}, transitions", join)
             model = _train(cfg, folder / "transitions", folder / "world", f"practice {number}, world model")
-        record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, known))
+        record |= _step(folder / "plans", f"practice {number}, plans", partial(_plan, cfg, model, transition_files))
         tuned = dataclasses.replace(
             cfg,
             model=dataclasses.replace(cfg.model, path=model),
             sft=dataclasses.replace(cfg.sft, epochs=settings.epochs, eval_worlds=0),
         )
+        weights = model
         if record["lessons"]:
             weights = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
-        else:
-            weights = model
-        rounds.append(
-            {key: record[key] for key in ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")}
-        )
-    spent = sum((Elapsed.from_record(_done(path)) for path in sorted(out.glob("round_*/*/done.json"))), Elapsed())
+        counts = ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")
+        rounds.append({key: record[key] for key in counts})
+    records = (read_done(path.parent) or {} for path in sorted(out.glob("round_*/*/done.json")))
+    spent = sum(map(Elapsed.from_record, records), Elapsed())
     actions = sum(int(each["actions"]) for each in rounds)
     return {**spent.record(), "model": os.path.relpath(weights, out), "actions": actions, "rounds": rounds}
-
-
-def _done(path: Path) -> dict[str, Any]:
-    done = read_done(path.parent)
-    assert done is not None
-    return done
 
 
 def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -197,17 +189,19 @@ def _train(cfg: Config, data: Path, folder: Path, title: str) -> str:
 def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     """Plays real episodes with the policy in self-play worlds and writes their transitions."""
     settings, seeds = cfg.practice, cfg.seeds
-    own = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=1))
-    task = make_task(own, state_format=cfg.selfplay.state_format, prompt="base")
+    windowed = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=1))
+    task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="base")
     source = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"))
     worlds = source.take(cfg.selfplay.groups + (number - 1) * settings.groups)[-settings.groups :]
-    policy = Policy.load(own, model)
+    policy = Policy.load(windowed, model)
     episodes = play_chunks(
         policy, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
     )
     policy.close()
-    told = make_task(own, state_format=cfg.selfplay.state_format, prompt="world_model")
-    rows = transition_rows((e for e in episodes if e.status != "error"), told, cfg.selfplay.states, seeds.run)
+    world_model_task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="world_model")
+    rows = transition_rows(
+        (e for e in episodes if e.status != "error"), world_model_task, cfg.selfplay.states, seeds.run
+    )
     write_rows(out / "train.parquet", rows)
     actions = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
     success = sum(episode.success for episode in episodes) / len(episodes)
@@ -224,38 +218,39 @@ def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, A
     return {"rows": len(rows)}
 
 
-def _plan(cfg: Config, model: str, known: Sequence[Path], out: Path) -> dict[str, Any]:
+def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) -> dict[str, Any]:
     """Writes the lessons planned with ``model``, mixed with some transitions."""
     settings, seeds = cfg.practice, cfg.seeds
     planner = dataclasses.replace(cfg.planner, values=False)  # values are only taught here, not used
     policy = Policy.load(cfg, model)
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
     # Splits contribute in proportion to their sizes, so that neither runs out first.
-    few = max(1, settings.worlds // 3)
-    counts = {"selfplay": few, "train": settings.worlds - few}
+    selfplay_worlds = max(1, settings.worlds // 3)
+    counts = {"selfplay": selfplay_worlds, "train": settings.worlds - selfplay_worlds}
     sources = {split: WorldSource(task, split, first_seed(seeds, split), unique=True) for split in counts}
     starts = {split: sources[split].take(count) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
-    found = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
+    lessons = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
     policy.close()
-    rows = found.plans
+    rows = lessons.plans
     if not rows:
         note(
-            f"practice: from none of {len(worlds)} starts was a gain imagined within {planner.depth} actions: nothing to "
-            "learn. Look at the world model (imagination/ in the evaluation), planner.depth and planner.min_probability"
+            f"practice: no path to a reward was imagined from any of {len(worlds)} start states within {planner.depth} actions, so "
+            "there is nothing to learn; check the world model (imagination/ in the evaluation), planner.depth and "
+            "planner.min_probability"
         )
-    told = [row for part in known for row in read_rows(part)[0]]
+    past = [row for part in transition_files for row in read_rows(part)[0]]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
-    kept = _some(told, round(settings.rehearsal * len(rows)), rng)
-    valued = _some(found.values, round(settings.values * len(rows)), rng)
-    write_rows(out / "train.parquet", [*rows, *kept, *valued])
+    rehearsed = _some(past, round(settings.rehearsal * len(rows)), rng)
+    valued = _some(lessons.values, round(settings.values * len(rows)), rng)
+    write_rows(out / "train.parquet", [*rows, *rehearsed, *valued])
     usage = world_model.usage
     return {
         "worlds_planned": len(worlds),
-        "solved": found.solved,
+        "solved": lessons.solved,
         "lessons": len(rows),
-        "rehearsed": len(kept),
+        "rehearsed": len(rehearsed),
         "valued": len(valued),
         "questions": usage.questions,
         "tokens": usage.tokens,

@@ -48,18 +48,18 @@ def test_forms_of_a_file(tmp_path, form):
 
 X = '"asin": "A", "name": "x"'
 BAD_PRODUCTS = [
-    ('[{"asin": "A"},\n 7]', "product 1 (A): 'name' is missing"),
-    ("[\n\n 7]", "product 1: must be a JSON object, not int"),
-    ('[{"asin": 3}]', "product 1: 'asin' must be a text, not int"),
-    ('[{"asin": "A", "name": " "}]', "product 1 (A): 'name' is empty"),
-    (f"[{{{X}}}\n {{", "line 2: no JSON"),
-    (f"[{{{X}}}", "line 1: no JSON"),
-    (f'{{{X}}}\n{{"asin": \n', "line 2: no JSON"),
+    ('[{"asin": "A"},\n 7]', "row 1 (A): 'name' is missing"),
+    ("[\n\n 7]", "row 1: must be a JSON object, not int"),
+    ('[{"asin": 3}]', "row 1: 'asin' must be a text, not int"),
+    ('[{"asin": "A", "name": " "}]', "row 1 (A): 'name' is empty"),
+    (f"[{{{X}}}\n {{", "line 2 cannot be read as JSON"),
+    (f"[{{{X}}}", "line 1 cannot be read as JSON"),
+    (f'{{{X}}}\n{{"asin": \n', "line 2 cannot be read as JSON"),
     ("[]", "holds no products"),
     ("", "holds no products"),
     (f'{{{X}}}\n{{"asin": "B", "name": "y", "pricing": "cheap"}}', "line 2 (B): 'pricing' must be"),
-    (f'[{{{X}, "pricing": 5}}]', "product 1 (A): 'pricing' must be a price such as '$12.99', not 5"),
-    (f'[{{{X}, "category": []}}]', "product 1 (A): 'category' must be a text, not list"),
+    (f'[{{{X}, "pricing": 5}}]', "row 1 (A): 'pricing' must be a price such as '$12.99', not 5"),
+    (f'[{{{X}, "category": []}}]', "row 1 (A): 'category' must be a text, not list"),
     (f'[{{{X}, "small_description": {{"a": 1}}}}]', "'small_description' must be a text or a list of texts"),
     (f'[{{{X}, "small_description": [1]}}]', "'small_description' must be a text or a list of texts"),
     (f'[{{{X}, "customization_options": [1]}}]', "'customization_options' must be a JSON object, not list"),
@@ -82,11 +82,11 @@ def test_malformed_product_files(tmp_path, text, reason):
 @pytest.mark.parametrize(
     "which, content, reason",
     [
-        ("attributes", "{\n\n oops", "attributes.json, line 3: no JSON"),
+        ("attributes", "{\n\n oops", "attributes.json, line 3 cannot be read as JSON"),
         ("attributes", "[]", "attributes.json: must be a JSON object by product id, not list"),
         ("attributes", '{"B000SHOE01": 3}', "attributes.json, product B000SHOE01: must be a JSON object, not int"),
         ("attributes", '{"B000SHOE01": {"attributes": 3}}', "product B000SHOE01: 'attributes' must be a list"),
-        ("human_goals", "nothing", "human_goals.json, line 1: no JSON"),
+        ("human_goals", "nothing", "human_goals.json, line 1 cannot be read as JSON"),
         ("human_goals", '{"B000SHOE01": {}}', "human_goals.json, product B000SHOE01: must be a list of goals"),
         ("human_goals", '{"B000SHOE01": [{}]}', "human_goals.json, product B000SHOE01, goal 1: must be a JSON object"),
         ("human_goals", '{"B": []}', "human_goals.json: holds no goal for any of the 3 products"),
@@ -95,7 +95,7 @@ def test_malformed_product_files(tmp_path, text, reason):
             '{"B000SHOE01": [{"instruction": "x", "instruction_attributes": 7}]}',
             "goal 1: 'instruction_attributes' must be a list of texts, not int",
         ),
-        ("human_goals", b"\xff", "is no UTF-8 text: invalid start byte at byte 0"),
+        ("human_goals", b"\xff", "is not UTF-8 text: invalid start byte at byte 0"),
         ("human_goals", b"\x1f\x8bxx", "cannot be read"),
     ],
 )
@@ -110,7 +110,7 @@ def test_settings_that_are_wrong(files, monkeypatch):
         WebShop(products="/tmp/nowhere.json")
     with pytest.raises(ValueError, match="must be given by its path, not 5"):
         WebShop(products=5)
-    with pytest.raises(ValueError, match="needs human_goals="):
+    with pytest.raises(ValueError, match="needs human_goals,"):
         WebShop(goals="human")
     with pytest.raises(ValueError, match="Did you mean 'synthetic'"):
         WebShop(goals="syntetic")

@@ -43,20 +43,32 @@ class ForeignGame(SeededEnv):
     an invalid move, or one that makes the game raise, changes nothing.
 
     Args:
-        world: the full name, which also begins ``info["content"]``.
+        name: the library's name of the game; with ``prefix`` before it, it begins ``info["content"]``.
         view: what the state is. ``"board"``: the board as it is now. ``"history"``: all moves and what the game said to each.
             ``"last"``: what it said last. ``"auto"``: the board where the game shows one, else the history.
         actions: the names of all actions, where they are not free text.
         max_steps: moves after which an episode is cut off.
+        settings: keyword arguments of the game.
+
+    Raises:
+        ValueError: the library is not installed, there is no such game or setting, the game refuses one, or data is missing.
     """
 
+    prefix: ClassVar[str] = ""  # of the full name
     listed: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # actions of games that have few, by the name of their class
 
     def __init__(
-        self, world: str, *, view: str = "auto", actions: Sequence[str] | None = None, max_steps: int | None = None
+        self,
+        name: str,
+        /,
+        *,
+        view: str = "auto",
+        actions: Sequence[str] | None = None,
+        max_steps: int | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(state_format="grid", max_steps=max_steps, render_mode="ansi")
-        self.name = world
+        self.name = world = f"{self.prefix}:{name}"
         self.view = one_of("view", view, VIEWS, of=world)
         if isinstance(actions, str) or not all(isinstance(name, str) and name.strip() for name in actions or ()):
             raise ValueError(f"actions of {world} must be a list of names, got {actions!r}")
@@ -66,19 +78,17 @@ class ForeignGame(SeededEnv):
         self._history: list[str] = []
         self._board: str | None = None
         self._won = self._over = False
-
-    def _take_game(self, make: Callable[..., Any], settings: dict[str, Any]) -> None:
-        """Takes over the game that ``make(**settings)`` gives. Its class says which settings there are, and has actions listed.
-
-        Raises:
-            ValueError: an unknown setting, or one that the game refuses.
-        """
-        settings = {name: value for name, value in settings.items() if name != "render_mode"}
-        self._game = build(self.name, make, {})
-        check_settings(self.name, settings, type(self._game), SETTINGS)
+        make = self._find(name)
+        settings.pop("render_mode", None)
+        self._game = build(world, make, {})  # its class says which settings there are
+        check_settings(world, settings, type(self._game), SETTINGS)
         if settings:
-            self._game = build(self.name, make, settings)
+            self._game = build(world, make, settings)
         self.actions = self.actions or self.listed.get(type(self._game).__name__, ())
+
+    @abstractmethod
+    def _find(self, name: str) -> Callable[..., Any]:
+        """What makes the game of this name; raises ValueError where the library has none."""
 
     @abstractmethod
     def _open(self, seed: int) -> tuple[str, Reply]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,58 +17,31 @@ _COUNTERS = frozenset({"turn_count"})
 
 
 class GemGame(ForeignGame):
-    """A game of GEM.
+    """A game of GEM, such as ``"game:Mastermind-v0-easy"``. See ``ForeignGame``; rewards are GEM's.
 
     GEM's other worlds are not offered: its ``rg:`` are ``reasoning_gym:``, and ``math:``, ``qa:`` and ``code:`` need data from
     the hub, tools, or run what a model wrote.
 
-    ## Actions
-    What the game takes inside ``\\boxed{}`` (``up`` for ``\\boxed{up}``; with the box works, too). 2048, FifteenPuzzle, Sokoban and
-    TowerofHanoi list their actions. A move that GEM calls wrong, or that changes nothing but its turn counter, is not valid.
-
-    ## States
-    See ``view`` of ``ForeignGame``; the board is the suffix that GEM adds to a prompt, where that has several lines. The
-    instructions are the world's ``rules``.
-
-    ## Rewards
-    GEM's.
-
-    ## Episode end
-    Terminated when the game is over, its turn limit included; truncated after ``max_steps`` valid moves. ``success``: over
-    before the turn limit and with a reward.
-
-    Args:
-        name: GEM's id, such as ``"game:Mastermind-v0-easy"``.
-        settings: ``view``, ``actions``, ``max_steps`` and the keyword arguments of the game.
-
-    Raises:
-        ValueError: GEM is not installed, there is no such game or setting, or data is missing.
+    An action is what the game takes inside ``\\boxed{}`` (``up`` for ``\\boxed{up}``; with the box works, too). A move that GEM
+    calls wrong, or that changes nothing but its turn counter, is not valid. The board is the suffix that GEM adds to a prompt,
+    where that has several lines; the instructions are the world's ``rules``. The game's turn limit terminates it; ``success``
+    is to end before that limit and with a reward.
 
     Source: ``gem.make``.
     """
 
+    prefix = "gem"
     listed: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("Game2048Env", "FifteenPuzzleEnv", "SokobanEnv"), MOVES),
         "TowerofHanoiEnv": PEGS,
     }
 
-    def __init__(
-        self,
-        name: str,
-        /,
-        *,
-        view: str = "auto",
-        actions: Sequence[str] | None = None,
-        max_steps: int | None = None,
-        **settings: Any,
-    ) -> None:
-        world = f"gem:{name}"
-        super().__init__(world, view=view, actions=actions, max_steps=max_steps)
+    def _find(self, name: str) -> Callable[..., Any]:
         import_library("gem.envs", "gem")  # fills the registry
         registry = import_library("gem.envs.registration", "gem")
-        find_name(world, name, (known for known in registry.ENV_REGISTRY if known.startswith("game:")))
+        find_name(self.name, name, (known for known in registry.ENV_REGISTRY if known.startswith("game:")))
         self._format_error = import_library("gem.utils.constants", "gem").LanguageGameReward.format_error_reward
-        self._take_game(partial(registry.make, env_id=name), settings)
+        return partial(registry.make, env_id=name)
 
     def sample_action(self, rng: np.random.Generator) -> str:
         """One of the listed actions, else GEM's own random action."""

@@ -28,17 +28,9 @@ _ARITHMETIC = re.compile(r"[0-9+\-*/()\s]{1,200}", re.ASCII)
 class Question(SeededEnv):
     """A question of a reasoning-gym data set; the answer is judged by the data set's own scorer.
 
-    ## Actions
-    The answer, free text of up to 2,000 characters. Not valid: an empty one, and one that the scorer cannot read.
-
-    ## States
-    The question; after the answer, a further line with it.
-
-    ## Rewards
-    The scorer's, from 0 to 1. ``success`` means a full 1.
-
-    ## Episode end
-    Terminated after the first valid answer.
+    An action is the answer, free text of up to 2,000 characters; an empty one, and one that the scorer cannot read, is not valid.
+    The state is the question and, after the answer, a line with it. The reward is the scorer's, from 0 to 1; ``success`` means a
+    full 1. Terminated after the first valid answer.
 
     Some scorers evaluate the answer as Python code. Of those, some see only answers that hold nothing but numbers, operators or
     Python literals (any other answer is not valid); the other data sets are refused.
@@ -66,7 +58,7 @@ class Question(SeededEnv):
         settings.pop("render_mode", None)
         for reserved in ("seed", "size"):
             if reserved in settings:
-                raise ValueError(f"{reserved!r} is no setting of {world!r}: the seed of reset() chooses the question")
+                raise ValueError(f"{reserved!r} is not a setting of {world!r}: reset(seed=) chooses the question")
         check_settings(world, settings, sets[name][1], ())
         self.name, self._settings = world, settings
         self.rules = "Answer the question. An action is the whole answer and nothing else."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, ClassVar
@@ -12,54 +12,32 @@ from spa.envs.adapters.guard import find_name, import_library, untouched
 
 
 class TextArenaGame(ForeignGame):
-    """A game of TextArena for one player.
+    """A game of TextArena for one player. See ``ForeignGame``; rewards are TextArena's, at the end: usually 1 for a win.
 
-    ## Actions
-    What the game takes between its square brackets (``up`` for ``[up]``; with brackets works, too). 2048, FifteenPuzzle,
-    FrozenLake, Sokoban and TowerOfHanoi list their actions, the others are free text unless ``actions`` lists them. Invalid
-    moves change nothing and do not end the game, as TextArena's second one in a row would.
-
-    ## States
-    See ``view`` of ``ForeignGame``. The rules that the game prints are the world's ``rules``. A finished game adds its verdict.
-
-    ## Rewards
-    TextArena's, at the end: usually 1 for a win, else the part that was reached. ``success`` means 1.
-
-    ## Episode end
-    Terminated when the game is over, its own turn limit included; truncated after ``max_steps`` valid moves.
-
-    Args:
-        name: TextArena's id.
-        settings: ``view``, ``actions``, ``max_steps`` and the keyword arguments of the game.
+    An action is what the game takes between its square brackets (``up`` for ``[up]``; with brackets works, too). Invalid moves
+    change nothing and do not end the game, as TextArena's second one in a row would. The rules that the game prints are the
+    world's ``rules``; a finished game adds its verdict. The game's turn limit terminates it; ``success`` is a reward of 1.
 
     Raises:
-        ValueError: TextArena is not installed, there is no such game or setting, it needs more players, or data that is missing.
+        ValueError: as ``ForeignGame``, or the game needs more players.
 
     Source: ``textarena.make``.
     """
 
+    prefix = "textarena"
     listed: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("Game2048Env", "FifteenPuzzleEnv", "FrozenLakeEnv", "SokobanEnv"), MOVES),
         "TowerOfHanoiEnv": PEGS,
     }
 
-    def __init__(
-        self,
-        name: str,
-        /,
-        *,
-        view: str = "auto",
-        actions: Sequence[str] | None = None,
-        max_steps: int | None = None,
-        **settings: Any,
-    ) -> None:
-        world = f"textarena:{name}"
-        super().__init__(world, view=view, actions=actions, max_steps=max_steps)
-        registry = import_library("textarena.envs.registration", "textarena").ENV_REGISTRY
-        find_name(world, name, registry)
-        self._take_game(partial(_make, name), settings)
+    def __init__(self, name: str, /, **settings: Any) -> None:
+        super().__init__(name, **settings)
         if not _for_one(name):
-            raise ValueError(f"{world} is not for one player")
+            raise ValueError(f"{self.name} is not for one player")
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        find_name(self.name, name, import_library("textarena.envs.registration", "textarena").ENV_REGISTRY)
+        return partial(_make, name)
 
     def _open(self, seed: int) -> tuple[str, Reply]:
         self._game.reset(num_players=1, seed=seed)

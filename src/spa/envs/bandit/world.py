@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
-from spa.envs.seeded import Outcome, SeededEnv, attempts
+from spa.envs.seeded import Outcome, SeededEnv, attempts, real_number
 
 Pull = tuple[str, float]
 """An arm and what it paid."""
 
 
 class Bandit(SeededEnv):
-    """A bandit of two arms with speaking names, pulled once.
+    """A bandit of two arms whose names suggest their payouts, pulled once.
 
-    ## Actions
-    The names of the arms, in any case. They are listed in an order that the seed shuffles.
-
-    ## States
-    The arms in this order and, after the pull, what it paid::
+    See ``docs/worlds/bandit.md``. A state is the arms in an order that the seed shuffles and, after the pull, its payout::
 
         Two arms: Dragon, Phoenix. What an arm pays fits what its name stands for.
         You pulled Dragon. It paid 1.
 
-    ## Rewards
-    The low arm always pays ``lo_arm_score``. The high arm pays ``hi_arm_hiscore`` with probability ``hi_arm_hiscore_prob``,
-    otherwise ``hi_arm_loscore``. Which it is comes from the noise: ``noise_seed`` changes the luck, not the order of the arms.
-
-    ## Episode end
-    Terminated after one pull. Success is to have pulled the high arm, whatever it paid.
+    The high arm pays ``hi_arm_hiscore`` with probability ``hi_arm_hiscore_prob``, otherwise ``hi_arm_loscore``, drawn from the
+    noise. Terminated after one pull; ``success`` is to have pulled the high arm, whatever it paid.
 
     Args:
-        lo_arm_name: name of the arm that pays less on average.
-        hi_arm_name: name of the arm that pays more on average.
-        lo_arm_score: what the low arm pays.
-        hi_arm_loscore: what the high arm pays most of the time.
-        hi_arm_hiscore: what the high arm pays with luck.
-        hi_arm_hiscore_prob: how often it does.
+        lo_arm_name, hi_arm_name: names of the arms that pay less and more on average.
+        lo_arm_score: what the low arm always pays.
+        hi_arm_loscore, hi_arm_hiscore, hi_arm_hiscore_prob: payouts of the high arm and the probability of the second.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
 
     Raises:
@@ -66,17 +54,15 @@ class Bandit(SeededEnv):
         self.lo_arm_name, self.hi_arm_name = _name("lo_arm_name", lo_arm_name), _name("hi_arm_name", hi_arm_name)
         if self.lo_arm_name.casefold() == self.hi_arm_name.casefold():
             raise ValueError(f"lo_arm_name and hi_arm_name must differ, got {lo_arm_name!r} and {hi_arm_name!r}")
-        self.lo_arm_score = _number("lo_arm_score", lo_arm_score)
-        self.hi_arm_loscore = _number("hi_arm_loscore", hi_arm_loscore)
-        self.hi_arm_hiscore = _number("hi_arm_hiscore", hi_arm_hiscore)
-        self.hi_arm_hiscore_prob = luck = _number("hi_arm_hiscore_prob", hi_arm_hiscore_prob)
-        if not 0 <= luck <= 1:
-            raise ValueError(f"hi_arm_hiscore_prob must be from 0 to 1, got {hi_arm_hiscore_prob!r}")
+        self.lo_arm_score = real_number("lo_arm_score", lo_arm_score)
+        self.hi_arm_loscore = real_number("hi_arm_loscore", hi_arm_loscore)
+        self.hi_arm_hiscore = real_number("hi_arm_hiscore", hi_arm_hiscore)
+        self.hi_arm_hiscore_prob = luck = real_number("hi_arm_hiscore_prob", hi_arm_hiscore_prob, 0, 1)
         average = luck * self.hi_arm_hiscore + (1 - luck) * self.hi_arm_loscore
         if average <= self.lo_arm_score:
             raise ValueError(
                 f"the high arm must pay more than the low one on average, but pays {average:g} against {self.lo_arm_score:g}: "
-                "raise hi_arm_hiscore_prob or hi_arm_hiscore, or exchange the names"
+                "raise hi_arm_hiscore_prob or hi_arm_hiscore, or swap the names"
             )
         self.actions: tuple[str, ...] = (self.lo_arm_name, self.hi_arm_name)
         self.pulled: Pull | None = None
@@ -132,9 +118,3 @@ def _name(setting: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip().isprintable() or not 0 < len(value.strip()) <= 40:
         raise ValueError(f"{setting} must be a name of 1 to 40 characters in one line, got {value!r}")
     return value.strip()
-
-
-def _number(setting: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise ValueError(f"{setting} must be a number, got {value!r}")
-    return float(value)

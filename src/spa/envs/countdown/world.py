@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from spa.envs.answering import RIGHT, AnswerEnv, Try
 from spa.envs.base import Example
 from spa.envs.countdown.arithmetic import MAX_LENGTH, parse_expression
-from spa.envs.seeded import attempts, pick
+from spa.envs.seeded import attempts, pick, real_number
 from spa.envs.tables import data_file, read_rows, version
 
 WRONG_VALUE, WRONG_NUMBERS = "wrong value", "wrong numbers"
@@ -31,37 +30,23 @@ Instance = tuple[int, tuple[int, ...]]
 class Countdown(AnswerEnv):
     """Countdown, the number puzzle.
 
-    ## Actions
-    Free text: an arithmetic expression of whole numbers, ``+ - * /`` (also ``× ÷ −``), signs and parentheses, such as
-    ``(1 + 2) * 3``. It must use every given number exactly once. ``= 9`` may follow; the world computes the value itself, and does
-    not look at the one claimed. Not valid: anything else, more than 200 characters, a division by zero.
-
-    ## States
-    Target and numbers, and a line for every try with its true value. A value that is not whole is a fraction::
+    See ``docs/worlds/countdown.md``. An action is an expression that ``parse_expression`` reads and that uses every given
+    number exactly once; ``= 9`` may follow and is not looked at. A state is target and numbers, and a line for every try with
+    its true value::
 
         Target: 9, nums: [1, 2, 3]
         Try 1: 1 + 2 / 3 = 5/3 (wrong value)
         Try 2: 3 * 3 = 9 (wrong numbers)
         Try 3: (1 + 2) * 3 = 9 (right)
 
-    ## Rewards
-    ``score`` for the right value with the right numbers, ``format_score`` for the right numbers with another value, otherwise 0.
-    With several tries a reward is what a try adds to the best one before, so that the return is that of the best try and wrong
-    ones do not pay twice.
-
-    ## Episode end
-    Terminated when solved and after ``max_tries`` tries.
-
-    ## Instances
-    Generated: numbers are drawn, joined in random order by random operations (divisions without a remainder), and kept if the
-    result lies in ``target_range``. So every instance has a solution. Or those of a data file.
+    With several tries a reward is what a try adds to the best one before, so that the return is that of the best try.
 
     Args:
         numbers: least and most numbers of a generated instance, from 2 to 6.
         number_range: least and greatest of the numbers.
         target_range: least and greatest target.
-        data: a file (``.parquet``, ``.jsonl``, ``.json``) with the columns ``target`` (int) and ``nums`` (list of int), such as
-            those of ``Jiayi-Pan/Countdown-Tasks-3to4``, instead of generated instances. That they can be solved is not checked.
+        data: a file (``.parquet``, ``.jsonl``, ``.json``) with the columns ``target`` (int) and ``nums`` (list of int), instead
+            of generated instances. That they can be solved is not checked.
         max_tries: answers that an episode may take.
         score: reward of a solution.
         format_score: reward of the right numbers with the wrong value, at most ``score``.
@@ -106,7 +91,7 @@ class Countdown(AnswerEnv):
         self.numbers = _range("numbers", numbers, 2, 6)
         self.number_range = _range("number_range", number_range, 1, MAX_NUMBER)
         self.target_range = _range("target_range", target_range, 1, MAX_NUMBER)
-        self.score, self.format_score = _score("score", score), _score("format_score", format_score)
+        self.score, self.format_score = real_number("score", score, 0), real_number("format_score", format_score, 0)
         if self.format_score > self.score:
             raise ValueError(f"format_score must be at most score ({self.score:g}), got {format_score!r}")
         self.data = data
@@ -115,7 +100,7 @@ class Countdown(AnswerEnv):
         else:
             for setting, default in _DEFAULTS.items():
                 if getattr(self, setting) != default:
-                    raise ValueError(f"{setting} is a setting of generated instances: leave out either it or data")
+                    raise ValueError(f"{setting} applies to generated instances: omit either it or data")
             self._instances()
         self.target = 0
         self.nums: tuple[int, ...] = ()
@@ -155,7 +140,7 @@ class Countdown(AnswerEnv):
         target, nums = int(match[1]), [int(number) for number in match[2].split(", ")]
         reason = _problem_with(target, nums)
         if reason:
-            raise ValueError(f"{text!r} is no instance: {reason}")
+            raise ValueError(f"{text!r} is not an instance: {reason}")
         self.target, self.nums = target, tuple(nums)
 
     def _judge(self, action: str) -> Try | None:
@@ -219,7 +204,7 @@ def _between(rng: np.random.Generator, bounds: tuple[int, int]) -> int:
 def _read(path: str, modified: int, size: int) -> tuple[Instance, ...]:
     """The instances of a file; ``modified`` and ``size`` make a changed file another one."""
     instances = []
-    for where, row in read_rows(data_file(path), ("target", "nums")):
+    for where, row in read_rows(data_file(path), ("target", "nums"), ()):
         reason = _problem_with(row["target"], row["nums"])
         if reason:
             raise ValueError(f"{where}: {reason}")
@@ -243,16 +228,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
-def _range(setting: str, value: Any, minimum: int, maximum: int) -> tuple[int, int]:
+def _range(setting: str, value: Any, low: int, high: int) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(pair) != 2 or not all(_is_number(number) for number in pair) or not minimum <= pair[0] <= pair[1] <= maximum:
-        raise ValueError(
-            f"{setting} must be two integers, least and greatest, from {minimum} to {maximum}, got {value!r}"
-        )
+    if len(pair) != 2 or not all(_is_number(number) for number in pair) or not low <= pair[0] <= pair[1] <= high:
+        raise ValueError(f"{setting} must be two integers, least and greatest, from {low} to {high}, got {value!r}")
     return pair
-
-
-def _score(setting: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
-        raise ValueError(f"{setting} must be a number of at least 0, got {value!r}")
-    return float(value)

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spa.envs.base import Example
-from spa.envs.grid import GridEnv, Vocabulary
+from spa.envs.grid import GridEnv, Vocabulary, in_rows
 from spa.envs.levels import BadRow
-from spa.envs.seeded import Outcome, at_least, attempts, pick
+from spa.envs.seeded import Outcome, at_least, attempts, pick, real_number
 
 MAX_ATTEMPTS = 10_000  # maps tried for one seed
-LEFT, DOWN, RIGHT, UP = range(4)
+STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))  # rows and columns that Left, Down, Right and Up move
 SLIPS = (-1, 0, 1)  # what is added to a direction
 PLAYER_ON = {"empty": "player", "hole": "player in hole", "goal": "player on goal"}
 # What a given map is written in: our symbols at the start of an episode, and Gymnasium's.
@@ -35,15 +35,9 @@ class Lake:
 
     def ahead(self, cell: int, direction: int) -> int:
         """The cell in a direction (0 Left, 1 Down, 2 Right, 3 Up); the same one at the edge."""
+        down, right = STEPS[direction]
         row, column = divmod(cell, self.width)
-        if direction == LEFT:
-            column = max(column - 1, 0)
-        elif direction == DOWN:
-            row = min(row + 1, self.height - 1)
-        elif direction == RIGHT:
-            column = min(column + 1, self.width - 1)
-        else:
-            row = max(row - 1, 0)
+        row, column = min(max(row + down, 0), self.height - 1), min(max(column + right, 0), self.width - 1)
         return row * self.width + column
 
     def ends(self, cell: int) -> bool:
@@ -93,9 +87,7 @@ def read_lake(rows: Sequence[str]) -> Lake:
     cells = []
     for number, row in enumerate(rows):
         if len(row) != width:
-            raise BadRow(
-                number, f"all rows of a map are equally long; this one has {len(row)} cells, the first {width}"
-            )
+            raise BadRow(number, f"all rows of a map must be equally long, got {len(row)} and {width} cells")
         for column, symbol in enumerate(row, 1):
             if symbol not in MAP_SYMBOLS:
                 known = "".join(MAP_SYMBOLS)
@@ -105,65 +97,39 @@ def read_lake(rows: Sequence[str]) -> Lake:
     for what in ("start", "goal"):
         places = [cell for cell, meaning in enumerate(cells) if meaning == what]
         if len(places) != 1:
-            raise BadRow(
-                places[1] // width if places else 0, f"a map needs exactly one {what}, this one has {len(places)}"
-            )
+            raise BadRow(places[1] // width if places else 0, f"a map needs exactly one {what}, got {len(places)}")
         ends[what] = places[0]
     holes = frozenset(cell for cell, meaning in enumerate(cells) if meaning == "hole")
     lake = Lake(len(rows), width, holes, **ends)
     if not lake.has_path():
-        raise BadRow(0, "holes bar every way from the start to the goal")
+        raise BadRow(0, "holes block every path from the start to the goal")
     return lake
 
 
 class FrozenLake(GridEnv):
     """Gymnasium's FrozenLake on random maps with random start and goal, as text.
 
-    ## Actions
-    ``Left``, ``Down``, ``Right``, ``Up``, in any case. With ``is_slippery`` a move goes in the named direction or in
-    one of the two perpendicular to it, each with probability 1/3. A move against the edge is allowed and not
-    effective; so is a slip that ends where it began. Anything else is not valid.
-
-    ## States
-    Rows of cells joined by newlines: ``P`` player, ``_`` empty, ``O`` hole, ``G`` goal, ``X`` player in a hole,
-    ``√`` player on the goal. The tile of the start is an ordinary empty one. In the format ``coordinates`` a last line
-    gives zero-indexed (row,column) positions::
+    See ``docs/worlds/frozen_lake.md``. A state is rows of cells joined by newlines; in the format ``coordinates`` a last line
+    gives zero-indexed (row,column) positions, each under its plain symbol even where the grid shows ``X`` or ``√``::
 
         Player (P) is at (3,2); holes (O) are at (0,1), (1,0); goal (G) is at (2,0).
 
-    With one hole ``hole (O) is at (0,1)``, with none ``no holes (O)``. Player, holes and goal are each listed where they
-    are, always under their own symbol: a player in a hole is at the position of one of the holes, and a player on
-    the goal at that of the goal, although the grid shows ``X`` or ``√`` there.
-
-    ## Rewards
-    1 on reaching the goal, otherwise 0.
-
-    ## Episode end
-    Terminated on the goal and in a hole. There is no limit of its own to the number of moves.
-
-    ## Maps
-    Every tile is frozen with probability ``p``, start and goal are two random cells, and maps without a path between them are
-    thrown away. ``reset(options={"map": text})`` plays a given map, and the setting ``levels`` those of a file, seed 0 the
-    first of them. Rows are in the symbols above (``P`` is the start) or in Gymnasium's: ``S`` start, ``F`` frozen, ``H`` hole,
-    ``G`` goal. A map need not be square; it has one start, one goal and a path between them.
-
-    ## Randomness
-    Map and slipping have separate streams. Without ``options={"noise_seed": int}`` the slips follow from the seed too.
+    With ``is_slippery`` a move goes in the named direction or in one of the two perpendicular to it, each with probability
+    1/3; the slips depend on ``noise_seed``, the map does not. Reward 1 on reaching the goal, otherwise 0. Terminated on the
+    goal and in a hole; no limit of moves.
 
     Args:
         size: rows, and columns.
         p: probability that a tile is frozen. (The paper's 4x4 and 6x6 lakes use 0.8.)
         is_slippery: whether moves slip.
-        levels: a file of maps to play instead of those made here: blocks of rows, blank lines or lines that start with ``;``
-            between. ``size`` and ``p`` then say nothing.
-        grid_vocab: other symbols, in the order player, empty, hole, goal, player in hole, player on goal, or a
-            mapping from symbol to these meanings.
-        action_names: other names, in the order left, down, right, up.
+        levels: a file of maps to play instead of those made here; ``size`` and ``p`` are then ignored.
+        grid_vocab: other symbols, in the order of ``meanings``, or a mapping from symbol to these meanings.
+        action_names: other names for ``moves``, in their order.
         state_format: ``"grid"``, ``"coordinates"`` or ``"random_coordinates"``.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
 
     Raises:
-        ValueError: for settings out of range, and for a malformed map (with its line) or file of maps.
+        ValueError: settings out of range, a malformed map (with its line) or file of maps.
 
     Source: Gymnasium's FrozenLake-v1; random start and goal and the symbols from RAGEN; the sentence is this project's,
     since the original's is not known.
@@ -204,21 +170,11 @@ class FrozenLake(GridEnv):
         render_mode: str | None = "ansi",
     ) -> None:
         self.size = at_least("size", size, 2)
-        if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-            raise ValueError(f"p, the probability of a frozen tile, must be a number from 0 to 1, got {p!r}")
+        self.p = real_number("p", p, 0, 1)
         if not isinstance(is_slippery, bool):
             raise ValueError(f"is_slippery must be true or false, got {is_slippery!r}")
-        self.p = float(p)
         self.is_slippery = is_slippery
-        super().__init__(
-            height=self.size,
-            width=self.size,
-            grid_vocab=grid_vocab,
-            action_names=action_names,
-            state_format=state_format,
-            max_steps=None,
-            render_mode=render_mode,
-        )
+        super().__init__((self.size, self.size), None, grid_vocab, action_names, state_format, render_mode)
         self.rules = "You walk on a frozen lake and must reach the goal without falling into a hole." + (
             " The ice is slippery: a move may go in a direction perpendicular to the one you chose."
             if is_slippery
@@ -272,11 +228,8 @@ class FrozenLake(GridEnv):
         return self.lake.ends(self.player)
 
     def _problem(self) -> str:
-        lake = self.lake
-        count = lake.height * lake.width
-        cells = "".join("G" if c == lake.goal else "O" if c in lake.holes else "_" for c in range(count))
-        rows = [cells[start : start + lake.width] for start in range(0, count, lake.width)]
-        return f"{lake.height}x{lake.width}\n" + "\n".join(rows)
+        ground = "".join(map(self.meanings.__getitem__, self._ground))
+        return f"{self.height}x{self.width}\n{in_rows(ground, self.width)}"
 
     def _keeps(self, earlier: Any) -> bool:
         now, then = self.lake, earlier.lake

@@ -8,32 +8,13 @@ from fractions import Fraction
 MAX_ANSWER = 200  # characters of an answer, after what stands around it was taken off
 _MAX_TEXT = 4_000
 
-_SIGNS = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": "*",
-        "\u2044": "/",
-        "\u2215": "/",
-        "\u00a0": " ",
-        "\u202f": " ",
-        "\u2009": " ",
-        "²": "^2",
-        "³": "^3",
-    }
-    | {"½": " 1/2", "⅓": " 1/3", "⅔": " 2/3", "¼": " 1/4", "¾": " 3/4", "π": "\\pi ", "∞": "\\infty ", "°": ""}
-)
+_SIGNS = str.maketrans("−–×\u2044\u2215\u00a0\u202f\u2009", "--*//   ")
+_WORDS = {"²": "^2", "³": "^3", "½": " 1/2", "⅓": " 1/3", "⅔": " 2/3", "¼": " 1/4", "¾": " 3/4", "π": "\\pi ", "°": ""}
+_LATEX = str.maketrans(_WORDS | {"∞": "\\infty "})
 _MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
-_UNITS = {
-    "%": "percent",
-    "hr": "hour",
-    "min": "minute",
-    "sec": "second",
-    "usd": "dollar",
-    "metre": "meter",
-    "kilometre": "kilometer",
-}
+_UNITS = {"%": "percent", "hr": "hour", "min": "minute", "sec": "second", "usd": "dollar"}
+_UNITS |= {"metre": "meter", "kilometre": "kilometer"}
 _SINGLE_LETTERS = frozenset(["m", "g", "s", "h", "l"])  # units; any other single letter is a variable
 _NO_UNITS = frozenset(["pi", "sqrt", "or", "and", "to", "i", "e", "x"])
 
@@ -85,14 +66,12 @@ def _peel(text: str) -> str:
 
 def _boxed(text: str) -> str | None:
     """The content of the last ``\\boxed{...}``, braces inside it counted."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for position in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+    _, mark, rest = text.rpartition("\\boxed{")
+    depth = 1
+    for position, sign in enumerate(rest if mark else ""):
+        depth += {"{": 1, "}": -1}.get(sign, 0)
         if depth == 0:
-            return text[start + len("\\boxed{") : position]
+            return rest[:position]
     return None
 
 
@@ -128,17 +107,14 @@ def _same(one: str, other: str) -> bool:
 def _same_number(value: Fraction, unit: frozenset[str], other: Fraction, other_unit: frozenset[str]) -> bool:
     if unit and other_unit:
         return value == other and (unit <= other_unit or other_unit <= unit)
-    percent = frozenset({"percent"})
-    if unit == percent and value / 100 == other:
-        return True
-    if other_unit == percent and other / 100 == value:
-        return True
-    return value == other
+    share = value / 100 if unit == {"percent"} else value
+    other_share = other / 100 if other_unit == {"percent"} else other
+    return value == other or share == other_share
 
 
 def _plain(text: str) -> str:
     """Without what only LaTeX or a keyboard made different."""
-    text = text.translate(_SIGNS).replace("{,}", ",").replace("\\$", "$").replace("\\%", "%")
+    text = text.translate(_SIGNS).translate(_LATEX).replace("{,}", ",").replace("\\$", "$").replace("\\%", "%")
     text = re.sub(r"\^\s*\{?\\circ\}?", "", text)
     text = re.sub(r"\\(?:cdot|times)(?![A-Za-z])", "*", _SPACING.sub(" ", text))
     text = _WRAPPED.sub(r" \1 ", text)
@@ -182,17 +158,13 @@ def _number(text: str) -> tuple[Fraction, frozenset[str]] | None:
 def _unit(rest: str) -> tuple[int, frozenset[str]] | None:
     """What a number is multiplied by (``million``) and its unit's words; None where the rest is more than a unit."""
     text = rest.strip()
-    if not text:
-        return 1, frozenset()
-    if not _UNIT.fullmatch(text):
+    if text and not _UNIT.fullmatch(text):
         return None
     words = [word.strip(".-") for word in re.split(r"[ /]+", text.lower().replace("%", " % "))]
     words = [_UNITS.get(short := word.removesuffix("s") or word, short) for word in words if word]
     if any(word in _NO_UNITS or (word.isalpha() and len(word) == 1 and word not in _SINGLE_LETTERS) for word in words):
         return None
-    times = 1
-    if words and words[0] in _MULTIPLES:
-        times = _MULTIPLES[words.pop(0)]
+    times = _MULTIPLES[words.pop(0)] if words and words[0] in _MULTIPLES else 1
     return times, frozenset(words)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -51,32 +49,19 @@ class Problems:
 class MetamathQA(AnswerEnv):
     """Mathematical word problems, answered in words.
 
-    ## Actions
-    Free text, the answer: ``42``, ``$1,000``, ``3/4``, ``\\boxed{12}``. Where the right answer is a number, anything that cannot be
-    read as one is not valid, and nor is a text of more than 200 characters. What stands before ``The answer is:`` is not looked at.
-
-    ## States
-    The question, and a line for every try::
+    See ``docs/worlds/metamathqa.md``. An action is the answer; where the right answer is a number, one that cannot be read as
+    a number is not valid. A state is the question, and a line for every try::
 
         A box holds 6 pens. How many pens are in 7 boxes?
         Try 1: 13 (wrong)
         Try 2: 42 (right)
 
-    ## Rewards
-    1 for the right answer in the first try, 1/2 in the second, 1/4 in the third and so on; 0 for a wrong one. Answers are
-    compared by what they mean (``answers.same_answer``): ``1,000 = 1000.0``, ``1/2 = 0.5``, ``$5 = 5 dollars = 5``.
-
-    ## Episode end
-    Terminated with the right answer and after ``max_tries`` tries.
-
-    ## Problems
-    2,000 of our own (``problems.jsonl.gz``, made by ``scripts/make_word_problems.py``), or those of a data set with the columns
-    ``query`` and ``response``, where the right answer follows the last ``The answer is:`` of the response.
+    1 for the right answer (``answers.same_answer``) in the first try, 1/2 in the second, 1/4 in the third and so on.
 
     Args:
-        data: None for our own problems, a file (``.parquet``, ``.jsonl``, ``.json``), or the name of a data set on the Hugging Face
-            hub (``"meta-math/MetaMathQA"``, its split ``train``), which needs the package ``datasets``
-            (``pip install spa-agent[data]``).
+        data: None for our own 2,000 problems (made by ``scripts/make_word_problems.py``), a file (``.parquet``, ``.jsonl``,
+            ``.json``), or the name of a data set on the Hugging Face hub, whose split ``train`` is read. Columns: ``query`` and
+            ``response``, in which the right answer follows the last ``The answer is:``.
         max_tries: answers that an episode may take.
         skip_bad_rows: leave out rows of ``data`` without a question or an answer, instead of refusing the data.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
@@ -111,7 +96,7 @@ class MetamathQA(AnswerEnv):
         if data is not None and (not isinstance(data, str) or not data):
             raise ValueError(f"data must be a file, the name of a data set or None, got {data!r}")
         if skip_bad_rows and data is None:
-            raise ValueError("skip_bad_rows is a setting of data: leave it out, or give data")
+            raise ValueError("skip_bad_rows applies only to data: omit it, or set data")
         self.data, self.skip_bad_rows = data, bool(skip_bad_rows)
         self.problem = Problem("", "", "")
         self._problems()
@@ -140,7 +125,7 @@ class MetamathQA(AnswerEnv):
             return
         problem = self._problems().by_question.get(text)
         if problem is None:
-            raise ValueError(f"a state must begin with a question of the data, got {text[:200]!r}")
+            raise ValueError(f"a state must begin with a question from the data, got {text[:200]!r}")
         self.problem = problem
 
     def _judge(self, action: str) -> Try | None:
@@ -164,9 +149,7 @@ def gold_answer(response: str) -> str | None:
 
 @lru_cache(1)
 def _own() -> Problems:
-    lines = gzip.decompress(PROBLEMS.read_bytes()).decode().splitlines()
-    rows = ((f"{PROBLEMS}, line {number}", json.loads(line)) for number, line in enumerate(lines, 1))
-    return _read(rows, str(PROBLEMS), skip_bad_rows=False)
+    return _read(read_rows(PROBLEMS), str(PROBLEMS), skip_bad_rows=False)
 
 
 @lru_cache(4)
@@ -202,7 +185,7 @@ def _read(rows: Iterable[Row], name: str, skip_bad_rows: bool) -> Problems:
             problems.append(_problem_of(row))
         except ValueError as error:
             if not skip_bad_rows:
-                raise ValueError(f"{where}: {error}; skip_bad_rows=true leaves such rows out") from None
+                raise ValueError(f"{where}: {error}; skip_bad_rows=true drops such rows") from None
             first = first or f"{where}: {error}"
     if not problems:
         raise ValueError(f"{name} has no problems" + (f"; {first}" if first else ""))
@@ -216,7 +199,7 @@ def _problem_of(row: Mapping[str, Any]) -> Problem:
     try:
         query.encode()
     except UnicodeEncodeError:
-        raise ValueError("query holds half a character (a lone surrogate)") from None
+        raise ValueError("query contains a lone surrogate") from None
     answer = gold_answer(response) if isinstance(response, str) else None
     if answer is None:
         raise ValueError(f"response must end in {MARK!r} and an answer of at most {MAX_ANSWER} characters")

@@ -37,18 +37,16 @@ def read_room(rows: Sequence[str]) -> Room:
     rows = [row[indent:] for row in rows]
     height, width = len(rows), max(map(len, rows))
     if height < 3 or width < 3:
-        raise BadRow(0, f"a level needs at least 3 rows and 3 columns, this one has {height} and {width}")
+        raise BadRow(0, f"a level needs at least 3 rows and 3 columns, got {height} and {width}")
     cells = [LEVEL_SYMBOLS[symbol] for line in rows for symbol in line.ljust(width)]
     _close(cells, height, width, indent)
     room, players = room_of(height, width, cells)
     if len(players) != 1:
         where = players[1] // width if players else 0
-        raise BadRow(where, f"a level needs exactly one player, this one has {len(players)}")
+        raise BadRow(where, f"a level needs exactly one player, got {len(players)}")
     boxes, targets = room.boxes.bit_count(), room.targets.bit_count()
     if not boxes or boxes != targets:
-        raise BadRow(
-            0, f"a level needs a box and as many targets as boxes, this one has {boxes} boxes, {targets} targets"
-        )
+        raise BadRow(0, f"a level needs boxes and as many targets, got {boxes} boxes, {targets} targets")
     if room.solved:
         raise BadRow(0, "the level is solved from the start")
     return room
@@ -71,9 +69,7 @@ def _close(cells: list[str], height: int, width: int, indent: int) -> None:
         if things:
             row, column = divmod(min(things), width)
             what = cells[min(things)]
-            raise BadRow(
-                row, f"the wall has a gap: the {what} in column {column + indent + 1} is open to the level's edge"
-            )
+            raise BadRow(row, f"the wall has a gap: the {what} in column {column + indent + 1} is open to the edge")
         for cell in seen:
             cells[cell] = "wall"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from spa.envs.base import Example
-from spa.envs.grid import GridEnv, Vocabulary
+from spa.envs.grid import GridEnv, Vocabulary, in_rows
 from spa.envs.seeded import Outcome, at_least
 from spa.envs.sokoban import pictures
 from spa.envs.sokoban.generator import Room, RoomSpec, make_room
@@ -20,56 +20,28 @@ STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 class Sokoban(GridEnv):
     """Sokoban in the rooms and with the rewards of gym-sokoban, as text.
 
-    ## Actions
-    ``Up``, ``Down``, ``Left``, ``Right``, in any case: walk one cell, pushing a box that stands there. A move that a
-    wall or a stuck box prevents is allowed and costs a step, but is not effective. Anything else is not valid.
-
-    ## States
-    Rows of cells joined by newlines: ``#`` wall, ``_`` empty, ``O`` target, ``√`` box on target, ``X`` box, ``P``
-    player, ``S`` player on target. In the format ``coordinates`` a last line gives zero-indexed (row,column) positions::
+    See ``docs/worlds/sokoban.md``. A state is rows of cells joined by newlines; in the format ``coordinates`` a last line
+    gives zero-indexed (row,column) positions, in reading order, a box on a target as box and as target::
 
         Player (P) is at (4,3); box (X) is at (3,3); target (O) is at (1,4).
 
-    With several of a kind, in reading order: ``boxes (X) are at (1,2), (3,3)``. A box on a target is listed as box and
-    as target, a player on a target as player and as target.
-
-    ## Rewards
-    -0.1 per step; +1 when a step raises the number of boxes on targets, -1 when it lowers it; +10 when all
-    are on targets. Pushing the only box home gives 10.9. A box that stands on a target at the start counts as there.
-
-    ## Episode end
-    Terminated when solved, truncated after ``max_steps`` moves.
-
-    ## Rooms
-    Carved by a random walk, then played in reverse from the solved room (see ``spa.envs.sokoban.generator``). Every
-    room is solvable and starts with no box on a target. Nothing says that it is solvable within an agent's action
-    limit: see ``max_moves``.
-
-    ## Levels
-    ``reset(options={"level": text})`` plays a given room, of any size and with any number of boxes, and the setting
-    ``levels`` those of a file, seed 0 the first of them. Rows are in the default symbols above or in XSB: ``#`` wall, space,
-    ``-`` or ``_`` floor, ``.`` target, ``$`` box, ``*`` box on target, ``@`` player, ``+`` player on target. Rows may have
-    different lengths, and floor outside of the walls becomes wall. Not checked: whether it can be solved.
+    A blocked move is valid and not effective. Rewards: -0.1 per step, +1 when a step raises the number of boxes on targets, -1
+    when it lowers it, +10 when all are on targets. Terminated when solved, truncated after ``max_steps`` moves.
 
     Args:
         dim_room: rows and columns, the surrounding wall included.
         num_boxes: boxes, and targets.
         max_steps: moves after which an episode is cut off.
-        search_depth: bound on the moves of the reverse play. Larger values make harder rooms.
-        max_moves: only make rooms that can be solved in so many moves; None for any solvable room.
-        max_pushes: the same in moves that push a box.
-        levels: a file of levels to play instead of rooms made here, in Boxoban's format: an instance a block of rows,
-            blank lines or lines that start with ``;`` between. ``dim_room`` and ``num_boxes`` then say nothing.
-        grid_vocab: other symbols, in the order wall, empty, target, box on target, box, player, player on target
-            (``"W.GCBA@"``), or a mapping from symbol to these meanings.
-        action_names: other names, in the order up, down, left, right: ``("North", "South", "West", "East")``. (RAGEN's
-            DifferentActionVocab is ``("Left", "Right", "Up", "Down")``: its "Left" moves up.)
+        search_depth: bound on the moves of the reverse play that makes a room. Larger values make harder rooms.
+        max_moves, max_pushes: only make rooms solvable within so many moves, or moves that push a box; None for any.
+        levels: a file of levels in Boxoban's format to play instead; ``dim_room`` and ``num_boxes`` are then ignored.
+        grid_vocab: other symbols, in the order of ``meanings`` (``"W.GCBA@"``), or a mapping from symbol to these meanings.
+        action_names: other names for ``moves``, in their order.
         state_format: ``"grid"``, ``"coordinates"`` or ``"random_coordinates"``.
-        render_mode: ``"ansi"`` or None: ``render()`` returns the text. ``"rgb_array"``: it returns a picture, uint8 of
-            shape (16 * rows, 16 * columns, 3); the states of ``reset`` and ``step`` stay text.
+        render_mode: ``"rgb_array"``: ``render()`` returns uint8 of shape (16 * rows, 16 * columns, 3); states stay text.
 
     Raises:
-        ValueError: for settings out of range, a malformed level (with its line) or file of levels, and at reset where the
+        ValueError: settings out of range, a malformed level (with its line) or file of levels, and at reset where the
             settings leave no room.
 
     Source: gym-sokoban; settings, symbols and the generator's changes from RAGEN; the sentence for one box is that of
@@ -136,15 +108,7 @@ class Sokoban(GridEnv):
             None if max_moves is None else at_least("max_moves", max_moves, 1),
             None if max_pushes is None else at_least("max_pushes", max_pushes, 1),
         )
-        super().__init__(
-            height=height,
-            width=width,
-            grid_vocab=grid_vocab,
-            action_names=action_names,
-            state_format=state_format,
-            max_steps=max_steps,
-            render_mode=render_mode,
-        )
+        super().__init__((height, width), max_steps, grid_vocab, action_names, state_format, render_mode)
         up, _, _, right = self.actions
         self.instruction = (
             "You are solving the Sokoban puzzle. You are the player and you need to push all boxes to targets. "
@@ -155,7 +119,7 @@ class Sokoban(GridEnv):
         self._take_instance(Room(height, width, 0, 0, 0, 0))
         if levels is not None:
             if max_moves is not None or max_pushes is not None:
-                raise ValueError("max_moves and max_pushes choose among rooms made here: leave them out with levels")
+                raise ValueError("max_moves and max_pushes apply to generated rooms: omit them or levels")
             self._take_levels(levels)
 
     def render(self) -> Any:
@@ -246,5 +210,4 @@ def grid_text(room: Room) -> str:
     cells = list(_ground(room.height * room.width, room.walls, room.targets))
     for cell, meaning in _moving(room):
         cells[cell] = meaning
-    drawn = "".join(map(Sokoban.meanings.__getitem__, cells))
-    return "\n".join(drawn[start : start + room.width] for start in range(0, len(drawn), room.width))
+    return in_rows("".join(map(Sokoban.meanings.__getitem__, cells)), room.width)

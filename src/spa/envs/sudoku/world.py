@@ -13,7 +13,7 @@ import numpy as np
 
 from spa.envs.base import Example
 from spa.envs.levels import BadRow, read_level, read_levels
-from spa.envs.seeded import Outcome, SeededEnv, one_of
+from spa.envs.seeded import Outcome, SeededEnv, at_least, one_of
 from spa.envs.sudoku.generator import CLUES, FEWEST_CLUES, Board, conflicts, count_solutions, make_board
 
 MAX_ACTION = 200  # characters; anything longer is no move
@@ -60,18 +60,17 @@ def read_board(rows: Sequence[str], size: int) -> Board:
         if cells.strip("-+=") == "":
             continue
         if len(cells) not in (size, size * size):
-            raise BadRow(
-                number, f"a row of a {size}x{size} board has {size} cells, this one has {len(cells)}; see board_size"
-            )
+            raise BadRow(number, f"a row of a {size}x{size} board has {size} cells, got {len(cells)}; see board_size")
         for symbol in cells:
             if symbol not in EMPTY and symbol not in string.digits[1 : size + 1]:
                 raise BadRow(
-                    number, f"{symbol!r} is no cell: a cell is a digit from 1 to {size} or, if empty, one of {EMPTY!r}"
+                    number,
+                    f"{symbol!r} is not a cell: a cell is a digit from 1 to {size} or, if empty, one of {EMPTY!r}",
                 )
             board.append(0 if symbol in EMPTY else int(symbol))
             lines.append(number)
     if len(board) != size * size:
-        raise BadRow(0, f"a {size}x{size} board has {size * size} cells, this one has {len(board)}; see board_size")
+        raise BadRow(0, f"a {size}x{size} board has {size * size} cells, got {len(board)}; see board_size")
     for cell, digit in enumerate(board):
         if digit and conflicts(board, size, cell, digit):
             where = f"({cell // size + 1},{cell % size + 1})"
@@ -91,49 +90,27 @@ def _is_whole(row: str) -> bool:
 class Sudoku(SeededEnv):
     """Sudoku with one solution, as text.
 
-    ## Actions
-    Free text that names row, column and digit, all counted from 1: ``1,3,2``, ``1 3 2`` or words such as
-    ``row 1 col 3 value 2`` and ``Place 2 at Row 1, Col 3``: the row comes before the column, the digit first or last.
-    Not valid: anything else (square brackets included), numbers out of range, and a cell that was given. A digit that
-    its row, column or box already holds is valid but not effective, and leaves the board as it is. Digits entered by
-    the player may be overwritten, but not erased; so a digit that is allowed but wrong can lead into a dead end.
-
-    ## States
-    A single line: for every row ``| `` and its cells, each followed by a space, ``.`` for an empty one. It ends in a
-    space. In the format ``coordinates`` a second line lists the empty cells, 1-indexed (row,column)::
+    See ``docs/worlds/sudoku.md``. A state is a single line that ends in a space. In the format ``coordinates`` a second line
+    lists the empty cells, 1-indexed (row,column)::
 
         | 1 2 3 4 | 3 4 . 2 | . 1 4 3 | 4 3 2 1 (and a space)
         Empty positions to be filled are at (2,3), (3,1).
 
-    With one left ``Empty position to be filled is at (2,3).``, with none
-    ``No empty positions found (board might be complete).``
-
-    ## Rewards
-    1 on completing the board, otherwise 0.
-
-    ## Episode end
-    Terminated when complete, truncated after ``max_steps`` valid actions.
-
-    ## Boards
-    A shuffled solved board from which digits are removed in random order while the solution stays unique, until
-    exactly the difficulty's number of clues is left: 10, 9 or 6 for 4x4 (easy, medium, hard), 36, 30 or 24 for 9x9.
-
-    ``reset(options={"board": text})`` plays a given board of this size, and the setting ``levels`` those of a file, seed 0 the
-    first of them: the line above, all cells in one row, or a row for each; ``.``, ``0`` or ``_`` is an empty cell, and
-    spaces, ``|`` and rows of ``-+=`` do not matter. It must have a solution. Where it has several, each counts.
+    An action is what ``parse_action`` reads. A given cell cannot be changed (not valid). A digit that its row, column or box
+    already holds is valid but not effective. Reward 1 on completing the board, otherwise 0. Terminated when complete,
+    truncated after ``max_steps`` valid actions.
 
     Args:
         board_size: 4 or 9.
-        difficulty: ``"easy"``, ``"medium"`` or ``"hard"``.
+        difficulty: ``"easy"``, ``"medium"`` or ``"hard"``: the number of ``CLUES``.
         num_clues: digits on a board, if not the difficulty's: from 4 to 15 for 4x4, from 24 to 80 for 9x9.
         max_steps: valid actions after which an episode is cut off.
-        levels: a file of boards to play instead of those made here: boards of one line each, or blocks of rows with blank
-            lines or lines that start with ``;`` between. ``difficulty`` then says nothing.
+        levels: a file of boards (see ``read_board``) to play instead of those made here; ``difficulty`` is then ignored.
         state_format: ``"grid"`` (the line alone), ``"coordinates"`` or ``"random_coordinates"``.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
 
     Raises:
-        ValueError: for settings out of range, and for a malformed board (with its line) or file of boards.
+        ValueError: settings out of range, a malformed board (with its line) or file of boards.
 
     Source: RAGEN PR #147.
     """
@@ -168,7 +145,8 @@ class Sudoku(SeededEnv):
         super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
         self.size = int(board_size)
         self.difficulty = one_of("difficulty", difficulty, CLUES[self.size])
-        self.num_clues = CLUES[self.size][self.difficulty] if num_clues is None else _checked(num_clues, self.size)
+        num_clues = CLUES[self.size][self.difficulty] if num_clues is None else num_clues
+        self.num_clues = at_least("num_clues", num_clues, FEWEST_CLUES[self.size], self.size**2 - 1)
         root = isqrt(self.size)
         self.rules = (
             f"Fill the empty cells (.) of the {self.size}x{self.size} Sudoku so that every row, every column and every "
@@ -217,9 +195,7 @@ class Sudoku(SeededEnv):
         self._take_instance(tuple(board))
         sentence = "" if self.state_format == "random_coordinates" else rest.strip()
         if sentence and sentence != self._sentence():
-            raise ValueError(
-                f"the positions {rest!r} disagree with the board, whose positions are {self._sentence()!r}"
-            )
+            raise ValueError(f"the positions {rest!r} disagree with the board's, {self._sentence()!r}")
 
     def _play(self, action: str) -> Outcome | None:
         parsed = parse_action(action)
@@ -259,13 +235,6 @@ class Sudoku(SeededEnv):
         if len(cells) == 1:
             return f"Empty position to be filled is at {where}."
         return f"Empty positions to be filled are at {where}."
-
-
-def _checked(num_clues: int, size: int) -> int:
-    fewest, most = FEWEST_CLUES[size], size * size - 1
-    if isinstance(num_clues, bool) or not isinstance(num_clues, int) or not fewest <= num_clues <= most:
-        raise ValueError(f"num_clues must be from {fewest} to {most} on a {size}x{size} board, got {num_clues!r}")
-    return num_clues
 
 
 def _line(board: list[int], size: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from spa.envs.tables import entries, read_json
 
 SHIPPED = Path(__file__).with_name("catalogue.jsonl.gz")
 NO_PRICE = 100.0  # WebShop's price of a product that has none
@@ -76,22 +76,17 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
     """
     extra = load_by_id(attributes) if attributes else None
     products: dict[str, Product] = {}
-    for where, entry in islice(_entries(path), limit):
-        if not isinstance(entry, dict):
-            raise ValueError(f"{where}: must be a JSON object, not {type(entry).__name__}")
+    for where, entry in islice(entries(path), limit):
+        _expect(isinstance(entry, dict), where, "must be a JSON object", entry)
         identity = plain(_text(entry, "asin", where)).upper()
         where += f" ({identity})"
         if not identity or identity == "NAN" or len(identity) > MAX_ID or identity in products:
             continue
-        source: Any = entry
+        source, place = entry, where
         if extra is not None:
-            source = extra.get(identity, {})
-            if not isinstance(source, dict):
-                raise ValueError(
-                    f"{attributes}, product {identity}: must be a JSON object, not {type(source).__name__}"
-                )
-        names = text_list(source, "attributes", f"{attributes}, product {identity}" if extra is not None else where)
-        products[identity] = _product(identity, entry, names, where)
+            source, place = extra.get(identity, {}), f"{attributes}, product {identity}"
+            _expect(isinstance(source, dict), place, "must be a JSON object", source)
+        products[identity] = _product(identity, entry, text_list(source, "attributes", place), where)
     if not products:
         raise ValueError(f"{path}: holds no products")
     return list(products.values())
@@ -99,9 +94,8 @@ def load_products(path: Path, attributes: Path | None = None, limit: int | None 
 
 def load_by_id(path: Path) -> Mapping[str, Any]:
     """A JSON object whose keys are product ids (here in capitals): the attribute file or the file of human goals."""
-    loaded = _json(_read(path), path)
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: must be a JSON object by product id, not {type(loaded).__name__}")
+    loaded = read_json(path)
+    _expect(isinstance(loaded, dict), str(path), "must be a JSON object by product id", loaded)
     return {plain(key).upper(): value for key, value in loaded.items()}
 
 
@@ -110,18 +104,15 @@ def text_list(entry: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     value = entry.get(key)
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{where}: {key!r} must be a list of texts, not {type(value).__name__}")
+    _expect(_is_list_of(str, value), where, f"{key!r} must be a list of texts", value)
     return tuple(dict.fromkeys(name for text in value if (name := plain(text).lower())))
 
 
 def _product(identity: str, entry: dict[str, Any], attributes: tuple[str, ...], where: str) -> Product:
     bullets = entry.get("small_description") or []
     features = [bullets] if isinstance(bullets, str) else bullets
-    if not isinstance(features, list) or not all(isinstance(line, (str, type(None))) for line in features):
-        raise ValueError(
-            f"{where}: 'small_description' must be a text or a list of texts, not {type(bullets).__name__}"
-        )
+    fits = _is_list_of((str, type(None)), features)
+    _expect(fits, where, "'small_description' must be a text or a list of texts", bullets)
     title = plain(_text(entry, "name", where))
     if not title:
         raise ValueError(f"{where}: 'name' is empty")
@@ -158,14 +149,12 @@ def _price(pricing: Any, where: str) -> tuple[float, str]:
 def _options(entry: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if not entry:
         return ()
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where}: 'customization_options' must be a JSON object, not {type(entry).__name__}")
+    _expect(isinstance(entry, dict), where, "'customization_options' must be a JSON object", entry)
     options: dict[str, dict[str, None]] = {}
     for name, contents in entry.items():
         if contents is None:
             continue
-        if not isinstance(contents, list):
-            raise ValueError(f"{where}: option {name!r} must be a list, not {type(contents).__name__}")
+        _expect(isinstance(contents, list), where, f"option {name!r} must be a list", contents)
         values = options.setdefault(plain(name).lower(), {})
         for content in contents:
             value = content.get("value") if isinstance(content, dict) else None
@@ -179,8 +168,7 @@ def _options(entry: Any, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def _reviews(entries: Any, where: str) -> tuple[str, ...]:
     if not entries:
         return ()
-    if not isinstance(entries, list) or not all(isinstance(review, dict) for review in entries):
-        raise ValueError(f"{where}: 'reviews' must be a list of JSON objects, not {type(entries).__name__}")
+    _expect(_is_list_of(dict, entries), where, "'reviews' must be a list of JSON objects", entries)
     parts = ([review.get("score", review.get("stars")), review.get("title"), review.get("body")] for review in entries)
     return tuple(" - ".join(plain(str(part)) for part in review if part is not None) for review in parts)
 
@@ -189,38 +177,16 @@ def _text(entry: Mapping[str, Any], key: str, where: str, default: str | None = 
     value = entry.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, str):
-        what = "is missing" if value is None else f"must be a text, not {type(value).__name__}"
-        raise ValueError(f"{where}: {key!r} {what}")
-    return value
+    if value is None:
+        raise ValueError(f"{where}: {key!r} is missing")
+    _expect(isinstance(value, str), where, f"{key!r} must be a text", value)
+    return str(value)
 
 
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
+def _is_list_of(kind: type | tuple[type, ...], value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-def _entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """The entries of a JSON array, or of a file with one a line, each with where it stands."""
-    text = _read(path)
-    if text.lstrip()[:1] == "[":
-        for number, entry in enumerate(_json(text, path), start=1):
-            yield f"{path}, product {number}", entry
-    else:
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                yield f"{path}, line {number}", _json(line, path, number)
-
-
-def _json(text: str, path: Path, first_line: int = 1) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {first_line + error.lineno - 1}: no JSON: {error.msg}") from None
+def _expect(fits: bool, where: str, rule: str, value: Any) -> None:
+    if not fits:
+        raise ValueError(f"{where}: {rule}, not {type(value).__name__}")

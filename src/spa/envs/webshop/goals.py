@@ -134,7 +134,7 @@ def synthetic_goals(products: Sequence[Product], instructions: Path | None = Non
             upper, price = _price_limit(product, key)
             goals.append(Goal(product, text + price, attributes, chosen, upper))
     if not goals:
-        raise ValueError("no product has attributes to make a goal of; give the world attributes= or human_goals=")
+        raise ValueError("no product has attributes to make a goal from; set attributes or human_goals")
     return goals
 
 

@@ -137,15 +137,13 @@ def _chosen(place: Place) -> str:
 
 def _sub_page(place: Place) -> str:
     product = place.item
-    if place.kind == "description":
-        text = product.description
-    elif place.kind == "features":
-        text = "\n".join(f"- {feature}" for feature in product.features)
-    elif place.kind == "reviews":
-        text = "\n".join([f"Rating: {_clip(product.rating, 20)}", *(f"- {review}" for review in product.reviews)])
-    else:
-        text = ", ".join(product.attributes)
-    return _clip(text, MAX_TEXT) or "(nothing)"
+    texts = {
+        "description": product.description,
+        "features": "\n".join(f"- {feature}" for feature in product.features),
+        "reviews": "\n- ".join([f"Rating: {_clip(product.rating, 20)}", *product.reviews]),
+        "attributes": ", ".join(product.attributes),
+    }
+    return _clip(texts[place.kind], MAX_TEXT) or "(nothing)"
 
 
 def _clip(text: str, limit: int) -> str:
@@ -166,12 +164,12 @@ def parse(text: str, shop: Shop, number: int, attributes: bool = False) -> tuple
         raise ValueError("the first line of a page must be 'Instruction: ' and the text of one of the goals")
     place = _place(lines[1] if len(lines) > 1 else "", lines, shop)
     if place is None:
-        raise ValueError("the second line must say which page it is, as 'Page: search' does, and of what")
+        raise ValueError("the second line must name the page and its product, such as 'Page: search'")
     shown = render(shop.goals[goal_number], place, shop, attributes)
     if shown != text:
         pairs = enumerate(zip_longest(shown.split("\n"), lines), start=1)
         at, line = next((at, must) for at, (must, actual) in pairs if must != actual)
-        raise ValueError(f"line {at} of this page must be {line!r}" if line is not None else f"line {at} is too much")
+        raise ValueError(f"line {at} must be {line!r}" if line is not None else f"line {at} must be removed")
     return goal_number, place
 
 

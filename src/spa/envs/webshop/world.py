@@ -34,14 +34,9 @@ click[<option>]
 class WebShop(SeededEnv):
     """An online shop as text: search, look at products, choose options, buy.
 
-    ## Actions
-    ``search[words]`` on the search page, ``click[button]`` elsewhere, both in any case. A button is what stands in
-    square brackets, or after ``click`` in the last line: ids of products, values of options, ``back to search``,
-    ``< prev``, ``next >``, ``description``, ``features``, ``reviews``, ``buy now``. Anything else, and a button that the page
-    does not have, is not valid. Choosing a value that is chosen already is valid and not effective.
-
-    ## States
-    The instruction, which page it is, what it shows, and the actions that it allows. What was chosen is always named::
+    See ``docs/worlds/webshop.md``. Actions are ``search[words]`` on the search page and ``click[button]`` elsewhere, in any
+    case. A state is the instruction, the page, its contents and the allowed actions; square brackets mark ids of products and
+    values of options::
 
         Instruction: i need machine washable t-shirt with color: navy, and size: m, and price lower than 40.00 dollars
         Page: item of S00000012T, from results 1 for "washable t-shirt"
@@ -52,20 +47,9 @@ class WebShop(SeededEnv):
         Chosen: color: navy
         Actions: click[back to search], click[< prev], ..., click[buy now], click[<option>]
 
-    A search finds at most 50 products, ten a page.
-
-    ## Rewards
-    At ``buy now`` the reward of Yao et al. 2022, between 0 and 1: the share of wanted attributes, wanted options and the price
-    limit that are met, times 1, 0.5, 0.1 or 0 for the kind of product. Otherwise 0. See ``reward.reward``.
-
-    ## Episode end
-    Terminated on buying; success is a reward of 1. Truncated after ``max_steps`` valid actions.
-
-    ## Goals
-    Goals are numbered in a fixed random order. In a catalogue of 6,000 goals or more, 0-499 are for test, 500-1499 for
-    validation, the others for training; of a smaller one a twelfth and a sixth. ``info["split"]`` says which it is: ``test``,
-    ``val`` or ``train``. A seed gives any of them; ``reset(options={"goal": 7})`` a particular one, and ``{"state": page}``
-    continues from a page.
+    ``buy now`` ends the episode with ``reward.reward`` (from 0 to 1; success is 1); every other action pays 0. Goals are numbered
+    in a fixed random order: ``reset(options={"goal": 7})`` plays a particular one, and ``info["split"]`` is ``test``, ``val`` or
+    ``train`` (``goals.split_of``).
 
     Args:
         products: a product file in WebShop's format (JSON array or one object a line, gzipped or not); None is the
@@ -73,7 +57,7 @@ class WebShop(SeededEnv):
         attributes: the public attribute file (``items_ins_v2*.json``); None takes the products' own.
         human_goals: the public file of human goals (``items_human_ins.json``).
         goals: ``"synthetic"`` (made from products) or ``"human"``; None is human if there is a file of them.
-        num_products: read the first so many products only.
+        num_products: read only this many products.
         show_attributes: gives items a page ``attributes``.
         max_steps: valid actions after which an episode is cut off.
         render_mode: ``"ansi"`` or None; ``render()`` returns the text either way.
@@ -121,7 +105,7 @@ class WebShop(SeededEnv):
         search.bm25s()
         kind = one_of("goals", goals or ("human" if human_goals else "synthetic"), GOALS)
         if kind == "human" and not human_goals:
-            raise ValueError("goals='human' needs human_goals=, the path of items_human_ins.json")
+            raise ValueError("goals='human' needs human_goals, the path of items_human_ins.json")
         if num_products is not None:
             num_products = at_least("num_products", num_products, 1)
         self.show_attributes = show_attributes
