@@ -16,7 +16,7 @@ import typer
 from spa.common.files import atomic_write
 from spa.common.names import choose
 
-BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds", "growth")
+BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds", "growth", "memory")
 HERE = Path(__file__).resolve().parent
 _PACKAGES = ("torch", "transformers", "numpy")
 

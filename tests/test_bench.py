@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds", "growth")
+BENCHMARKS = ("rollout", "sft", "ppo", "step", "worlds", "growth", "memory")
 
 FAKE = """
 import json, sys

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
@@ -17,21 +18,27 @@ from spa.config.variants import (
     source_config,
     variant_config,
 )
-from spa.preflight import check_settings
+from spa.preflight import check_command
+from spa.run.stage import model_of
 
 
 def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None) -> list[str]:
-    """What a command would do, one line per stage; also runs all checks that need no model weights.
+    """What a command would do, one line per stage; also makes the checks of a real run that need no weights and no download.
 
     Raises:
-        ValueError: as ``spa.preflight.check_settings``.
+        ValueError: as ``spa.preflight.check_command``.
     """
     from spa.agent.policy import make_task
+    from spa.rl.cost import time_estimates
     from spa.rl.memory import memory_estimate as ppo_memory
     from spa.sft.stage2 import memory_estimate as sft_memory
 
     for stage in stages:
-        check_settings(cfg, stage, variants, model)
+        start = variant_config(cfg, variants[0]).ppo.start if stage == "ppo" and variants else None
+        data = (
+            Path(str(cfg.sft.data)) if stage == "sft" and given_data(cfg, variants[0] if variants else None) else None
+        )
+        check_command(cfg, stage, variants, model or (model_of(start) if start else None), data=data, local_only=True)
     task = make_task(cfg)
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
@@ -46,7 +53,7 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
     if "sft" in wanted:
         lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
         if tuned:
-            lines.append(_memory("sft", partial(sft_memory, cfg, cfg.sft.max_length, local_only=True)))
+            lines.append(_memory("sft", cfg, partial(sft_memory, cfg, cfg.sft.max_length, local_only=True)))
     for variant in variants:
         own = variant_config(cfg, variant)
         rl = own.ppo
@@ -77,7 +84,8 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
             )
     if "ppo" in wanted:
         configs = [variant_config(cfg, variant) for variant in variants if variant.rl]
-        lines += _unique(_memory("ppo", partial(ppo_memory, own, local_only=True)) for own in configs)
+        lines += _unique(_memory("ppo", own, partial(ppo_memory, own, local_only=True)) for own in configs)
+    lines += time_estimates(cfg, wanted, variants)
     if "report" in wanted:
         lines.append("report: report.html")
     return lines
@@ -159,9 +167,17 @@ def _curriculum(cfg: Config) -> list[str]:
     return []
 
 
-def _memory(stage: str, estimate: Callable[[], object]) -> str:
+def _memory(stage: str, cfg: Config, estimate: Callable[[], Any]) -> str:
     """The memory a stage will need, if the model's config is available locally."""
+    from spa.models.load import pick_device
+    from spa.models.memory import free_memory, size
+
     try:
-        return f"{stage} memory: at most about {estimate()}"
+        need = estimate()
+        free = free_memory(pick_device(cfg.model.device))
+        more = (
+            f"; MORE than the {size(free)} free here" if free is not None and need.total - need.process > free else ""
+        )
+        return f"{stage} memory: at most about {need}{more}"
     except ValueError:
         return f"{stage} memory: not known before the model's config has been downloaded"

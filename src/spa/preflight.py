@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING
 
 from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
-from spa.config.variants import check_variants, data_folder, given_data, needs_sft, source_config, variant_config
-from spa.models.folders import check_folder
+from spa.config.variants import (
+    check_variants,
+    data_folder,
+    given_data,
+    needs_sft,
+    selfplay_name,
+    sft_folder,
+    source_config,
+    variant_config,
+)
+from spa.models.folders import check_folder, resolve_path
 from spa.run.folder import RunFolder
 from spa.run.stage import model_of
 from spa.run.trackers import check_trackers
@@ -30,31 +39,62 @@ def begin(
     """
     check_free(out)
     stage = command.partition(" ")[0]
-    check_settings(cfg, stage, variants, model if stage == "eval" else None)
-    served = _check_players(cfg, stage, model, variants)
-    if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
-        raise ValueError(
-            "agent.planner needs a model that can be asked: use engine=transformers or vllm, not a chat server"
-        )
-    chat = None if served else _check_model(cfg, model)
-    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, variant) for variant in variants)):
-        from spa.sft.selfplay import row_window
-
-        row_window(cfg)
-    if stage == "sft":
-        from spa.data.dataset import read_rows
-        from spa.data.encode import check_rows
-        from spa.sft.stage2 import data_files
-
-        variant_or_none = variants[0] if variants else None
-        rows, skipped = read_rows(data_files(data_folder(cfg, variant_or_none, out))[0])
-        assert chat is not None
-        check_rows(rows, chat, source_config(cfg, variant_or_none).sft, skipped)
+    variant = variants[0] if variants else None
+    check_command(cfg, stage, variants, model, data=data_folder(cfg, variant, out) if stage == "sft" else None)
     folder = RunFolder(out)
     folder.check(cfg, command, resume)
     with locked(out):
         folder.open(cfg, command, resume)
         yield
+
+
+def check_command(
+    cfg: Config,
+    stage: str,
+    variants: Sequence[VariantConfig],
+    model: str | None = None,
+    *,
+    data: Path | None = None,
+    local_only: bool = False,
+) -> None:
+    """All checks that need neither weights nor the run folder; ``--dry-run`` makes the same.
+
+    Args:
+        stage: a command.
+        model: that the stage starts from or evaluates; None for ``model.path``.
+        data: of stage 2, if it is there.
+        local_only: leave out models that would have to be downloaded.
+
+    Raises:
+        ValueError: a check failed.
+    """
+    check_settings(cfg, stage, variants, model if stage == "eval" else None)
+    served = _check_players(cfg, stage, model, variants, local_only)
+    if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
+        raise ValueError(
+            "agent.planner needs a model that can be asked: use engine=transformers or vllm, not a chat server"
+        )
+    chat = None if served else _check_model(cfg, model, local_only)
+    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, variant) for variant in variants)):
+        from spa.sft.selfplay import row_window
+
+        row_window(cfg)
+    if data is not None and chat is not None:
+        from spa.data.dataset import read_rows
+        from spa.data.encode import check_rows
+        from spa.sft.stage2 import data_files
+
+        rows, skipped = read_rows(data_files(data)[0])
+        check_rows(rows, chat, source_config(cfg, variants[0] if variants else None).sft, skipped)
+
+
+def check_out(cfg: Config, out: Path, command: str, resume: bool, variant: VariantConfig | None) -> None:
+    """Raises ValueError if a command could not use the run folder ``out``; writes nothing."""
+    check_free(out)
+    name = {"generate": selfplay_name(variant), "sft": sft_folder(out, variant).name[4:]}.get(
+        command, variant.name if variant else ""
+    )
+    RunFolder(out).check(cfg, f"{command} {name}".rstrip(), resume)
 
 
 def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:
@@ -126,16 +166,19 @@ def _named(what: str) -> Iterator[None]:
         raise ValueError(f"{what}: {error}") from error
 
 
-def _check_model(cfg: Config, model: str | None) -> Chat:
-    """Checks that a local model exists and has a usable template; returns its chat."""
+def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Chat | None:
+    """Checks that a local model exists and has a usable template; returns its chat. ``local_only``: None for a hub name."""
     from spa.agent.chat import Chat
     from spa.models.load import check_model, load_tokenizer
 
     check_model(cfg.model, model)
-    return Chat(load_tokenizer(model or cfg.model.path))
+    path = model or cfg.model.path
+    return None if local_only and not Path(resolve_path(path)).is_dir() else Chat(load_tokenizer(path))
 
 
-def _check_players(cfg: Config, stage: str, model: str | None, variants: Sequence[VariantConfig]) -> bool:
+def _check_players(
+    cfg: Config, stage: str, model: str | None, variants: Sequence[VariantConfig], local_only: bool
+) -> bool:
     """Checks the players of stage 1 and evaluation; True if only a chat server plays."""
     from spa.engines.base import check_engine
     from spa.sft.selfplay import check_source, is_served
@@ -146,7 +189,7 @@ def _check_players(cfg: Config, stage: str, model: str | None, variants: Sequenc
             check_engine(cfg.engine)
     if stage == "run":
         for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
-            _check_model(cfg, model_of(str(start)))
+            _check_model(cfg, model_of(str(start)), local_only)
     sources: list[Config] = []
     if stage == "generate":
         sources = [source_config(cfg, variants[0] if variants else None)]
@@ -159,7 +202,7 @@ def _check_players(cfg: Config, stage: str, model: str | None, variants: Sequenc
     for source in sources:
         check_source(source)
         if source.selfplay.model:
-            _check_model(source, source.selfplay.model)
+            _check_model(source, source.selfplay.model, local_only)
     if stage == "eval":
         return cfg.engine.kind == "openai" and model is None
     return stage == "generate" and is_served(sources[0])

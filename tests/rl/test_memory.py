@@ -61,8 +61,8 @@ def test_one_networks_activations_at_a_time(small: str) -> None:
         checkpointing=False,
         lora_rank=0,
     )
-    assert one.activations == two.activations == alone.activations + alone.logits
-    assert two.total == two.states + two.gradients + two.activations
+    assert one.activations == two.activations == alone.activations + alone.logits + alone.fragmentation
+    assert two.total == two.process + two.states + two.gradients + two.activations
 
 
 def test_keys_and_values_of_a_rollout(small: str) -> None:

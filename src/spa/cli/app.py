@@ -301,11 +301,14 @@ class _Options:
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, VariantConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, variant, folder."""
     from spa.common.progress import note, set_quiet
-    from spa.config.load import load_variant, to_yaml
+    from spa.config.load import load_variant, preset_of, to_yaml
     from spa.dry_run import imports
+    from spa.preflight import check_out
 
     set_quiet(options.quiet)
     cfg = _config(options)
+    name, settings = _words(options.words)
+    preset = preset_of(name, settings) if name is not None else None
     folder = options.out or Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
@@ -316,11 +319,16 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         print(to_yaml(cfg), end="")
         for line in imports(cfg, variants):
             print(f"# {redact(line)}", flush=True)  # said before it is done
-        for line in [f"run folder: {folder}", *pipeline.plan(cfg, [command], variants, options.model)]:
+        if options.out is not None:
+            check_out(cfg, folder, command, options.resume, variant)
+        heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
+        for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model)]:
             print(f"# {redact(line)}".rstrip())
         return
     if options.out is None:
         note(f"Run folder: {folder}")
+    if preset:
+        note(f"Preset: {preset}")
     more = f" --variant {chosen}" if chosen else ""
     with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
         work(pipeline, cfg, variant, folder)

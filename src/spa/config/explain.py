@@ -17,10 +17,12 @@ from spa.config.load import (
     is_file_name,
     load_config,
     load_variant,
+    preset_of,
     read_yaml,
     split_choices,
 )
 from spa.config.overrides import describe, json_schema, node_of, setting_names, split_override
+from spa.config.presets import NAME, Preset
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variant_config
 
@@ -38,13 +40,15 @@ def explain(key: str, name: str | None, overrides: Sequence[str], variant: str |
     chosen = load_variant(variant) if variant else None
     if chosen:
         config = variant_config(config, chosen)
-    sources = [layer for layer, data in _layers(name, overrides, chosen) if _sets(data, key.split("."))]
+    preset = preset_of(name, overrides)
+    sources = [layer for layer, data in _layers(name, overrides, chosen, preset) if _sets(data, key.split("."))]
     lines = [
         f"{key} = {_written(value_of(config, key))}",
         node.get("description", ""),
         f"Allowed: {describe(node)}" if "type" in node or "anyOf" in node else "",
         f"Default: {_written(value_of(Config(), key))}",
         f"Set by: {' < '.join(['default', *sources])}",
+        f"Preset: {preset}" if preset and f"model/{NAME}" in sources else "",
         f"Read by: {', '.join(readers(key)) or 'nothing'}",
     ]
     return "\n".join(line for line in lines if line)
@@ -62,23 +66,25 @@ def _written(value: Any) -> str:
 
 
 def _layers(
-    name: str | None, overrides: Sequence[str], variant: VariantConfig | None
+    name: str | None, overrides: Sequence[str], variant: VariantConfig | None, preset: Preset | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The files and settings that a config is composed of, and what each sets; later ones win."""
     choices, settings = split_choices(overrides)
     own: list[tuple[str, Mapping[str, Any]]] = []
     if name is None or not is_file_name(name):
-        files = compose_files("base", conf_folder(), ({"env": choice_of("env", name)} if name else {}) | choices)[1]
+        files = compose_files(
+            "base", conf_folder(), ({"env": choice_of("env", name)} if name else {}) | choices, preset
+        )[1]
     else:
         path = Path(name).expanduser()
         own.append((name, read_yaml(path)))
         if "defaults" in own[0][1]:
-            files = compose_files(path.stem, path.parent, choices)[1]
+            files = compose_files(path.stem, path.parent, choices, preset)[1]
         else:
-            files = compose_files("base", conf_folder(), {})[1]
+            files = compose_files("base", conf_folder(), {}, preset)[1]
             own += [(f"{group}/{file}", _packaged(f"{group}/{file}")) for group, file in choices.items()]
     for file in ["base", *(f"{group}/{files[group]}" for group in GROUPS if group in files)]:
-        yield file, _packaged(file)
+        yield file, preset.settings if preset and file == f"model/{NAME}" else _packaged(file)
     yield from own
     yield from (("command line", {split_override(setting)[0]: None}) for setting in settings)
     if variant:

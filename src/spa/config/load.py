@@ -1,7 +1,8 @@
 """Configs by name: the packaged YAML files composed by Hydra into the classes of ``schema``. Imports no torch.
 
 A config is composed in order: ``conf/base.yaml``; one file per group: ``env``, ``model`` (which may set any block, since a model
-needs more than its path), ``engine``, ``algorithm`` (of stage 3); ``key=value`` settings.
+needs more than its path), ``engine``, ``algorithm`` (of stage 3); ``key=value`` settings. For a model without a file, ``presets``
+takes the place of the model file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 from spa.common.cache import CACHED
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
+from spa.config import presets
 from spa.config.overrides import apply_overrides, from_mapping, split_override
+from spa.config.presets import Preset
 from spa.config.schema import Config, EnvConfig, VariantConfig
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
@@ -52,7 +55,8 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
             composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is merged over
             the default config, except that an ``env`` block with an ``id`` replaces the default one.
         overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
-            with a checkpoint folder, hub name, ``builtin:`` or ``cache:`` name sets ``model.path``.
+            with a checkpoint folder, hub name, ``builtin:`` or ``cache:`` name sets ``model.path``. Unless a model's file is
+            chosen, a path that is not built in brings the settings of ``presets.preset_for``.
         missing_ok: keep ``${oc.env:NAME}`` in the file unresolved if NAME is not set, instead of raising an error.
 
     Raises:
@@ -60,18 +64,56 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
             YAML file.
     """
     choices, settings = split_choices(overrides)
+    preset = preset_of(name, overrides)
     if name is None or not is_file_name(str(name)):
         if name is not None:
             choices = {"env": choice_of("env", str(name)), **choices}
-        config = from_mapping(Config, compose_files("base", conf_folder(), choices)[0])
+        config = from_mapping(Config, compose_files("base", conf_folder(), choices, preset)[0])
     else:
-        config = _load_file(Path(name).expanduser(), choices, missing_ok)
+        config = _load_file(Path(name).expanduser(), choices, missing_ok, preset)
     config = apply_overrides(config, settings)
     for variant in config.variants:
         if not variant.endswith(_SUFFIXES):  # a file is checked when it is loaded
             choose("variant", variant, variant_names())
     learn(config.engine.api_key_env)
     return config
+
+
+def preset_of(name: str | Path | None, overrides: Sequence[str]) -> Preset | None:
+    """The preset that ``load_config`` uses; None if a model file is chosen, the model is built in or the file leaves nothing open
+    (as a run's ``config.yaml``).
+
+    Raises:
+        ValueError: as ``load_config``.
+    """
+    choices, settings = split_choices(overrides)
+    if "model" in choices:
+        return None
+    path: Any = "builtin:"
+    file = Path(name).expanduser() if name is not None and is_file_name(str(name)) else None
+    given = [setting for setting in settings if split_override(setting)[0] == "model.path"]
+    if file is not None and file.is_file():
+        data = read_yaml(file)
+        if data.keys() >= {field.name for field in dataclasses.fields(Config)}:
+            return None
+        if any(
+            "model" in str(key).split() for entry in _list(data, "defaults") if isinstance(entry, dict) for key in entry
+        ):
+            return None
+        if "defaults" in data:
+            data = compose_files(file.stem, file.parent, choices)[0]
+        block = data.get("model")
+        path = block.get("path", path) if isinstance(block, dict) else data.get("model.path", path)
+    if given:
+        path = apply_overrides(Config(), given[-1:]).model.path
+    else:
+        path = str(from_environment({"path": path}, missing_ok=True)["path"])
+    return None if path.startswith("builtin:") else presets.preset_for(path)
+
+
+def _list(data: Mapping[str, Any], key: str) -> list[Any]:
+    found = data.get(key)
+    return found if isinstance(found, list) else []
 
 
 def load_variant(name: str) -> VariantConfig:
@@ -171,7 +213,7 @@ def _is_checkpoint(value: str) -> bool:
     return named or "/" in value or "\\" in value or Path(value).is_dir()
 
 
-def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Config:
+def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset: Preset | None) -> Config:
     if not path.is_file():
         near = nearest(path.stem, config_names())
         raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
@@ -180,9 +222,9 @@ def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool) -> Conf
         if "defaults" in data:
             if path.suffix != ".yaml":
                 raise ValueError("a config file with a defaults list must be named *.yaml")
-            return from_mapping(Config, compose_files(path.stem, path.parent, choices)[0])
+            return from_mapping(Config, compose_files(path.stem, path.parent, choices, preset)[0])
         data = from_environment(data, missing_ok=missing_ok)
-        base = from_mapping(Config, compose_files("base", conf_folder(), {})[0])
+        base = from_mapping(Config, compose_files("base", conf_folder(), {}, preset)[0])
         block = data.get("env")
         if isinstance(block, dict) and "id" in block:
             base.env = EnvConfig()
@@ -208,18 +250,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def compose_files(name: str, folder: Path, choices: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Composes ``folder/name.yaml`` with the packaged files. Leaves Hydra's global state unchanged.
+def compose_files(
+    name: str, folder: Path, choices: Mapping[str, str], preset: Preset | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Composes ``folder/name.yaml`` with the packaged files; ``preset`` takes the place of the model file.
 
     Returns:
         the config, and the chosen file of every group.
     """
     from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
+    if preset is not None:
+        ConfigStore.instance().store(presets.NAME, preset.settings, group="model", package="_global_")
+        choices = {**choices, "model": presets.NAME}
     overrides = [f"{group}={choice}" for group, choice in choices.items()]
     if folder != conf_folder():
         packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
 GIB = 2**30
+PROCESS = {"cpu": 440 * 2**20, "cuda": GIB // 2}
+"""Bytes before a model is loaded: Python, torch and transformers (measured), or a CUDA context (not measured here)."""
+PEFT = GIB // 8  # the same for peft, on a CPU
+FRAGMENTED = {"cpu": 0.5, "cuda": 0.0}
+"""Memory that the allocator loses, per byte of activations. glibc before 2.38 often cannot reuse freed aligned blocks: 0.3 to 0.9
+measured. CUDA: not measured here."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose at the peak of a training step."""
+    """Bytes by purpose at the peak of a training step. ``logits`` includes the passing gradient of the head's weights."""
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
     logits: int
+    fragmentation: int
+    process: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return sum(getattr(self, part.name) for part in fields(self))
 
     def __str__(self) -> str:
-        parts = ("weights", "gradients", "optimizer", "activations", "logits")
+        parts = [part.name for part in fields(self) if getattr(self, part.name)]
         return f"{size(self.total)} ({', '.join(f'{part} {size(getattr(self, part))}' for part in parts)})"
 
 
@@ -36,9 +44,18 @@ def size(count: int) -> str:
 
 
 def estimate_training(
-    config: Any, *, tokens: int, scored: int, weight_bytes: int, compute_bytes: int, checkpointing: bool, lora_rank: int
+    config: Any,
+    *,
+    tokens: int,
+    scored: int,
+    weight_bytes: int,
+    compute_bytes: int,
+    checkpointing: bool,
+    lora_rank: int,
+    device: str = "cpu",
 ) -> MemoryEstimate:
     """Peak memory of one forward and backward pass and of AdamW, from a transformers config alone (no weights are loaded).
+    Gradients are counted in full beside the activations, as in every pass of a step but the first.
 
     Counts, for a Llama-like block, the tensors that autograd keeps per token and layer (inputs of norms and products,
     queries, keys, values, the three of the gated MLP) in ``compute_bytes``, norms in float32. With ``checkpointing`` only
@@ -48,6 +65,7 @@ def estimate_training(
         tokens: of the largest forward pass; ``scored``: how many of them have their log-prob computed.
         weight_bytes: of one weight; gradients and both Adam states each have the same size (for adapters: 4).
         lora_rank: 0 if all weights are trained.
+        device: cpu or cuda.
     """
     from spa.models.forward import CHUNK_LOGITS
 
@@ -57,24 +75,30 @@ def estimate_training(
     head = getattr(config, "head_dim", None) or hidden // heads
     queries, keys = heads * head, kv_heads * head
     trained, trained_bytes = total, weight_bytes
+    copies = 0  # of every adapted layer's input, in float32
     if lora_rank:
+        copies = 5 * hidden + queries + inner
         trained_bytes = 4
         ends = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         trained = lora_rank * layers * ends
     # Numbers per token kept for the backward pass of matrix and elementwise products.
-    products = 2 * hidden + 3 * queries + 4 * keys + 4 * inner
+    products = 2 * hidden + 3 * queries + 2 * keys + 4 * inner
     norms = 4 * hidden  # input and normalised input of both, in float32
-    layer = tokens * (products * compute_bytes + norms * 4)
+    layer = tokens * (products * compute_bytes + (norms + copies) * 4)
     residual = tokens * hidden * 4  # the residual stream stays in float32
     cast = total * compute_bytes if compute_bytes < weight_bytes else 0  # autocast keeps a copy of the weights
-    activations = layers * residual + layer if checkpointing else layers * layer
-    chunk = min(scored * config.vocab_size, CHUNK_LOGITS["cuda"])
+    activations = (layers * residual + layer if checkpointing else layers * layer) + cast + tokens * 3 * hidden * 4
+    chunk = min(scored * config.vocab_size, CHUNK_LOGITS[device])
+    # The head's gradient passes through a tensor of its own; for a head tied to the embeddings it waits for theirs.
+    heads_gradients = 0 if lora_rank else 2 if getattr(config, "tie_word_embeddings", False) else 1
     return MemoryEstimate(
         weights=total * weight_bytes + (trained * trained_bytes if lora_rank else 0),
         gradients=trained * trained_bytes,
         optimizer=2 * trained * trained_bytes,
-        activations=activations + cast + tokens * 3 * hidden * 4,
-        logits=3 * 4 * chunk,
+        activations=activations,
+        logits=3 * 4 * chunk + heads_gradients * config.vocab_size * hidden * 4,
+        fragmentation=int(FRAGMENTED[device] * activations),
+        process=PROCESS[device] + (PEFT if lora_rank and device == "cpu" else 0),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spa.config.schema import Config
-from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
+from spa.models.load import compute_dtype_bytes, load_config, pick_device, weight_bytes
 from spa.models.memory import MemoryEstimate, cache_bytes, count_parameters, estimate_training, size
 from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
@@ -15,24 +15,25 @@ PROMPT = 512  # tokens of a turn's user message, about
 
 @dataclass(frozen=True)
 class PPOMemory:
-    """Bytes. ``states`` (weights, both Adam states) are always resident; an update also needs the gradients, and the activations
-    and logits of one network at a time. ``rollout`` is the KV cache of all episodes at once, needed instead during play: if it
-    does not fit, fewer play at once."""
+    """Bytes. ``process`` and ``states`` (weights, both Adam states) are always resident; an update also needs the gradients, and
+    the activations and logits of one network at a time. ``rollout`` is the KV cache of all episodes at once, needed instead
+    during play: if it does not fit, fewer play at once."""
 
     states: int
     gradients: int
     activations: int
     rollout: int
+    process: int
 
     @property
     def total(self) -> int:
-        return self.states + self.gradients + self.activations
+        return self.process + self.states + self.gradients + self.activations
 
     def __str__(self) -> str:
         return (
             f"{size(self.total)} (weights and Adam's states {size(self.states)}, gradients {size(self.gradients)}, activations "
-            f"{size(self.activations)}); a rollout's keys and values in place of the last two: {size(self.rollout)}, "
-            "or fewer episodes at once"
+            f"{size(self.activations)}, process {size(self.process)}); a rollout's keys and values in place of gradients and "
+            f"activations: {size(self.rollout)}, or fewer episodes at once"
         )
 
 
@@ -57,6 +58,7 @@ def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
             compute_bytes=compute,
             checkpointing=cfg.model.gradient_checkpointing,
             lora_rank=rank,
+            device=pick_device(cfg.model.device).type,
         )
 
     networks = [network(config.lora_rank, config.micro_batch_tokens)]
@@ -70,6 +72,7 @@ def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
     return PPOMemory(
         states=states,
         gradients=sum(each.gradients for each in networks),
-        activations=max(each.activations + each.logits for each in networks),
+        activations=max(each.activations + each.logits + each.fragmentation for each in networks),
         rollout=rows * turns * (PROMPT + cfg.sampling.max_tokens) * cache_bytes(model, weights),
+        process=max(each.process for each in networks),
     )

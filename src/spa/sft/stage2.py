@@ -132,6 +132,7 @@ def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> M
         compute_bytes=min(weight_bytes(cfg.model), compute_dtype_bytes(sft.precision)),
         checkpointing=cfg.model.gradient_checkpointing,
         lora_rank=sft.lora_rank,
+        device=pick_device(cfg.model.device).type,
     )
 
 
@@ -145,7 +146,7 @@ def check_memory(cfg: Config, longest: int) -> None:
     if not cfg.sft.memory_check or free is None:
         return
     estimate = memory_estimate(cfg, longest)
-    if estimate.total <= free:
+    if estimate.total - estimate.process <= free:  # the process is there already
         return
     helpful = {
         "model.gradient_checkpointing=true": not cfg.model.gradient_checkpointing,
