@@ -92,9 +92,9 @@ def test_size_in_a_name(name: str, millions: int | None) -> None:
 @pytest.mark.parametrize(
     ("path", "row", "known"),
     [
-        ("org/model-7B", "lora", "not on this disk, 7 billion by its name"),
-        ("org/model-1.5b", "paper-large", "not on this disk, 1.5 billion by its name"),
-        ("org/model", "paper-large", "not on this disk, no size in its name: a guess"),
+        ("org/model-7B", "qwen2.5-1.5b-lora", "not on this disk, 7 billion by its name"),
+        ("org/model-1.5b", "qwen2.5-1.5b", "not on this disk, 1.5 billion by its name"),
+        ("org/model", "qwen2.5-1.5b", "not on this disk, no size in its name: a guess"),
     ],
 )
 def test_a_hub_name_that_is_not_downloaded(path: str, row: str, known: str) -> None:
@@ -105,6 +105,8 @@ def test_a_hub_name_that_is_not_downloaded(path: str, row: str, known: str) -> N
 
 def test_rows_are_in_order_and_hold_known_settings() -> None:
     assert [row.below for row in ROWS] == sorted(row.below for row in ROWS)
+    packaged = load_config("sokoban", ["model=qwen2.5-0.5b"])
+    assert differences(packaged, load_config("sokoban", ["model=org/m-0.5b"])) == ["env.response_hint", "model.path"]
     for size in ("0.1b", "0.5b", "1.5b", "7b"):
         assert load_config("sokoban", [f"model=org/m-{size}"]).ppo.reward_scale == 1.0
 
@@ -115,7 +117,7 @@ def test_nothing_of_the_tiny_model_is_left(tmp_path: Path, given: str, world: st
     path = folder(tmp_path / "m")
     config, tiny, default = load_config(world, [given.format(path)]), load_config(world), Config()
     preset = preset_for(path)
-    assert preset.name == "small"
+    assert preset.name == "smollm2-135m"
     for key in setting_names(Config):
         if key == "model.path" or value_of(tiny, key) == value_of(default, key) or key.startswith("env"):
             continue
@@ -163,7 +165,7 @@ def test_an_algorithm_lies_over_the_preset() -> None:
 def test_explain_names_the_preset_and_its_reason(tmp_path: Path) -> None:
     text = explain("ppo.actor_lr", "sokoban", [f"model={folder(tmp_path / 'm')}", "ppo.actor_lr=1e-5"])
     assert "Set by: default < model/preset < command line\n" in text
-    assert "Preset: small (135 million parameters, llama; " in text
+    assert "Preset: smollm2-135m (135 million parameters, llama; " in text
     assert "Preset:" not in explain("ppo.steps", "sokoban", [f"model={tmp_path / 'm'}"])
 
 
@@ -179,4 +181,4 @@ def test_a_saved_config_is_read_back_unchanged(tmp_path: Path) -> None:
 
 def test_a_dry_run_says_which_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "frozen_lake", "model=org/model-7b", "--dry-run"]) == 0
-    assert "# preset: lora (not on this disk, 7 billion by its name; " in capsys.readouterr().out
+    assert "# preset: qwen2.5-1.5b-lora (not on this disk, 7 billion by its name; " in capsys.readouterr().out

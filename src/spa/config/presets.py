@@ -6,7 +6,6 @@ value of another model is left behind.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
@@ -15,69 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spa.common.cache import CACHED, cache_folder
+
 NAME = "preset"  # of the layer, in the group model
 PACKED = ("llama", "qwen2", "qwen3", "mistral")  # families in which packing is tested to be exact
-
-PAPER = {"dtype": "float32", "device": "auto"}
-BESIDES = {"reward_scale": 1.0}  # the original's, whatever the world's file says (as in every model file but tiny's)
-AUTOCAST = {"precision": "bfloat16"}  # of SFT's products, as in the original
-LORA: dict[str, Any] = {
-    "model": {"dtype": "bfloat16", "device": "auto", "gradient_checkpointing": True},
-    "sampling": {"batch_size": 64},
-    "sft": {"lora_rank": 32, "lora_alpha": 64.0, "lr": 2e-4, "micro_batch_tokens": 4096},
-    "ppo": BESIDES
-    | {"lora_rank": 32, "critic_lora_rank": 32, "actor_lr": 1e-5, "critic_lr": 1e-4, "micro_batch_tokens": 4096},
-}
 
 
 @dataclass(frozen=True)
 class Row:
-    """The settings of models with fewer than ``below`` parameters. They lie over the schema's defaults, which are the paper's."""
+    """Models with fewer than ``below`` parameters get the settings of the packaged model ``name``."""
 
     below: float
     name: str
-    settings: Mapping[str, Any]
     why: str
 
 
 ROWS = (
-    Row(
-        10e6,
-        "tiny",
-        {},
-        "the settings of the built-in model (conf/model/tiny.yaml), chosen for 345 thousand parameters",
-    ),
+    Row(10e6, "tiny", "the settings of the built-in model, chosen for 345 thousand parameters"),
     Row(
         0.3e9,
-        "small",
-        {
-            "model": PAPER,
-            "agent": {"style": "paper", "window": 1},
-            "sampling": {"stop": ["</answer>"], "batch_size": 64},
-            "sft": {"lr": 1e-4, "micro_batch_tokens": 4096},
-            "ppo": BESIDES | {"actor_lr": 5e-6, "critic_lr": 5e-5, "micro_batch_tokens": 4096},
-        },
+        "smollm2-135m",
         "the paper's SFT; steps of PPO five times the paper's, for fewer and cheaper episodes (not in the paper, not tuned); "
         "one turn of history, since states hold all that matters",
     ),
-    Row(
-        0.8e9,
-        "paper",
-        {"model": PAPER | {"gradient_checkpointing": False}, "sft": AUTOCAST, "ppo": BESIDES},
-        "the paper's settings, as for Qwen2.5-0.5B",
-    ),
-    Row(
-        4e9,
-        "paper-large",
-        {"model": PAPER | {"gradient_checkpointing": True}, "sft": AUTOCAST, "ppo": BESIDES},
-        "the paper's settings, as for Qwen2.5-1.5B and 3B",
-    ),
+    Row(0.8e9, "qwen2.5-0.5b", "the paper's settings"),
+    Row(4e9, "qwen2.5-1.5b", "the paper's settings"),
     Row(
         math.inf,
-        "lora",
-        LORA,
+        "qwen2.5-1.5b-lora",
         "LoRA over frozen bfloat16 weights: full training of actor and critic takes 32 bytes a parameter; "
-        "PPO's rates are RAGEN's for LoRA, the others those of qwen2.5-1.5b-lora",
+        "PPO's rates are RAGEN's for LoRA",
     ),
 )
 GENERIC = ROWS[3]
@@ -108,7 +74,9 @@ def preset_for(path: str) -> Preset:
         count = size_in_name(path)
         known = f"{where}, {_size(count)} by its name" if count else f"{where}, no size in its name: a guess"
     row = next(row for row in ROWS if count < row.below) if count else GENERIC
-    settings = copy.deepcopy(dict(row.settings)) if row.settings else _tiny()
+    settings = _packaged(row.name)
+    if row is not ROWS[0]:  # the lengths of its answers depend on its tokenizer
+        settings["env"] = {"response_hint": None}
     why = row.why
     if family and (family not in PACKED or _slides(config)):
         why += f"; no packing, which is not exact for {'sliding windows' if family in PACKED else 'this family'}"
@@ -119,7 +87,7 @@ def preset_for(path: str) -> Preset:
 
 def model_folder(path: str) -> Path | None:
     """Where a model's ``config.json`` is: its folder, or a hub name's in the cache; None if on neither."""
-    folder = Path(path).expanduser()
+    folder = cache_folder(path.removeprefix(CACHED)) if path.startswith(CACHED) else Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
@@ -187,10 +155,10 @@ def _size(count: int) -> str:
     return str(count)
 
 
-def _tiny() -> dict[str, Any]:
-    """The settings of ``conf/model/tiny.yaml``, without its path."""
+def _packaged(name: str) -> dict[str, Any]:
+    """The settings of ``conf/model/NAME.yaml`` without its path."""
     from spa.config.load import conf_folder, read_yaml
 
-    settings = read_yaml(conf_folder() / "model" / "tiny.yaml")
+    settings = read_yaml(conf_folder() / "model" / f"{name}.yaml")
     settings["model"].pop("path")
     return settings
