@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from spa.common import progress as module
-from spa.common.progress import duration, note, progress, pulse, set_quiet
+from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet
 from spa.engines.processes import in_processes
 
 
@@ -88,11 +89,12 @@ def test_a_slow_step_prints_a_line_every_ten_seconds() -> None:
         with progress(4, "playing", file=out, clock=clock) as inner:
             for _ in range(12):
                 clock.now += 2.0
-                pulse(100)
+                count_tokens(100)
+                print_due()
             inner.advance(4, turns=7)
         for _ in range(6):  # the update after it
             clock.now += 2.0
-            pulse()
+            print_due()
         bar.advance()
     assert out.getvalue().splitlines() == [
         "playing: 0/4, 10 s, tokens/s 50",
@@ -102,18 +104,28 @@ def test_a_slow_step_prints_a_line_every_ten_seconds() -> None:
     ]
 
 
+def test_the_lines_need_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward pass may take minutes."""
+    monkeypatch.setattr(module, "INTERVAL", 0.5)
+    out = io.StringIO()
+    with progress(1, "SFT", file=out):
+        time.sleep(1.5)
+    assert out.getvalue().startswith("SFT: 0/1, 1 s\n")
+
+
 def test_a_fork_prints_nothing() -> None:
     out, clock = io.StringIO(), Clock()
 
     def work(number: int) -> int:
         clock.now += 20.0
-        pulse(5)
+        count_tokens(500)
+        print_due()
         return number
 
     with progress(1, "outer", file=out, clock=clock) as bar:
         assert in_processes(work, 2) == [0, 1]
         bar.advance()
-    assert out.getvalue().splitlines() == ["outer: 0/1, 20 s, tokens/s 0", "outer: 1/1, 20 s, tokens/s 0"]
+    assert out.getvalue().splitlines() == ["outer: 0/1, 20 s, tokens/s 25", "outer: 1/1, 20 s, tokens/s 25"]
 
 
 def test_work_done_before_does_not_count_for_the_time_left() -> None:

@@ -13,7 +13,6 @@ from spa.agent.episode import Episode
 from spa.agent.play import Play, new_episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.common.progress import pulse
 from spa.config.schema import SamplingConfig
 from spa.engines.base import ChatEngine, Message, RequestFailed
 
@@ -151,7 +150,6 @@ def _play_once(
                 # A Ctrl-C that arrives just before the wait is noticed only when the wait ends.
                 job, result = results.get(timeout=0.5)
             except queue.Empty:
-                pulse()
                 continue
             left -= 1
             if isinstance(result, Episode):

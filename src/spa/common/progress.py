@@ -10,13 +10,14 @@
             ...
             bar.advance(reward=1.2)
 
-Rich keeps counts and times in both cases. The plain lines are what it does not have: ``pulse``, called after every forward pass,
-prints one when it is due.
+Rich keeps counts and times in both cases. The plain lines are what it does not have; a thread prints them, since one forward
+pass may take longer than ten seconds.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TextIO
@@ -28,6 +29,7 @@ _quiet = False
 _open: list[progress] = []  # the bars in use, outermost first
 _display: Any = None  # their shared rich display: a terminal can have only one
 _last_line = 0.0  # time of the last plain line of any bar
+_lock = threading.RLock()  # of the bars, against the thread that prints
 _tokens = 0  # sampled by this process
 
 
@@ -43,21 +45,20 @@ def note(text: str, file: TextIO | None = None) -> None:
         print(redact(text), file=file or sys.stderr, flush=True)
 
 
-def pulse(tokens: int = 0) -> None:
-    """Called after each forward pass: counts sampled tokens, and prints the innermost bar's line if ten seconds had none."""
+def count_tokens(number: int) -> None:
+    """Adds to the sampled tokens of this process and of the innermost bar, which shows their rate."""
     global _tokens
-    _tokens += tokens
+    _tokens += number
     if _open:
-        bar = _open[-1]
-        bar.tokens += tokens
-        if bar._clock() - _last_line >= INTERVAL:
-            bar._print()
+        _open[-1].tokens += number
 
 
 def leave_to_parent() -> None:
     """Called in a fork: prints nothing, and does not touch the parent's bars, whose locks may be held there."""
+    global _lock
     set_quiet()
     _open.clear()
+    _lock = threading.RLock()
 
 
 def sampled_tokens() -> int:
@@ -97,25 +98,30 @@ class progress:
 
     def __enter__(self) -> progress:
         global _display, _last_line
-        self._printed = self._clock()
-        if not _open:
-            _display, _last_line = _start_display(self._file, self._clock), self._printed
-        _open.append(self)
-        number = _display.add_task(self.description, total=self.total, values="")
-        self._task = next(task for task in _display.tasks if task.id == number)
+        with _lock:
+            self._printed = self._clock()
+            if not _open:
+                _display, _last_line = _start_display(self._file, self._clock), self._printed
+                self._ended = threading.Event()
+                threading.Thread(target=_print_lines, args=(self._ended,), daemon=True).start()
+            _open.append(self)
+            number = _display.add_task(self.description, total=self.total, values="")
+            self._task = next(task for task in _display.tasks if task.id == number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         global _display
-        _open.remove(self)
-        _display.stop_task(self._task.id)
-        if _open:
-            _display.remove_task(self._task.id)
-            return
-        if kind is None:
-            self._print()
-        _display.stop()
-        _display = None
+        with _lock:
+            _open.remove(self)
+            _display.stop_task(self._task.id)
+            if _open:
+                _display.remove_task(self._task.id)
+                return
+            if kind is None:
+                self._print()
+            self._ended.set()
+            _display.stop()
+            _display = None
 
     def __iter__(self) -> Iterator[Any]:
         if self not in _open:
@@ -133,10 +139,11 @@ class progress:
 
     def post(self, **values: Any) -> None:
         """Shows numbers or words next to the bar: ``post(loss=0.12)``."""
-        self.values |= values
-        _display.update(self._task.id, completed=self.done, values=self._values())
-        if self._clock() - self._printed >= INTERVAL and self.done != self.total:
-            self._print()
+        with _lock:
+            self.values |= values
+            _display.update(self._task.id, completed=self.done, values=self._values())
+            if self._clock() - self._printed >= INTERVAL and self.done != self.total:
+                self._print()
 
     def _values(self) -> str:
         values = dict(self.values)
@@ -157,6 +164,18 @@ class progress:
                 count += f" ({self._task.percentage:.0f}%)"
                 times += f", {duration(left)} left" if (left := self._task.time_remaining) else ""
         note(f"{self.description}: {', '.join(filter(None, [count, times, self._values()]))}", self._file)
+
+
+def _print_lines(ended: threading.Event) -> None:
+    while not ended.wait(1.0):
+        print_due()
+
+
+def print_due() -> None:
+    """Prints the innermost bar's line if there was none for ten seconds."""
+    with _lock:
+        if _open and _open[-1]._clock() - _last_line >= INTERVAL:
+            _open[-1]._print()
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spa.common.progress import pulse
 from spa.models.compiling import compile_blocks
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.last_layer import Reads, states_read
@@ -78,7 +77,6 @@ class TokenBatch:
 
     def hidden(self, model: Any) -> Tensor:
         """(N, D) last hidden states that predict the scored tokens. Packed sequences need ``prepare(packing=True)``."""
-        pulse()
         if self.layout is None:
             return hidden_states(model, self.ids).flatten(0, 1)[self.before_N]
         if self.reads is None:
