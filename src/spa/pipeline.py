@@ -35,8 +35,8 @@ from spa.config.variants import (
 )
 from spa.dry_run import plan
 from spa.preflight import begin
-from spa.run.folder import variants_folder
-from spa.run.stage import Stage, model_of, read_done, reopen_as
+from spa.run.folder import selection, variants_folder
+from spa.run.stage import Stage, model_of, read_done, reopen_as, reopen_episodes
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
@@ -91,13 +91,22 @@ def generate(
     """Stage 1 of the run or of a variant: the base model plays; the states it wrote are replaced by the true ones."""
     command = f"generate {selfplay_name(variant)}".rstrip()
     with _begin(begun, cfg, out, command, resume, None, variant):
-        folder = selfplay_folder(out, variant)
+        folder, source = selfplay_folder(out, variant), source_config(cfg, variant)
+        if resume and _selected_otherwise(folder, source):
+            note(f"{folder.name}: the rows are selected anew; nothing is played again")
+            reopen_episodes(folder)
         stage = Stage(folder, folder.name, resume, keep=True)
         if stage.finished:
             return
         from spa.sft.selfplay import selfplay
 
-        stage.finish(selfplay(source_config(cfg, variant), stage.folder))
+        stage.finish(selfplay(source, stage.folder))
+
+
+def _selected_otherwise(folder: Path, source: Config) -> bool:
+    """Whether a finished stage 1 has rows that were selected with other settings."""
+    done = read_done(folder)
+    return done is not None and done.get("selection", selection(source)) != selection(source)
 
 
 def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False) -> None:
@@ -111,8 +120,10 @@ def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None =
         from spa.sft.stage2 import run_sft
 
         source = source_config(cfg, variant)
+        data = data_folder(cfg, variant, out)
+        if not given_data(cfg, variant) and _selected_otherwise(data, source):
+            raise ValueError(f"the rows in {data} were selected with other settings: run `spa generate --resume` first")
         with stage.metrics(source) as log:
-            data = data_folder(cfg, variant, out)
             model = run_sft(source, stage.folder, data=data, resume=stage.resume, log=log)
         stage.finish({"model": str(model.relative_to(stage.folder))})
 
@@ -168,7 +179,7 @@ def evaluate(
         model = trained_model(cfg, variant, out)
     with _begin(begun, cfg, out, f"eval {variant.name}", resume, model, variant):
         folder = variants_folder(out) / variant.name / "eval"
-        stage = Stage(folder, f"evaluation, variant {variant.name}", resume)
+        stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True)
         if stage.finished:
             return
         from spa.evaluate.play import evaluate_model

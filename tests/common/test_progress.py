@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from spa.common import progress as module
-from spa.common.progress import duration, note, progress, set_quiet
+from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet
+from spa.engines.processes import in_processes
 
 
 class Clock:
@@ -68,15 +70,72 @@ def test_unknown_length() -> None:
     assert out.getvalue() == "count: 4, 0 s\n"
 
 
-def test_short_inner_bars_are_silent() -> None:
+def test_inner_bars_speak_only_while_they_are_slow() -> None:
     out, clock = io.StringIO(), Clock()
     with progress(2, "outer", file=out, clock=clock) as bar:
-        for seconds in (0.5, 3.0):
-            with progress(1, "inner", file=out, clock=clock) as inner:
-                clock.now += seconds
-                inner.advance()
+        for seconds in (0.5, 12.0):
+            with progress(2, "inner", file=out, clock=clock) as inner:
+                for _ in range(2):
+                    clock.now += seconds
+                    inner.advance()
             bar.advance()
-    assert out.getvalue().splitlines() == ["inner: 1/1, 3 s", "outer: 2/2, 4 s"]
+    assert out.getvalue().splitlines() == ["inner: 1/2 (50%), 12 s", "outer: 2/2, 25 s"]
+
+
+def test_a_slow_step_prints_a_line_every_ten_seconds() -> None:
+    """Forward passes of two seconds within a step; tokens are a rate."""
+    out, clock = io.StringIO(), Clock()
+    with progress(1, "PPO", file=out, clock=clock) as bar:
+        with progress(4, "playing", file=out, clock=clock) as inner:
+            for _ in range(12):
+                clock.now += 2.0
+                count_tokens(100)
+                print_due()
+            inner.advance(4, turns=7)
+        for _ in range(6):  # the update after it
+            clock.now += 2.0
+            print_due()
+        bar.advance()
+    assert out.getvalue().splitlines() == [
+        "playing: 0/4, 10 s, tokens/s 50",
+        "playing: 0/4, 20 s, tokens/s 50",
+        "PPO: 0/1, 30 s",
+        "PPO: 1/1, 36 s",
+    ]
+
+
+def test_the_lines_need_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward pass may take minutes."""
+    monkeypatch.setattr(module, "INTERVAL", 0.5)
+    out = io.StringIO()
+    with progress(1, "SFT", file=out):
+        time.sleep(1.5)
+    assert out.getvalue().startswith("SFT: 0/1, 1 s\n")
+
+
+def test_a_fork_prints_nothing() -> None:
+    out, clock = io.StringIO(), Clock()
+
+    def work(number: int) -> int:
+        clock.now += 20.0
+        count_tokens(500)
+        print_due()
+        return number
+
+    with progress(1, "outer", file=out, clock=clock) as bar:
+        assert in_processes(work, 2) == [0, 1]
+        bar.advance()
+    assert out.getvalue().splitlines() == ["outer: 0/1, 20 s, tokens/s 25", "outer: 1/1, 20 s, tokens/s 25"]
+
+
+def test_work_done_before_does_not_count_for_the_time_left() -> None:
+    out, clock = io.StringIO(), Clock()
+    with progress(100, "PPO", file=out, clock=clock) as bar:
+        bar.advance(90)
+        for _ in range(2):
+            clock.now += 6.0
+            bar.advance()
+        assert out.getvalue() == "PPO: 92/100 (92%), 12 s, 48 s left\n"
 
 
 def test_failure_prints_no_final_line() -> None:

@@ -167,14 +167,27 @@ def test_it_goes_on_when_asked_to(tmp_path, capsys) -> None:
     assert capsys.readouterr().err.count("the policy has collapsed") == 1
 
 
+def never_playing(out: Path, text: str, **ppo: object) -> PPOTrainer:
+    cfg = tiny_config(val_every=0, steps=3, collapse_patience=2, critic="model", **ppo)
+    policy = Policy.load(cfg)
+    trainer = PPOTrainer(cfg, policy, make_task(cfg), out, lambda step, metrics: None)
+    policy.engine = Scripted(lambda i: text)
+    return trainer
+
+
 @pytest.mark.parametrize(("text", "times"), [("nothing", 1), ("go</think><answer>Up</answer>", 0)])
 def test_a_model_that_never_plays_is_reported(tmp_path, capsys, text: str, times: int) -> None:
-    cfg = tiny_config(val_every=0, steps=3, collapse_patience=2, critic="model")
-    policy = Policy.load(cfg)
-    trainer = PPOTrainer(cfg, policy, make_task(cfg), tmp_path, lambda step, metrics: None)
-    policy.engine = Scripted(lambda i: text)
-    trainer.train()
+    never_playing(tmp_path, text, on_collapse="continue").train()
     assert capsys.readouterr().err.count("no turn of the first 2 steps had a valid action") == times
+
+
+def test_a_model_that_never_plays_stops_the_run(tmp_path) -> None:
+    trainer = never_playing(tmp_path, "nothing")
+    with pytest.raises(
+        TrainingCollapsed, match=r"no turn of the first 2 steps had a valid action.*on_collapse=continue"
+    ):
+        trainer.train()
+    assert trainer.step == 2
 
 
 def test_a_loss_that_is_not_finite_is_left_out_when_asked_to(tmp_path, monkeypatch, capsys) -> None:

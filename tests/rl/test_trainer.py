@@ -19,7 +19,7 @@ from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
 from spa.rl.trainer import PPOTrainer, rollout_metrics, train_ppo
 from spa.rl.update import TrainingDiverged
-from tests.scripted import tiny_config
+from tests.scripted import Scripted, tiny_config
 
 
 class Run:
@@ -161,9 +161,44 @@ def test_where_every_score_is_equal_the_policy_stays_as_it_is(tmp_path, changes,
 
 def test_scores_that_differ_are_not_called_equal() -> None:
     one, two = [0.5, 0.5], [0.0, 1.0]
-    assert nothing_to_learn([one, two], PPOConfig())
-    assert not nothing_to_learn([one, two], PPOConfig(reward_placement="turn"))
-    assert not nothing_to_learn([one, [1.1]], PPOConfig())
+    assert nothing_to_learn([one, two], [0, 0], PPOConfig())
+    assert not nothing_to_learn([one, two], [0, 0], PPOConfig(reward_placement="turn"))
+    assert not nothing_to_learn([one, [1.1]], [0, 0], PPOConfig())
+    # Worlds may be worth different scores; without a second episode of any world, all are compared.
+    assert nothing_to_learn([one, one, two, [3.0], [3.0]], [0, 0, 0, 1, 1], PPOConfig())
+    assert nothing_to_learn([one, one, [3.0]], [0, 0, 1], PPOConfig())
+    assert not nothing_to_learn([one, [3.0]], [0, 1], PPOConfig())
+
+
+class ByWorld(Nothing):
+    """What an episode is worth depends on the world alone, as where a model fails at every one."""
+
+    def reset(self, *, seed=None, options=None):
+        self.worth = -0.1 * (1 + seed % 7)
+        return "state", {"content": str(seed)}
+
+    def step(self, action):
+        return "state", self.worth, False, False, {}
+
+
+@pytest.mark.parametrize("critic", ["model", "head", "none"])
+def test_constant_failure_gives_the_policy_no_gradient(tmp_path, capsys, critic: str) -> None:
+    """Whitened, the differences between the worlds and the critic's error would be a gradient of usual size."""
+    estimator = {"estimator": "reinforce_plus_plus"} if critic == "none" else {}
+    config = tiny_config(steps=3, val_every=0, filter="off", critic=critic, reward_placement="end", **estimator)
+    config.env = EnvConfig(id=f"{__name__}:ByWorld", tag="ByWorld", max_turns=1, max_actions_per_turn=1)
+    config.agent.format_penalty = 0.0
+    run = Run(tmp_path, config)
+    run.policy.engine = Scripted(lambda i: "go</think><answer>Left</answer>")
+    before = run.weights()
+    run.trainer.train()
+    assert torch.equal(before, run.weights())
+    for _, metrics in run.logged:
+        assert metrics["rollout/all_equal"] == 1
+        assert metrics.get("actor/grad_norm", 0.0) == 0
+        assert ("losses/value_loss" in metrics) == (critic != "none")
+    said = "not updated" if critic == "none" else "not updated, only the critic is"
+    assert capsys.readouterr().err.count(f"all episodes score the same, so the policy is {said}\n") == 1
 
 
 def test_the_filter_decides_what_is_learned_from(tmp_path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,15 @@ from spa.agent.episode import Episode
 from spa.agent.grammar import response_grammar
 from spa.agent.lengths import stated_length
 from spa.agent.response import forced_tag
-from spa.agent.rollout import rollout
+from spa.agent.rollout import OnTurn, rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.common.progress import progress
 from spa.config.fields import Prompt, StateFormat
 from spa.config.schema import Config, EngineConfig, SamplingConfig
 from spa.engines.base import ChatEngine, Engine
+
+_SMALL = 2**26  # bytes of weights
 
 
 def make_task(config: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> Task:
@@ -41,6 +45,16 @@ def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None
     return dataclasses.replace(
         sampling, max_tokens=limit, temperature=sampling.temperature if temperature is None else temperature
     )
+
+
+def counter(bar: progress | None) -> OnTurn:
+    """Shows finished episodes and turns next to a bar."""
+
+    def on_turn(episode: Episode, ended: bool) -> None:
+        if bar:
+            bar.advance(int(ended), turns=bar.values.get("turns", 0) + 1)
+
+    return on_turn
 
 
 @dataclass
@@ -121,10 +135,33 @@ class Policy:
         samples: int,
         seed: int,
         temperature: float | None = None,
+        on_turn: OnTurn | None = None,
+        skip: Container[tuple[int, int]] = (),
     ) -> list[Episode]:
-        """Plays every world ``samples`` times; see ``rollout``."""
+        """Plays every world ``samples`` times; see ``rollout``. Without ``on_turn`` it shows its own progress."""
         sampling = sampling_for(task, self.sampling, temperature)
-        return rollout(self.engine, self.chat, task, worlds, sampling, seed=seed, group_size=samples)
+        with progress(len(worlds) * samples, "playing") if on_turn is None else nullcontext() as bar:
+            return rollout(
+                self.engine,
+                self.chat,
+                task,
+                worlds,
+                sampling,
+                seed=seed,
+                group_size=samples,
+                on_turn=on_turn or counter(bar),
+                skip=skip,
+            )
+
+    @property
+    def skips(self) -> bool:
+        """Whether an unfinished rollout is resumed by playing only what is missing.
+
+        Our decoder's samples depend on seed, episode and turn, but in another batch sums are rounded differently. A small model
+        therefore plays everything again, in seconds, and gives the same bits.
+        """
+        weights = sum(parameter.nbytes for parameter in self.model.parameters()) if self.model is not None else 0
+        return getattr(self.engine, "decoder", None) is not None and weights > _SMALL
 
 
 class ServedPolicy(Policy):
@@ -146,8 +183,15 @@ class ServedPolicy(Policy):
         samples: int,
         seed: int,
         temperature: float | None = None,
+        on_turn: OnTurn | None = None,
+        skip: Container[tuple[int, int]] = (),
     ) -> list[Episode]:
-        """Plays every world ``samples`` times."""
+        """Plays every world ``samples`` times; ``on_turn`` is called for each finished episode."""
         jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
+        jobs = [job for job in jobs if (job.group, job.member) not in skip]
         sampling = sampling_for(task, self.sampling, temperature)
-        return play_jobs(self.server, task, jobs, sampling, seed=seed)
+        with progress(len(jobs), "playing") if on_turn is None else nullcontext() as bar:
+            report = on_turn or counter(bar)
+            return play_jobs(
+                self.server, task, jobs, sampling, seed=seed, on_done=lambda episode: report(episode, True)
+            )

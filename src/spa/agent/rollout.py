@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -24,6 +24,10 @@ class _TokenPlay(Play):
     responses: list[list[int]] = field(default_factory=list)  # per turn: forced tag, sampled ids
 
 
+OnTurn = Callable[[Episode, bool], None]
+"""Called after a turn with its episode and whether that has ended; what it raises ends the rollout."""
+
+
 def rollout(
     engine: Engine,
     chat: Chat,
@@ -33,6 +37,8 @@ def rollout(
     *,
     seed: int,
     group_size: int = 1,
+    on_turn: OnTurn | None = None,
+    skip: Container[tuple[int, int]] = (),
 ) -> list[Episode]:
     """Plays every world ``group_size`` times; returns ``len(worlds) * group_size`` episodes, group by group.
 
@@ -43,50 +49,50 @@ def rollout(
 
     Args:
         seed: sampling seed; each response is seeded with it and the episode and turn.
+        on_turn: called for the episodes that this process plays, not for those of its forks.
+        skip: (group, member) of episodes that are left out, for engines whose samples depend on seed, episode and turn alone.
     """
     count = engine.split(sampling, len(worlds), group_size) if isinstance(engine, SplittingEngine) else 1
 
-    def share(number: int) -> list[list[Episode]]:
-        groups = range(number, len(worlds), count)
-        chosen = [(group, worlds[group]) for group in groups]
+    def share(number: int) -> dict[int, Episode]:
+        plays = {
+            group * group_size + member: _TokenPlay.start(task, worlds[group], group, member)
+            for group in range(number, len(worlds), count)
+            for member in range(group_size)
+            if (group, member) not in skip
+        }
         with engine.alone(count) if isinstance(engine, SplittingEngine) else nullcontext():
-            return _play(engine, chat, task, chosen, sampling, seed, group_size)
+            return _play(engine, chat, plays, sampling, seed, None if number else on_turn)
 
-    shares = in_processes(share, count)
-    return [episode for group in range(len(worlds)) for episode in shares[group % count][group // count]]
+    played = {session: episode for part in in_processes(share, count) for session, episode in part.items()}
+    return [played[session] for session in sorted(played)]
 
 
 def _play(
     engine: Engine,
     chat: Chat,
-    task: Task,
-    worlds: Sequence[tuple[int, World]],
+    plays: dict[int, _TokenPlay],
     sampling: SamplingConfig,
     seed: int,
-    group_size: int,
-) -> list[list[Episode]]:
-    """The episodes of some groups, given as (group number, world)."""
-    plays = {
-        group * group_size + member: _TokenPlay.start(task, world, group, member)
-        for group, world in worlds
-        for member in range(group_size)
-    }
+    on_turn: OnTurn | None,
+) -> dict[int, Episode]:
+    """Plays to the end; returns the episodes by session number."""
 
     def on_completion(session: int, completion: Completion) -> list[int] | None:
         play = plays[session]
         index = len(play.responses)
         _answer(play, chat, index, completion)
+        if on_turn:
+            on_turn(play.episode, not play.live)
         return _ask(play, chat, index + 1) if play.live else None
 
     for play in plays.values():
         play.episode.system = chat.default_system if task.system is None else task.system
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
     serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
-    episodes = []
     for play in plays.values():
         play.env.close()
-        episodes.append(play.episode)
-    return [episodes[start : start + group_size] for start in range(0, len(episodes), group_size)]
+    return {session: play.episode for session, play in plays.items()}
 
 
 def _ask(play: _TokenPlay, chat: Chat, index: int) -> list[int]:

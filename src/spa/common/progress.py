@@ -1,4 +1,4 @@
-"""Progress on stderr: rich's bars on a terminal, otherwise periodic plain lines. Imports no torch.
+"""Progress on stderr: rich's bars on a terminal, otherwise a plain line at least every ten seconds. Imports no torch.
 
 ::
 
@@ -9,22 +9,28 @@
         for step in range(100):
             ...
             bar.advance(reward=1.2)
+
+Rich keeps counts and times in both cases. The plain lines are what it does not have; a thread prints them, since one forward
+pass may take longer than ten seconds.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TextIO
 
 from spa.common.secrets import redact
 
-INTERVAL = 10.0  # seconds between plain lines of one bar
-_SHORT = 2.0  # seconds: a shorter inner bar prints no line
+INTERVAL = 10.0  # seconds between plain lines
 _quiet = False
 _open: list[progress] = []  # the bars in use, outermost first
 _display: Any = None  # their shared rich display: a terminal can have only one
+_last_line = 0.0  # time of the last plain line of any bar
+_lock = threading.RLock()  # of the bars, against the thread that prints
+_tokens = 0  # sampled by this process
 
 
 def set_quiet(quiet: bool = True) -> None:
@@ -39,6 +45,27 @@ def note(text: str, file: TextIO | None = None) -> None:
         print(redact(text), file=file or sys.stderr, flush=True)
 
 
+def count_tokens(number: int) -> None:
+    """Adds to the sampled tokens of this process and of the innermost bar, which shows their rate."""
+    global _tokens
+    _tokens += number
+    if _open:
+        _open[-1].tokens += number
+
+
+def leave_to_parent() -> None:
+    """Called in a fork: prints nothing, and does not touch the parent's bars, whose locks may be held there."""
+    global _lock
+    set_quiet()
+    _open.clear()
+    _lock = threading.RLock()
+
+
+def sampled_tokens() -> int:
+    """Tokens that this process (without its forks) has sampled so far."""
+    return _tokens
+
+
 class progress:
     """Progress of work: iterate over it, or use it as a context manager and call ``advance``.
 
@@ -50,7 +77,7 @@ class progress:
 
     Attributes:
         total: number of steps; None if unknown. ``done``: finished steps.
-        values: numbers shown next to the bar, by name.
+        values: numbers shown next to the bar, by name; tokens sampled since it began are shown as a rate.
     """
 
     def __init__(
@@ -64,30 +91,35 @@ class progress:
         self.work = range(work) if isinstance(work, int) else work
         self.total = len(self.work) if isinstance(self.work, Sized) else None
         self.description = description
-        self.done = 0
+        self.done = self.tokens = 0
         self.values: dict[str, Any] = {}
         self._file = file or sys.stderr
         self._clock = clock
-        self._task: Any = None
-        self._printed = False
 
     def __enter__(self) -> progress:
-        self._started = self._last_line = self._clock()
-        _open.append(self)
-        if not _quiet and _is_terminal(self._file):
-            self._task = _start_display(self._file).add_task(self.description, total=self.total, values="")
+        global _display, _last_line
+        with _lock:
+            self._printed = self._clock()
+            if not _open:
+                _display, _last_line = _start_display(self._file, self._clock), self._printed
+                self._ended = threading.Event()
+                threading.Thread(target=_print_lines, args=(self._ended,), daemon=True).start()
+            _open.append(self)
+            number = _display.add_task(self.description, total=self.total, values="")
+            self._task = next(task for task in _display.tasks if task.id == number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         global _display
-        _open.remove(self)
-        if self._task is not None:
-            _display.stop_task(self._task)
+        with _lock:
+            _open.remove(self)
+            _display.stop_task(self._task.id)
             if _open:
-                _display.remove_task(self._task)
-        elif kind is None and (not _open or self._printed or self._clock() - self._started >= _SHORT):
-            self._print()
-        if not _open and _display is not None:
+                _display.remove_task(self._task.id)
+                return
+            if kind is None:
+                self._print()
+            self._ended.set()
             _display.stop()
             _display = None
 
@@ -107,27 +139,43 @@ class progress:
 
     def post(self, **values: Any) -> None:
         """Shows numbers or words next to the bar: ``post(loss=0.12)``."""
-        self.values |= values
-        if self._task is not None:
-            _display.update(self._task, completed=self.done, values=self._values())
-        elif self._clock() - self._last_line >= INTERVAL and self.done != self.total:
-            self._print()
+        with _lock:
+            self.values |= values
+            _display.update(self._task.id, completed=self.done, values=self._values())
+            if self._clock() - self._printed >= INTERVAL and self.done != self.total:
+                self._print()
 
     def _values(self) -> str:
-        return ", ".join(
-            f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in self.values.items()
-        )
+        values = dict(self.values)
+        if self.tokens and self._task.elapsed:
+            values["tokens/s"] = round(self.tokens / self._task.elapsed)
+        return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
 
     def _print(self) -> None:
-        self._last_line, self._printed = self._clock(), True
-        elapsed = self._last_line - self._started
-        count, times = str(self.done), duration(elapsed)
+        global _last_line
+        _last_line = self._printed = self._clock()
+        if not _display.disable:
+            _display.update(self._task.id, values=self._values())
+            return
+        count, times = str(self.done), duration(self._task.elapsed or 0.0)
         if self.total is not None:
             count += f"/{self.total}"
             if 0 < self.done < self.total:
-                count += f" ({100 * self.done // self.total}%)"
-                times += f", {duration(elapsed / self.done * (self.total - self.done))} left"
+                count += f" ({self._task.percentage:.0f}%)"
+                times += f", {duration(left)} left" if (left := self._task.time_remaining) else ""
         note(f"{self.description}: {', '.join(filter(None, [count, times, self._values()]))}", self._file)
+
+
+def _print_lines(ended: threading.Event) -> None:
+    while not ended.wait(1.0):
+        print_due()
+
+
+def print_due() -> None:
+    """Prints the innermost bar's line if there was none for ten seconds."""
+    with _lock:
+        if _open and _open[-1]._clock() - _last_line >= INTERVAL:
+            _open[-1]._print()
 
 
 def duration(seconds: float) -> str:
@@ -140,31 +188,25 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _is_terminal(file: TextIO) -> bool:
-    if not file.isatty():
-        return False
+def _start_display(file: TextIO, clock: Callable[[], float]) -> Any:
+    import rich.progress as bars
     from rich.console import Console
 
     console = Console(file=file)
-    return console.is_terminal and not console.is_dumb_terminal
-
-
-def _start_display(file: TextIO) -> Any:
-    global _display
-    if _display is None:
-        import rich.progress as bars
-        from rich.console import Console
-
-        _display = bars.Progress(
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(bar_width=28),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TimeRemainingColumn(),
-            bars.TextColumn("{task.fields[values]}", style="dim"),
-            console=Console(file=file),
-            redirect_stdout=sys.stdout.isatty(),  # redirected stdout must not end up on stderr
-            refresh_per_second=4,
-        )
-        _display.start()
-    return _display
+    shown = not _quiet and file.isatty() and console.is_terminal and not console.is_dumb_terminal
+    display = bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=28),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[values]}", style="dim"),
+        console=console,
+        redirect_stdout=sys.stdout.isatty(),  # redirected stdout must not end up on stderr
+        refresh_per_second=4,
+        speed_estimate_period=3600.0,
+        get_time=clock,
+        disable=not shown,
+    )
+    display.start()
+    return display

@@ -193,6 +193,13 @@ class SelfPlayConfig:
         "none", "Cap classes at their median size (rounded up)."
     )
     val_fraction: UpTo90 = setting(0.2, "Share of the worlds whose rows are for validation.")
+    early_turns: Count = setting(
+        12, "Report shares, speed and time needed after so many turns; 0 = no report, no stop."
+    )
+    min_kept: Share = setting(
+        0.05,
+        "Stop where a smaller share of the turns gives a row: early (at 1% chance of error) or at the end; 0 = never.",
+    )
 
 
 @dataclass(config=STRICT)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from spa.common.progress import leave_to_parent
+
 T = TypeVar("T")
 
 PATIENCE = 60.0  # seconds, plus twenty times our own share's time, until a process counts as stuck
@@ -74,6 +76,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
 
 
 def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
+    leave_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the command's handler: a fork has nothing to clean up or report
     answer: tuple[Any, Exception | None]
     try:

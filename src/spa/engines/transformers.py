@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
 from spa.engines.base import BrokenModel, Completion, OnCompletion, serve
 from spa.engines.decoder import Chunk, Decoder, supports
@@ -276,6 +277,7 @@ class _Serving:
     def _take(self, tokens: list[int], logprobs: list[float]) -> None:
         """Appends the sampled tokens; passes on finished responses and frees the slots of finished sessions."""
         _check_finite(sum(logprobs))
+        count_tokens(len(tokens))
         stop_ids, limit = self.stops.ids, self.sampling.max_tokens
         strings = bool(self.stops.strings)
         ended: list[tuple[_Row, bool]] = []
@@ -388,6 +390,7 @@ class _Rounds:
             allowed = self.grammar and self.grammar.allowed((row, out[row].ids) for row in rows.tolist())
             token_B, score_B = sample(output.logits[:, -1], sampling, draws_BT[rows, step], allowed)
             going = alive_B.tolist()
+            count_tokens(sum(going))
             for place, (row, token, score) in enumerate(
                 zip(rows.tolist(), token_B.tolist(), score_B.tolist(), strict=True)
             ):

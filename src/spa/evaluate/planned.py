@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.episode_store import EpisodeStore
+from spa.agent.episode_store import EpisodeStore, Key
 from spa.agent.policy import Policy
+from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SIMULATOR, Config
@@ -83,9 +84,11 @@ def plan_chunks(
 ) -> list[Episode]:
     """Like ``play_chunks``, with ``agent.planner``."""
 
-    def play(chunk: Sequence[World], seed: int) -> list[Episode]:
-        kind = cfg.agent.planner
-        played = play_with_planner(world_model, task, chunk, kind, cfg.planner, seed=seed, group_size=samples)
+    def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
+        kind = cfg.agent.planner  # which plays its chunk as a whole
+        played = play_with_planner(
+            world_model, task, chunk, kind, cfg.planner, seed=seed, group_size=samples, on_turn=on_turn
+        )
         world_model.forget()
         return played
 

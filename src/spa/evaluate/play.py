@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.episode_store import EpisodeStore
-from spa.agent.policy import Policy, ServedPolicy, make_task, sampling_for
+from spa.agent.episode_store import EpisodeStore, Key
+from spa.agent.policy import Policy, ServedPolicy, counter, make_task, sampling_for
+from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.progress import progress
@@ -18,7 +21,7 @@ from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import EvalResult
 
-CHUNK = 32  # worlds played at once; also how often the progress bar moves
+CHUNK = 32  # worlds played at once
 
 
 def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: Path) -> dict[str, Any]:
@@ -27,7 +30,8 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     ``model`` None is the model behind the chat server of ``engine``; the server plays no other model.
 
     Writes ``result.json`` and ``episodes.jsonl`` (one sample per world); with ``agent.planner`` also that planner's result on
-    the same worlds (``evaluate_planner``).
+    the same worlds (``evaluate_planner``). Finished episodes are stored in ``*.partial.jsonl``; a resumed evaluation of the same
+    model does not replay them, except a planner's.
 
     Returns:
         the stage's record: model, Pass@k, world keys.
@@ -39,15 +43,19 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     policy = Policy.load(cfg, model, engine=engine)
     task = make_task(cfg, state_format=variant.state_format)
     worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds)
-    episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, f"evaluating {variant.name}")
+    store, probed = (_unfinished(out, model, part) for part in ("episodes", "probe"))
+    title = f"evaluating {variant.name}"
+    episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, title, store)
     if all(episode.status == "error" for episode in episodes):
+        store.remove()
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     probe: list[Episode] = []
     measured: dict[str, float] = {}
     if cfg.eval.world_model_worlds:
         probe_task = make_task(cfg, state_format=variant.state_format, prompt="world_model")
         chosen = worlds[: cfg.eval.world_model_worlds]
-        probe = play_chunks(policy, probe_task, chosen, 1, cfg.seeds.run, PROBE, f"world model of {variant.name}")
+        title = f"world model of {variant.name}"
+        probe = play_chunks(policy, probe_task, chosen, 1, cfg.seeds.run, PROBE, title, probed)
         measured = measure_episodes(cfg, policy, probe_task, probe, chosen, cfg.seeds.run)
     result = EvalResult.from_episodes(variant.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run, measured)
     result.write(out / "result.json")
@@ -59,9 +67,21 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
         from spa.evaluate.planned import evaluate_planner
 
         scores["planner"] = evaluate_planner(cfg, variant.name, policy, task, worlds, out).metrics["pass@1"]
+    store.remove()
+    probed.remove()
     policy.close()
     name = policy.server.name if isinstance(policy, ServedPolicy) else model
     return {"model": name, **scores, "worlds": {"test": world_keys(worlds)}}
+
+
+def _unfinished(out: Path, model: str | None, part: str) -> EpisodeStore:
+    """The episodes that an interrupted evaluation of the same model has played; those of another model are deleted."""
+    changed = Path(model).stat().st_mtime_ns if model and Path(model).is_dir() else 0
+    name = f"{part}-{zlib.crc32(f'{model} {changed}'.encode()):08x}.partial.jsonl"
+    for other in out.glob(f"{part}-*.partial.jsonl"):
+        if other.name != name:
+            other.unlink()
+    return EpisodeStore(out / name)
 
 
 def play_chunks(
@@ -73,56 +93,88 @@ def play_chunks(
     purpose: int,
     title: str,
     store: EpisodeStore | None = None,
+    watch: OnTurn | None = None,
 ) -> list[Episode]:
     """Plays worlds with a progress bar; groups are numbered consecutively.
 
     Args:
         store: finished episodes, which are not replayed. New ones are added as they finish, except those that a server did not
-            answer.
+            answer. A policy that cannot skip episodes (``Policy.skips``) replays a chunk that is not complete.
+        watch: called after every turn, of a server's episodes at their end; what it raises ends the play.
 
     Raises:
         ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
     """
-    store = EpisodeStore() if store is None else store
     if isinstance(policy, ServedPolicy):
-        return _play_served(policy, task, worlds, samples, stream_seed(run, purpose, 0), title, store)
+        return _play_served(policy, task, worlds, samples, stream_seed(run, purpose, 0), title, store, watch)
 
-    def play(chunk: Sequence[World], seed: int) -> list[Episode]:
-        return policy.play(task, chunk, samples=samples, seed=seed)
+    def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
+        return policy.play(task, chunk, samples=samples, seed=seed, on_turn=on_turn, skip=skip if policy.skips else ())
 
-    return in_chunks(play, worlds, samples, run, purpose, title, store, size=CHUNK)
+    return in_chunks(play, worlds, samples, run, purpose, title, store, watch, size=CHUNK)
+
+
+Play = Callable[[Sequence[World], int, OnTurn, Container[Key]], list[Episode]]
 
 
 def in_chunks(
-    play: Callable[[Sequence[World], int], list[Episode]],
+    play: Play,
     worlds: Sequence[World],
     samples: int,
     run: int,
     purpose: int,
     title: str,
     store: EpisodeStore | None,
+    watch: OnTurn | None = None,
     *,
     size: int,
 ) -> list[Episode]:
-    """Episodes from calling ``play`` on ``size`` worlds and a seed at a time, ``samples`` per world, numbered consecutively."""
+    """Episodes from calling ``play`` on ``size`` worlds and a seed at a time, ``samples`` per world, numbered consecutively.
+
+    ``play`` is also given what to call after every turn, and the episodes of the chunk that are stored already.
+    """
     store = EpisodeStore() if store is None else store
-    with progress(len(worlds), title) as bar:
+    with progress(len(worlds) * samples, title) as bar:
+        count = counter(bar)
+
+        def seen(episode: Episode, ended: bool) -> None:
+            if (episode.group, episode.member) in store:
+                return
+            if ended:
+                store.add([episode])
+                bar.values["success"] = store.success
+            count(episode, ended)
+            if watch:
+                watch(episode, ended)
+
+        bar.advance(len(store), **({"success": store.success} if len(store) else {}))
         for number, start in enumerate(range(0, len(worlds), size)):
             chunk = worlds[start : start + size]
-            keys = [(start + group, member) for group in range(len(chunk)) for member in range(samples)]
-            # The seed belongs to the chunk, which is played as a whole or not at all.
-            if not all(key in store for key in keys):
-                played = play(chunk, stream_seed(run, purpose, number))
-                for episode in played:
-                    episode.group += start
-                store.add(played)
-            bar.advance(len(chunk), success=store.success)
+            keys = [(group, member) for group in range(len(chunk)) for member in range(samples)]
+            before = {(group, member) for group, member in keys if (start + group, member) in store}
+            if len(before) == len(keys):
+                continue
+
+            def on_turn(episode: Episode, ended: bool, start: int = start) -> None:
+                seen(replace(episode, group=episode.group + start), ended)
+
+            # The seed belongs to the chunk, and an episode's samples to its place in it.
+            for episode in play(chunk, stream_seed(run, purpose, number), on_turn, before):
+                on_turn(episode, True)  # those that a fork played, or whose world failed at once
     return store.in_order()
 
 
 def _play_served(
-    policy: ServedPolicy, task: Task, worlds: list[World], samples: int, seed: int, title: str, store: EpisodeStore
+    policy: ServedPolicy,
+    task: Task,
+    worlds: list[World],
+    samples: int,
+    seed: int,
+    title: str,
+    store: EpisodeStore | None,
+    watch: OnTurn | None,
 ) -> list[Episode]:
+    store = EpisodeStore() if store is None else store
     jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
     with progress(len(jobs), title) as bar:
         bar.advance(len(store))
@@ -130,6 +182,8 @@ def _play_served(
         def finished(episode: Episode) -> None:
             store.add([episode])
             bar.advance(1, success=store.success)
+            if watch:
+                watch(episode, True)
 
         left = [job for job in jobs if (job.group, job.member) not in store]
         played = play_jobs(policy.server, task, left, sampling_for(task, policy.sampling), seed=seed, on_done=finished)

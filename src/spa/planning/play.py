@@ -9,6 +9,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.play import Play
+from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
@@ -64,6 +65,7 @@ def play_with_planner(
     *,
     seed: int,
     group_size: int = 1,
+    on_turn: OnTurn | None = None,
 ) -> list[Episode]:
     """Plays every world ``group_size`` times, replanning each turn; returns ``len(worlds) * group_size`` episodes, group by group.
 
@@ -74,6 +76,7 @@ def play_with_planner(
     Args:
         kind: lookahead, beam or mcts.
         seed: for tie-breaking between actions and for mcts.
+        on_turn: as of ``rollout``.
     """
     search = PLANNERS[kind]
     plays = [
@@ -99,6 +102,8 @@ def play_with_planner(
             turn = play.episode.turns[-1]
             turn.imagined = plan.record()
             play.answer(_response(play, plan, config), "stop")
+            if on_turn:
+                on_turn(play.episode, not play.live)
             if config.samples == 1 and play.episode.status != "error":
                 memories[number].update(_seen(turn))
     for play in plays:

@@ -30,15 +30,20 @@ def informative(groups: Groups, scores: Sequence[float]) -> list[int]:
     return [group for group, members in groups.items() if np.ptp([scores[i] for i in members]) > _EQUAL]
 
 
-def nothing_to_learn(rewards: Sequence[Sequence[float]], config: PPOConfig) -> bool:
-    """Whether all episodes (``rewards``: per turn) score the same: advantages are then only critic error, which whitening
-    amplifies to unit-variance noise. With ``reward_placement=turn`` the turn rewards must match too; a KL penalty in the reward
-    always distinguishes tokens."""
+def nothing_to_learn(rewards: Sequence[Sequence[float]], groups: Sequence[int], config: PPOConfig) -> bool:
+    """Whether no group is informative: all episodes of a world score the same (``rewards``: per turn), so that nothing says which
+    of their actions were better. Advantages are then only critic error or differences between worlds, which whitening
+    amplifies to unit variance. With ``reward_placement=turn`` the turn rewards must match too. If no world has two episodes,
+    all are compared. A KL penalty in the reward always distinguishes tokens."""
     if config.kl_reward_coef:
         return False
-    if config.reward_placement == "turn" and len({tuple(turns) for turns in rewards}) > 1:
+    members: dict[int, list[Sequence[float]]] = defaultdict(list)
+    for turns, group in zip(rewards, groups, strict=True):
+        members[group].append(turns)
+    compared = [group for group in members.values() if len(group) > 1] or [list(rewards)]
+    if config.reward_placement == "turn" and any(len({tuple(turns) for turns in group}) > 1 for group in compared):
         return False
-    return bool(np.ptp([float(sum(turns)) for turns in rewards]) <= _EQUAL)
+    return all(np.ptp([float(sum(turns)) for turns in group]) <= _EQUAL for group in compared)
 
 
 def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:

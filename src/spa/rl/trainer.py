@@ -67,6 +67,7 @@ class PPOTrainer:
     actions: int = 0  # executed in training worlds
     empty_steps: int = 0
     skipped_steps: int = 0
+    alike_steps: int = 0
     best_score: float = -math.inf
     best_step: int = 0
 
@@ -257,7 +258,9 @@ class PPOTrainer:
     ) -> dict[str, float]:
         config, chat = self.config.ppo, self.policy.chat
         warming_up = self.learner.critic is not None and step <= config.critic_warmup
-        alike = nothing_to_learn([turn_rewards(episode, config) for episode in episodes], config)
+        rewards = [turn_rewards(episode, config) for episode in episodes]
+        alike = nothing_to_learn(rewards, [episode.group for episode in episodes], config)
+        self._say_alike(alike, step)
         examples = []
         if config.world_model_coef and not warming_up:
             lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # imagined states are not ground truth
@@ -292,6 +295,14 @@ class PPOTrainer:
             self.skipped_steps += 1
             return {}
 
+    def _say_alike(self, alike: bool, step: int) -> None:
+        """Counts steps in a row without an informative group; says so at the first, the tenth, the hundredth ..."""
+        self.alike_steps = self.alike_steps + 1 if alike else 0
+        if alike and self.alike_steps in (1, 10, 100, 1000):
+            learns = "not updated" if self.learner.critic is None else "not updated, only the critic is"
+            row = f" ({self.alike_steps} steps in a row)" if self.alike_steps > 1 else ""
+            note(f"PPO, step {step}: in every group all episodes score the same, so the policy is {learns}{row}")
+
     def _observe_curriculum(self, episodes: Sequence[Episode], tasks: Sequence[int]) -> dict[str, float]:
         members: dict[int, list[bool]] = {}
         for episode, index in zip(episodes, tasks, strict=True):
@@ -309,11 +320,14 @@ class PPOTrainer:
     def _check_health(self, metrics: dict[str, float]) -> None:
         collapsed = self.health.observe(self.step, metrics)
         if self.step == self.config.ppo.collapse_patience and self.health.best_valid == 0:
-            note(
-                f"PPO: no turn of the first {self.step} steps had a valid action, so that there is nothing to learn from: "
+            text = (
+                f"no turn of the first {self.step} steps had a valid action, so that there is nothing to learn from: "
                 "the model does not answer this prompt in the format, or not within sampling.max_tokens_base (see episodes/). "
                 "After stage 2, try a smaller sft.lr, fewer sft.epochs or more tokens"
             )
+            if self.config.ppo.on_collapse == "stop":
+                raise TrainingCollapsed(f"{text}; or go on all the same with ppo.on_collapse=continue")
+            note(f"PPO: {text}")
         if not collapsed:
             return
         text = f"the policy has collapsed: for {self.health.sick} steps {self.health.reason}"

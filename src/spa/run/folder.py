@@ -13,7 +13,7 @@ from typing import Any
 from spa import __version__
 from spa.common.files import atomic_write
 from spa.common.secrets import redact
-from spa.config.load import differences, load_config, to_yaml
+from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.schema import Config
 
 TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
@@ -32,10 +32,23 @@ _FREE = (
     "engine.timeout",
     "engine.retries",
     "engine.requests_per_minute",
+    "selfplay.early_turns",
+    "selfplay.min_kept",
     "sft.memory_check",
     "ppo.on_collapse",
     "ppo.collapse_patience",
     "ppo.keep_checkpoints",
+)
+# Settings that only select the rows of stage 1: `generate` and `run` may be resumed with others, and play nothing again.
+SELECTION = (
+    "selfplay.states",
+    "selfplay.filter",
+    "selfplay.success_only",
+    "selfplay.deduplicate",
+    "selfplay.balance",
+    "selfplay.val_fraction",
+    "selfplay.outcome_share",
+    "selfplay.plain_rows",
 )
 _STAGES = ("generate", "sft", "practice", "ppo")  # also part of `run`
 
@@ -44,6 +57,11 @@ def variants_folder(out: Path) -> Path:
     """The folder for stage 3 and the evaluation of variants: ``variants``, or ``arms`` in runs of earlier versions."""
     earlier = out / "arms"
     return earlier if earlier.is_dir() else out / "variants"
+
+
+def selection(cfg: Config) -> dict[str, Any]:
+    """The settings that select rows from the episodes of stage 1, for its record."""
+    return {key: getattr(cfg.selfplay, key.partition(".")[2]) for key in SELECTION}
 
 
 class RunFolder:
@@ -99,7 +117,7 @@ class RunFolder:
 
         Raises:
             ValueError: the path is a file, the command was run here before and ``resume`` is False, or the saved config
-                differs (the message lists the keys).
+                differs (the message lists the keys). ``SELECTION`` may change while nothing was trained on the rows.
         """
         self.check(cfg, command, resume)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -123,11 +141,25 @@ class RunFolder:
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
         changed = [key for key in differences(self.config(), cfg) if not key.startswith(_FREE)]
+        if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
+            if changed and (trained := self._trained_on_rows(cfg)):
+                raise ValueError(
+                    f"{', '.join(changed)} select the rows of stage 1, on which {', '.join(trained)} in {self.path} were "
+                    "trained: delete these to train them again, or give another --out"
+                )
+            return
         if changed:
             raise ValueError(
                 f"{self.path} holds a run with another config; these settings differ: {', '.join(changed)}; "
                 "leave them as they are or give another --out"
             )
+
+    def _trained_on_rows(self, cfg: Config) -> list[str]:
+        """The folders of stages that depend on the rows of stage 1; variants that are not the config's count as such."""
+        tuned = {variant.name: variant.sft for variant in map(load_variant, ["base", *cfg.variants])}
+        stages = [each for name in ("sft*", "practice-*", "imagined-*") for each in self.path.glob(name)]
+        variants = [each for each in variants_folder(self.path).glob("*") if tuned.get(each.name, True)]
+        return [str(each.relative_to(self.path)) for each in sorted([*stages, *variants]) if any(each.iterdir())]
 
 
 def environment() -> dict[str, Any]:

@@ -60,6 +60,16 @@ def reopen_as(source: Path, folder: Path) -> None:
         atomic_write(partial / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
 
 
+def reopen_episodes(folder: Path) -> None:
+    """Turns a finished stage 1 into an interrupted one that has played all its episodes; elapsed time carries over."""
+    done = read_done(folder)
+    assert done is not None, f"{folder} is not finished"
+    if (folder / "episodes.jsonl").is_file():
+        (folder / "episodes.jsonl").replace(folder / "episodes.partial.jsonl")
+    atomic_write(folder / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
+    (folder / "done.json").unlink()
+
+
 class Stage:
     """A stage about to run in ``folder``.
 
@@ -87,12 +97,12 @@ class Stage:
         elif folder.exists() and not (resume and keep):
             remove_folder(folder)
         self.started = training_time()
-        self.before = self._elapsed_before()
+        self.before = self._elapsed_before(self.resume or (resume and keep))
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _elapsed_before(self) -> Elapsed:
+    def _elapsed_before(self, continued: bool) -> Elapsed:
         path = self.folder / "seconds.json"
-        return Elapsed.from_record(json.loads(path.read_text())) if self.resume and path.is_file() else Elapsed()
+        return Elapsed.from_record(json.loads(path.read_text())) if continued and path.is_file() else Elapsed()
 
     def _elapsed(self) -> Elapsed:
         return self.before + (training_time() - self.started)

@@ -28,8 +28,10 @@ from spa.data.transitions import repeat_rare, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed
 from spa.evaluate.planned import plan_chunks, planning_model
-from spa.evaluate.play import play_chunks
+from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
+from spa.run.folder import selection
+from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
 
 
 def row_window(cfg: Config) -> int:
@@ -98,23 +100,28 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
     rows, reasons = training_rows(cfg, played)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
+    turns = [turn for episode in episodes for turn in episode.turns]
+    kept = sum(why_dropped(turn, play) is None for turn in turns) / max(1, len(turns))
     if not rows:
-        raise ValueError(
-            f"self-play left no row to train on; dropped: {dropped}. Is the format too hard for the model?"
-        )
+        raise ValueError(f"self-play left no row to train on; dropped: {dropped}. {remedies(cfg, turns)}")
+    note(summary(cfg, episodes, dropped, len(rows)))
+    if kept < play.min_kept:
+        raise too_few(cfg, turns)
     train, val = split_rows(rows, play.val_fraction, cfg.seeds.run)
     train = repeat_rare(train, play.outcome_share)
     write_rows(out / "train.parquet", train)
     write_rows(out / "val.parquet", val)
-    turns = sum(len(episode.turns) for episode in episodes)
     stats: dict[str, Any] = {
         "episodes": len(episodes),
         "worlds": len({world.content for world in worlds}),
-        "turns": turns,
+        "turns": len(turns),
+        "kept": kept,
+        "distinct_states": distinct_states(episodes),
         "rows_train": len(train),
         "rows_val": len(val),
         "dropped": dropped,
-        "format_rate": sum(t.format_ok for e in episodes for t in e.turns) / max(1, turns),
+        "format_rate": sum(turn.format_ok for turn in turns) / max(1, len(turns)),
+        "valid_rate": sum(bool(turn.executed) for turn in turns) / max(1, len(turns)),
         "success": sum(e.success for e in episodes) / len(episodes),
         "belief": world_model_metrics(episodes),
     }
@@ -125,6 +132,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "rows_val": len(val),
         "actions": sum(len(turn.executed) for episode in episodes for turn in episode.turns),
         "dropped": dropped,
+        "selection": selection(cfg),
         "worlds": {"selfplay": world_keys(worlds)},
     }
 
@@ -156,21 +164,28 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
 def _play(cfg: Config, task: Task, store: EpisodeStore) -> tuple[list[World], list[Episode]]:
     """The split's worlds and the episodes played in them."""
     play = cfg.selfplay
+    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
+    total = len(worlds) * play.group_size
+    if len(store):
+        note(f"self-play: {len(store)} of {total} episodes were played before")
+    if len(store) == total:
+        return worlds, store.in_order()
     policy = Policy.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":
         policy.engine = RandomEngine(policy.chat, random_responder(task))
     elif play.constrained:
         policy.constrain(task)
-    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
-    total = len(worlds) * play.group_size
-    if len(store):
-        note(f"self-play: {len(store)} of {total} episodes were played before")
     try:
         if play.policy == "planner":
             with planning_model(cfg, policy, task) as asked:
                 episodes = plan_chunks(cfg, asked, task, worlds, play.group_size, SELFPLAY, "self-play", store)
         else:
-            episodes = play_chunks(policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", store)
+            served = cfg.engine.concurrency if cfg.engine.kind == "openai" else cfg.sampling.batch_size
+            at_once = min(served, CHUNK * play.group_size)
+            watch = EarlyReport(cfg, total, at_once) if play.policy == "model" and not len(store) else None
+            episodes = play_chunks(
+                policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", store, watch
+            )
     except ServerError as error:
         raise ValueError(f"{error}. {len(store)} of {total} episodes are kept; continue with --resume") from error
     finally:
