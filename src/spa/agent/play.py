@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from spa.agent.cold_start import COOLING
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import Parsed, match_action, parse_response
 from spa.agent.task import Task
@@ -14,15 +15,17 @@ from spa.envs import TextEnv
 
 def new_episode(task: Task, world: World, group: int, member: int) -> Episode:
     """An episode without turns."""
+    noise_seed = world.noise_seed(member)
     return Episode(
         task=task.tag,
         seed=world.seed,
         group=group,
         member=member,
-        noise_seed=world.noise_seed(member),
+        noise_seed=noise_seed,
         content=world.content,
         prompt=task.agent.prompt,
         system=task.system,
+        shots=task.cold_start.messages(noise_seed),
     )
 
 
@@ -71,6 +74,18 @@ class Play:
     def open_turn(self, index: int, user: str) -> None:
         """Begins turn ``index``, whose user message is ``user``."""
         self.episode.turns.append(Turn(index, self.state, user, "", self.state, actions_left=self.actions_left))
+
+    def try_again(self, response: str) -> bool:
+        """Whether the response to the open turn is rejected and to be sampled again; counts the tries."""
+        turn, help = self.episode.turns[-1], self.task.cold_start
+        again = turn.tries < help.tries and not help.complete(response)
+        turn.tries += again
+        return again
+
+    @property
+    def cooling(self) -> float:
+        """The factor on the temperature in the present try of the open turn."""
+        return float(COOLING ** (self.episode.turns[-1].tries - 1))
 
     def answer(self, response: str, finish_reason: str) -> None:
         """Records the response to the open turn and executes its actions."""

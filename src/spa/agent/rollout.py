@@ -13,6 +13,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine, SplittingEngine, serve
+from spa.engines.cooling import Cooled
 from spa.engines.processes import in_processes
 
 
@@ -74,8 +75,10 @@ def _play(
 
     def on_completion(session: int, completion: Completion) -> list[int] | None:
         play = plays[session]
-        index = len(play.responses)
-        _answer(play, chat, index, completion)
+        index, text = len(play.responses), chat.forced + chat.decode(completion.ids)
+        if play.try_again(text):
+            return Cooled(play.sequence.ids, play.cooling)
+        _answer(play, chat, index, completion, text)
         return _ask(play, chat, index + 1) if play.live else None
 
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
@@ -110,12 +113,14 @@ def _ask(play: _TokenPlay, chat: Chat, index: int) -> list[int]:
 def _append_user(play: _TokenPlay, chat: Chat, index: int, first: int) -> str:
     """Appends the user message of turn ``index`` in a context that begins at turn ``first``; returns its text."""
     text = play.user_text(index, first)
-    play.sequence.append(chat.opening(play.episode.system, text) if index == first else chat.following(text))
+    play.sequence.append(
+        chat.opening(play.episode.system, text, play.episode.shots) if index == first else chat.following(text)
+    )
     return text
 
 
-def _answer(play: _TokenPlay, chat: Chat, index: int, completion: Completion) -> None:
+def _answer(play: _TokenPlay, chat: Chat, index: int, completion: Completion, text: str) -> None:
     """Records a response and executes its actions."""
     play.sequence.append(completion.ids, mask=1, logprobs=completion.logprobs, turn=index)
     play.responses.append([*chat.forced_ids, *completion.ids])
-    play.answer(chat.forced + chat.decode(completion.ids), completion.finish_reason)
+    play.answer(text, completion.finish_reason)
