@@ -118,9 +118,23 @@ def test_examples_are_earlier_turns_of_every_context(window: int, style: str) ->
 def test_an_episode_draws_its_own_examples() -> None:
     examples = tuple((f"user {i}", f"response {i}") for i in range(32))
     help = ColdStart(shots=1, examples=examples)
-    assert len({help.messages(seed)[0]["content"] for seed in range(8)}) > 4
-    assert help.messages(5) == help.messages(5)
-    assert ColdStart(examples=examples).messages(0) == []
+    assert len({help.draw(seed)[0] for seed in range(8)}) > 4
+    assert help.draw(5) == help.draw(5)
+    assert ColdStart(examples=examples).draw(0) == []
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_header_is_shown_once_unless_the_worlds_have_their_own(same: bool) -> None:
+    task = telling_task(style="paper")
+    header = task.header(task.make_env()) if same else "Another world's instruction."
+    task = helped(task, shots=2, examples=tuple((f"{header}\nState {i}", "<think>") for i in range(2)))
+    engine = Recorded([GOOD])
+    (episode,) = rollout(engine, CHAT, task, WORLDS[:1], SamplingConfig(), seed=0)
+    for (context,) in engine.contexts:
+        assert shown(context).count(header) == (1 if same else 2)
+        assert shown(context).count("Your available actions are") == 1
+    own = task.header(task.make_env())
+    assert all(turn.user.startswith(own) for turn in episode.turns)  # the rows' prompt
 
 
 def test_a_rejected_response_is_sampled_again_and_cooler() -> None:

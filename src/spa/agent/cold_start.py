@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,14 +34,17 @@ class ColdStart:
     tries: int = 1
     complete: Callable[[str], bool] = _any
 
-    def messages(self, seed: int) -> list[Message]:
-        """The messages of the examples shown in the episode with this noise seed."""
-        if not self.shots:
-            return []
+    def draw(self, seed: int) -> list[tuple[str, str]]:
+        """The examples of the episode with this noise seed."""
         rng = np.random.default_rng(np.random.SeedSequence([seed, _STREAM]))
-        chosen = [self.examples[int(i)] for i in rng.permutation(len(self.examples))[: self.shots]]
-        return [
-            {"role": role, "content": text}
-            for pair in chosen
-            for role, text in zip(("user", "assistant"), pair, strict=True)
-        ]
+        return [self.examples[int(i)] for i in rng.permutation(len(self.examples))[: self.shots]]
+
+
+def messages(examples: Sequence[tuple[str, str]], header: str) -> list[Message]:
+    """Examples as chat messages; all but the first without ``header``, as in a conversation."""
+    users = [user.removeprefix(header if number else "") for number, (user, _) in enumerate(examples)]
+    return [
+        {"role": role, "content": text}
+        for user, (_, response) in zip(users, examples, strict=True)
+        for role, text in (("user", user), ("assistant", response))
+    ]

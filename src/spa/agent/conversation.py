@@ -44,7 +44,7 @@ def converse(
             if not play.live:
                 break
             messages = _messages(play, index)
-            play.open_turn(index, messages[-1]["content"])
+            play.open_turn(index, play.user_text(index, play.first_shown(index)))
             key, cooled = [seed, job.group, job.member, index], sampling
             while True:
                 reply = engine.reply(messages, cooled, forced=task.forced, seed=_request_seed(*key), stop=stop)
@@ -64,10 +64,12 @@ def _messages(play: Play, index: int) -> list[Message]:
     system = play.episode.system
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages += play.episode.shots
-    for position in range(first, index):
-        messages.append({"role": "user", "content": play.user_text(position, first)})
-        messages.append({"role": "assistant", "content": play.episode.turns[position].response})
-    return [*messages, {"role": "user", "content": play.user_text(index, first)}]
+    for position in range(first, index + 1):
+        text = play.user_text(position, first)
+        messages.append({"role": "user", "content": play.after_shots(text) if position == first else text})
+        if position < index:
+            messages.append({"role": "assistant", "content": play.episode.turns[position].response})
+    return messages
 
 
 def _request_seed(*key: int) -> int:

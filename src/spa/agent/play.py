@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from spa.agent.cold_start import COOLING
+from spa.agent.cold_start import COOLING, messages
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import Parsed, match_action, parse_response
 from spa.agent.task import Task
@@ -15,17 +15,15 @@ from spa.envs import TextEnv
 
 def new_episode(task: Task, world: World, group: int, member: int) -> Episode:
     """An episode without turns."""
-    noise_seed = world.noise_seed(member)
     return Episode(
         task=task.tag,
         seed=world.seed,
         group=group,
         member=member,
-        noise_seed=noise_seed,
+        noise_seed=world.noise_seed(member),
         content=world.content,
         prompt=task.agent.prompt,
         system=task.system,
-        shots=task.cold_start.messages(noise_seed),
     )
 
 
@@ -40,6 +38,7 @@ class Play:
     state: str = ""
     actions_left: int = 0
     live: bool = True
+    header_shown: bool = False  # by the examples before the first turn
 
     @classmethod
     def start(cls, task: Task, world: World, group: int, member: int) -> Self:
@@ -48,6 +47,9 @@ class Play:
         try:
             play.state, _ = play.env.reset(seed=world.seed, options={"noise_seed": episode.noise_seed})
             play.header = task.header(play.env)
+            examples = task.cold_start.draw(episode.noise_seed)
+            play.header_shown = bool(examples) and all(user.startswith(play.header) for user, _ in examples)
+            episode.shots = messages(examples, play.header if play.header_shown else "")
         except Exception as error:
             play._fail(error)
         return play
@@ -70,6 +72,10 @@ class Play:
         state, left = (past.state, past.actions_left) if past else (self.state, self.actions_left)
         text = self.task.turn_text(index - first + 1, state, left)
         return (self.header if index == first else self.task.reward_text(turns[index - 1].reward)) + text
+
+    def after_shots(self, text: str) -> str:
+        """The first user message of a context as shown: without the header if an example has shown it."""
+        return text.removeprefix(self.header) if self.header_shown else text
 
     def open_turn(self, index: int, user: str) -> None:
         """Begins turn ``index``, whose user message is ``user``."""

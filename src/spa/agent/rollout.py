@@ -114,7 +114,9 @@ def _append_user(play: _TokenPlay, chat: Chat, index: int, first: int) -> str:
     """Appends the user message of turn ``index`` in a context that begins at turn ``first``; returns its text."""
     text = play.user_text(index, first)
     play.sequence.append(
-        chat.opening(play.episode.system, text, play.episode.shots) if index == first else chat.following(text)
+        chat.opening(play.episode.system, play.after_shots(text), play.episode.shots)
+        if index == first
+        else chat.following(text)
     )
     return text
 
