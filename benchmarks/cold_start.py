@@ -23,11 +23,11 @@ from pathlib import Path
 WORLDS = ("sokoban", "frozen_lake", "sudoku")
 SETTINGS = {
     "none": ["selfplay.tries=1"],
-    "shots": ["selfplay.tries=1", "selfplay.shots=1"],
+    "shots": ["selfplay.tries=1", "selfplay.shots=2"],
     "tries": ["selfplay.tries=4"],
     "warmup": ["selfplay.tries=1", "selfplay.warmup_rows=24"],
-    "shots+tries": ["selfplay.tries=4", "selfplay.shots=1"],
-    "all": ["selfplay.tries=4", "selfplay.shots=1", "selfplay.warmup_rows=24"],
+    "shots+tries": ["selfplay.tries=4", "selfplay.shots=2"],
+    "all": ["selfplay.tries=4", "selfplay.shots=2", "selfplay.warmup_rows=24"],
 }
 # One turn per episode: with one turn of history, later turns look like first ones.
 COMMON = [
