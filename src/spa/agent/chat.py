@@ -9,7 +9,7 @@ generation prompt. The segments are cut out of the tokenizer's chat template. A 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -146,12 +146,21 @@ class Chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
         return self._render([*messages, {"role": "user", "content": user}], generate=True)
 
-    def opening(self, system: str | None, user: str) -> list[int]:
-        """Ids of ``opening_text``."""
-        return list(self._opening(system, user))
+    def opening(self, system: str | None, user: str, shots: Sequence[Mapping[str, str]] = ()) -> list[int]:
+        """Ids of ``opening_text``, with examples before the first user message.
 
-    def _encode_opening(self, system: str | None, user: str) -> tuple[int, ...]:
-        return tuple(self.encode(self.opening_text(system, user)))
+        Args:
+            shots: messages of user and assistant in turns, tokenised as turns that were played.
+        """
+        return list(self._opening(system, user, *(message["content"] for message in shots)))
+
+    def _encode_opening(self, system: str | None, user: str, *shots: str) -> tuple[int, ...]:
+        users = [*shots[::2], user]
+        ids = self.encode(self.opening_text(system, users[0]))
+        for response, following in zip(shots[1::2], users[1:], strict=True):
+            answered = self.response_ids(response)
+            ids += [*answered, *self.closing(answered), *self.following(following)]
+        return tuple(ids)
 
     def following(self, user: str) -> list[int]:
         """Ids of a later user message and the generation prompt, to be appended to a closed response."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def converse(
     """Plays one episode: the one ``rollout`` would return for the same texts, but without token ``sequences``.
 
     Args:
-        seed: sampling seed; each request is seeded with it and the group, member and turn.
+        seed: sampling seed; each request is seeded with it and the group, member, turn and try.
         stop: set by the caller to cancel the engine's work.
 
     Raises:
@@ -44,14 +44,14 @@ def converse(
             if not play.live:
                 break
             messages = _messages(play, index)
-            play.open_turn(index, messages[-1]["content"])
-            reply = engine.reply(
-                messages,
-                sampling,
-                forced=task.forced,
-                seed=_request_seed(seed, job.group, job.member, index),
-                stop=stop,
-            )
+            play.open_turn(index, play.user_text(index, play.first_shown(index)))
+            key, cooled = [seed, job.group, job.member, index], sampling
+            while True:
+                reply = engine.reply(messages, cooled, forced=task.forced, seed=_request_seed(*key), stop=stop)
+                if not play.try_again(reply.text):
+                    break
+                key = [seed, job.group, job.member, index, play.episode.turns[-1].tries]
+                cooled = replace(sampling, temperature=play.cooling * sampling.temperature)
             play.answer(reply.text, reply.finish_reason)
     finally:
         play.env.close()
@@ -63,10 +63,13 @@ def _messages(play: Play, index: int) -> list[Message]:
     first = play.first_shown(index)
     system = play.episode.system
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    for position in range(first, index):
-        messages.append({"role": "user", "content": play.user_text(position, first)})
-        messages.append({"role": "assistant", "content": play.episode.turns[position].response})
-    return [*messages, {"role": "user", "content": play.user_text(index, first)}]
+    messages += play.episode.shots
+    for position in range(first, index + 1):
+        text = play.user_text(position, first)
+        messages.append({"role": "user", "content": play.after_shots(text) if position == first else text})
+        if position < index:
+            messages.append({"role": "assistant", "content": play.episode.turns[position].response})
+    return messages
 
 
 def _request_seed(*key: int) -> int:

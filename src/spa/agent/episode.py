@@ -68,6 +68,7 @@ class Turn:
     finish_reason: str = "stop"  # stop | length
     info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
     imagined: dict[str, Any] = field(default_factory=dict)  # what a planner predicted before acting (``Plan.record``)
+    tries: int = 1  # responses sampled, of which this is the last (``selfplay.tries``)
 
 
 @dataclass
@@ -88,6 +89,7 @@ class Episode:
     content: str = ""
     prompt: str = "base"  # prompt mode
     system: str | None = None
+    shots: list[dict[str, str]] = field(default_factory=list)  # examples shown before the first turn, as messages
     turns: list[Turn] = field(default_factory=list)
     sequences: list[TokenSequence] = field(default_factory=list)
     success: bool = False

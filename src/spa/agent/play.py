@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from spa.agent.cold_start import COOLING, messages
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import Parsed, match_action, parse_response
 from spa.agent.task import Task
@@ -37,6 +38,7 @@ class Play:
     state: str = ""
     actions_left: int = 0
     live: bool = True
+    header_shown: bool = False  # by the examples before the first turn
 
     @classmethod
     def start(cls, task: Task, world: World, group: int, member: int) -> Self:
@@ -45,6 +47,9 @@ class Play:
         try:
             play.state, _ = play.env.reset(seed=world.seed, options={"noise_seed": episode.noise_seed})
             play.header = task.header(play.env)
+            examples = task.cold_start.draw(episode.noise_seed)
+            play.header_shown = bool(examples) and all(user.startswith(play.header) for user, _ in examples)
+            episode.shots = messages(examples, play.header if play.header_shown else "")
         except Exception as error:
             play._fail(error)
         return play
@@ -68,9 +73,25 @@ class Play:
         text = self.task.turn_text(index - first + 1, state, left)
         return (self.header if index == first else self.task.reward_text(turns[index - 1].reward)) + text
 
+    def after_shots(self, text: str) -> str:
+        """The first user message of a context as shown: without the header if an example has shown it."""
+        return text.removeprefix(self.header) if self.header_shown else text
+
     def open_turn(self, index: int, user: str) -> None:
         """Begins turn ``index``, whose user message is ``user``."""
         self.episode.turns.append(Turn(index, self.state, user, "", self.state, actions_left=self.actions_left))
+
+    def try_again(self, response: str) -> bool:
+        """Whether the response to the open turn is rejected and to be sampled again; counts the tries."""
+        turn, help = self.episode.turns[-1], self.task.cold_start
+        again = turn.tries < help.tries and not help.complete(response)
+        turn.tries += again
+        return again
+
+    @property
+    def cooling(self) -> float:
+        """The factor on the temperature in the present try of the open turn."""
+        return float(COOLING ** (self.episode.turns[-1].tries - 1))
 
     def answer(self, response: str, finish_reason: str) -> None:
         """Records the response to the open turn and executes its actions."""

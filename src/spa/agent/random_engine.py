@@ -1,7 +1,8 @@
-"""An engine without a model: well-formed responses with random actions (the data of the paper's Table 5)."""
+"""Engines without a model: well-formed responses with random actions (the data of the paper's Table 5)."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from spa.agent.chat import Chat
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion
+from spa.engines.base import Completion, Message, Reply
 
 THOUGHT = "I will push the box to the target."  # the paper's fixed thought, for Sokoban
 PLAIN_THOUGHT = "I will try these actions."  # of other worlds
@@ -40,6 +41,22 @@ class RandomEngine:
             ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
             out.append(Completion(ids, [0.0] * len(ids), "stop"))
         return out
+
+
+class RandomReplies:
+    """The same for ``converse``, which needs no tokenizer."""
+
+    workers = 1
+    name = "random"
+
+    def __init__(self, respond: Callable[[np.random.Generator], str]) -> None:
+        self.respond = respond
+
+    def reply(
+        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+    ) -> Reply:
+        """A whole response; only ``seed`` matters."""
+        return Reply(self.respond(np.random.default_rng(seed)), "stop")
 
 
 def random_responder(task: Task) -> Callable[[np.random.Generator], str]:

@@ -13,6 +13,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine, SplittingEngine, serve
+from spa.engines.cooling import Cooled
 from spa.engines.processes import in_processes
 
 
@@ -80,14 +81,16 @@ def _play(
 
     def on_completion(session: int, completion: Completion) -> list[int] | None:
         play = plays[session]
-        index = len(play.responses)
-        _answer(play, chat, index, completion)
+        index, text = len(play.responses), chat.forced + chat.decode(completion.ids)
+        if play.try_again(text):
+            return Cooled(play.sequence.ids, play.cooling)
+        _answer(play, chat, index, completion, text)
         if on_turn:
             on_turn(play.episode, not play.live)
         return _ask(play, chat, index + 1) if play.live else None
 
     for play in plays.values():
-        play.episode.system = chat.default_system if task.system is None else task.system
+        play.episode.system = chat.default_system if play.task.system is None else play.task.system
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
     serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
     for play in plays.values():
@@ -118,12 +121,16 @@ def _ask(play: _TokenPlay, chat: Chat, index: int) -> list[int]:
 def _append_user(play: _TokenPlay, chat: Chat, index: int, first: int) -> str:
     """Appends the user message of turn ``index`` in a context that begins at turn ``first``; returns its text."""
     text = play.user_text(index, first)
-    play.sequence.append(chat.opening(play.episode.system, text) if index == first else chat.following(text))
+    play.sequence.append(
+        chat.opening(play.episode.system, play.after_shots(text), play.episode.shots)
+        if index == first
+        else chat.following(text)
+    )
     return text
 
 
-def _answer(play: _TokenPlay, chat: Chat, index: int, completion: Completion) -> None:
+def _answer(play: _TokenPlay, chat: Chat, index: int, completion: Completion, text: str) -> None:
     """Records a response and executes its actions."""
     play.sequence.append(completion.ids, mask=1, logprobs=completion.logprobs, turn=index)
     play.responses.append([*chat.forced_ids, *completion.ids])
-    play.answer(chat.forced + chat.decode(completion.ids), completion.finish_reason)
+    play.answer(text, completion.finish_reason)

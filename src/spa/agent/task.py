@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from spa.agent.cold_start import ColdStart
 from spa.agent.response import FORMATS, forced_tag
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import TextEnv, make_env
@@ -20,6 +21,7 @@ class Task:
         env: the world, its settings and limits.
         agent: prompt and history settings.
         max_tokens: the response length stated in prompts of style ``paper``.
+        cold_start: examples shown and responses resampled in self-play.
 
     Raises:
         ValueError: unknown world or setting.
@@ -28,6 +30,7 @@ class Task:
     env: EnvConfig
     agent: AgentConfig = field(default_factory=AgentConfig)
     max_tokens: int = 400
+    cold_start: ColdStart = field(default_factory=ColdStart)
 
     def __post_init__(self) -> None:
         self.make_env()

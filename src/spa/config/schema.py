@@ -186,6 +186,15 @@ class SelfPlayConfig:
         0.0, "transitions, prompt=base: plain rows per transition row (keeps the policy)."
     )
     outcome_share: Share = setting(0.0, "transitions: repeat rare rewards and ends up to this share; 0 = off.")
+    shots: Count = setting(
+        0, "policy=model: worked examples (random play, true states) shown before an episode; not in the rows."
+    )
+    tries: Positive = setting(
+        4, "policy=model: samples of a response that selfplay.filter would drop, each at 0.7 times the temperature."
+    )
+    warmup_rows: Count = setting(
+        0, "policy=model: rows of random play that a throw-away copy of the model is fine-tuned on before it plays."
+    )
     filter: Flag = setting(True, "Only rows with observation and prediction in a think block before the answer.")
     success_only: Flag = setting(False, "Only rows of successful episodes.")
     deduplicate: Flag = setting(False, "Drop rows with the same prompt and response.")

@@ -6,13 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from spa.config.schema import EngineConfig, SamplingConfig
+from spa.engines.cooling import cooling
 
 Message = dict[str, str]  # role and content
 
@@ -35,7 +36,8 @@ class BrokenModel(ValueError):
 
 
 OnCompletion = Callable[[int, Completion], Sequence[int] | None]
-"""Called with a session's number and its completion; returns the session's next context, or None at its end."""
+"""Called with a session's number and its completion; returns the session's next context, or None at its end. A context may
+have a temperature of its own (``cooling.Cooled``)."""
 
 
 class Engine(Protocol):
@@ -89,12 +91,18 @@ def serve(
     live = list(contexts.items())
     turn = 0
     while live:
-        state = np.random.SeedSequence([seed, turn]).generate_state(1, np.uint64)[0]
-        asked = [context for _, context in live]
-        completions = engine.generate(asked, sampling, stop_ids=stop_ids, seed=int(state >> np.uint64(1)))
+        completions: dict[int, Completion] = {}
+        for number, factor in enumerate(sorted({1.0, *(cooling(context) for _, context in live)}, reverse=True)):
+            key = [seed, turn, number] if number else [seed, turn]
+            state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+            asked = {session: context for session, context in live if cooling(context) == factor}
+            own = replace(sampling, temperature=factor * sampling.temperature) if number else sampling
+            if asked:
+                texts = engine.generate(list(asked.values()), own, stop_ids=stop_ids, seed=int(state >> np.uint64(1)))
+                completions.update(zip(asked, texts, strict=True))
         following: list[tuple[int, Sequence[int]]] = []
-        for (session, _), completion in zip(live, completions, strict=True):
-            context = on_completion(session, completion)
+        for session, _ in live:
+            context = on_completion(session, completions[session])
             if context is not None:
                 following.append((session, context))
         live = following

@@ -16,6 +16,7 @@ from torch import Tensor
 from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
 from spa.engines.base import BrokenModel, Completion, OnCompletion, serve
+from spa.engines.cooling import cooled, cooling
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream, uniforms
 from spa.engines.processes import can_fork
@@ -139,6 +140,7 @@ class _Row:
     past: int = 0
     turn: int = 0
     stream: int = 0
+    cooling: float = 1.0
     logprobs: list[float] = field(default_factory=list)
     slot: int = 0
 
@@ -183,7 +185,7 @@ class _Serving:
         while self.rows or self.waiting:
             self._fill()
             try:
-                logits_nV = self._forward()
+                logits_nV = cooled(self._forward(), [row.cooling for row in self.rows])
             except torch.OutOfMemoryError:
                 if not self._shrink():
                     raise
@@ -197,7 +199,7 @@ class _Serving:
         if not context:
             raise ValueError("an empty context cannot be continued")
         row.tokens, row.start, row.past, row.logprobs = list(context), len(context), 0, []
-        row.stream = stream(self.seed, row.session, row.turn)
+        row.stream, row.cooling = stream(self.seed, row.session, row.turn), cooling(context)
         return row
 
     def _open(self, slots: int) -> None:

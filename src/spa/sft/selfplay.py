@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.run.folder import selection
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
+from spa.sft.warmup import cold_start, needs_random_play, unplayed_worlds, warm_up
 
 
 def row_window(cfg: Config) -> int:
@@ -68,6 +70,10 @@ def check_source(cfg: Config) -> None:
         check_installed()
     if play.policy == "model":
         check_engine(cfg.engine)
+    if needs_random_play(cfg):
+        random_responder(make_task(cfg))
+    if is_served(cfg) and play.warmup_rows:
+        raise ValueError("selfplay.warmup_rows trains a model here, and with engine=openai a server plays: set it to 0")
     if is_served(cfg) and play.model:
         raise ValueError(
             f"with engine=openai the server plays, and selfplay.model={play.model} would not: set engine.model instead"
@@ -92,7 +98,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     for text in length_notes(task, cfg):
         note(text)
     store = EpisodeStore(out / "episodes.partial.jsonl")
-    worlds, episodes = _play(cfg, task, store)
+    worlds, shown, episodes = _play(cfg, task, store, out / "warmup")
     write_episodes(out / "episodes.jsonl", episodes)
 
     played = [episode for episode in episodes if episode.status != "error"]
@@ -120,6 +126,7 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "rows_train": len(train),
         "rows_val": len(val),
         "dropped": dropped,
+        "tries": sum(turn.tries for turn in turns),
         "format_rate": sum(turn.format_ok for turn in turns) / max(1, len(turns)),
         "valid_rate": sum(bool(turn.executed) for turn in turns) / max(1, len(turns)),
         "success": sum(e.success for e in episodes) / len(episodes),
@@ -127,13 +134,14 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     }
     atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
     store.remove()
+    shutil.rmtree(out / "warmup", ignore_errors=True)
     return {
         "rows_train": len(train),
         "rows_val": len(val),
         "actions": sum(len(turn.executed) for episode in episodes for turn in episode.turns),
         "dropped": dropped,
         "selection": selection(cfg),
-        "worlds": {"selfplay": world_keys(worlds)},
+        "worlds": {"selfplay": world_keys([*worlds, *shown])},
     }
 
 
@@ -161,16 +169,23 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
     return select_rows(rows, play, seed)
 
 
-def _play(cfg: Config, task: Task, store: EpisodeStore) -> tuple[list[World], list[Episode]]:
-    """The split's worlds and the episodes played in them."""
+def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[list[World], list[World], list[Episode]]:
+    """The split's worlds, those of the random play that helped the model, and the episodes played in the former."""
     play = cfg.selfplay
-    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(play.groups)
+    source = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay"))
+    worlds = source.take(play.groups)
+    shown = unplayed_worlds(source, worlds) if needs_random_play(cfg) else []
     total = len(worlds) * play.group_size
     if len(store):
         note(f"self-play: {len(store)} of {total} episodes were played before")
     if len(store) == total:
-        return worlds, store.in_order()
-    policy = Policy.load(cfg, play.model, engine=cfg.engine if play.policy == "model" else None)
+        return worlds, shown, store.in_order()
+    player = play.model
+    if play.policy == "model":
+        if play.warmup_rows:
+            player = warm_up(cfg, task, shown, warmup)
+        task = dataclasses.replace(task, cold_start=cold_start(cfg, task, shown))
+    policy = Policy.load(cfg, player, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":
         policy.engine = RandomEngine(policy.chat, random_responder(task))
     elif play.constrained:
@@ -190,4 +205,4 @@ def _play(cfg: Config, task: Task, store: EpisodeStore) -> tuple[list[World], li
         raise ValueError(f"{error}. {len(store)} of {total} episodes are kept; continue with --resume") from error
     finally:
         policy.close()
-    return worlds, episodes
+    return worlds, shown, episodes

@@ -1,0 +1,116 @@
+"""Random play with true states, for a model that does not know the format: worked examples and a warm-up."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+
+from spa.agent.cold_start import ColdStart
+from spa.agent.conversation import Job, converse
+from spa.agent.episode import Episode, Turn
+from spa.agent.random_engine import RandomReplies, random_responder
+from spa.agent.task import Task
+from spa.agent.worlds import World, WorldSource
+from spa.common.progress import note
+from spa.config.schema import Config, SamplingConfig
+from spa.data.dataset import write_rows
+from spa.data.ground_truth import Row, rejection, rows_of
+from spa.data.transitions import LAYOUTS
+
+POOL = 32  # worlds that examples and warm-up rows come from
+_LOOKS = 20  # times POOL candidates that are looked at
+
+
+def needs_random_play(cfg: Config) -> bool:
+    """Whether the player is helped by random play."""
+    return cfg.selfplay.policy == "model" and bool(cfg.selfplay.shots or cfg.selfplay.warmup_rows)
+
+
+def unplayed_worlds(source: WorldSource, played: Sequence[World]) -> list[World]:
+    """Up to ``POOL`` next worlds of the source that pose another problem than those played.
+
+    Raises:
+        ValueError: there is none.
+    """
+    contents = {world.content for world in played}
+    found: list[World] = []
+    for _ in range(_LOOKS):
+        found += [world for world in source.take(POOL) if world.content not in contents]
+        if len(found) >= POOL:
+            break
+    if not found:
+        raise ValueError(
+            "selfplay.shots and selfplay.warmup_rows need worlds of the self-play split that are not played, and all are: "
+            "lower selfplay.groups, or set both to 0"
+        )
+    return found[:POOL]
+
+
+def cold_start(cfg: Config, task: Task, worlds: Sequence[World]) -> ColdStart:
+    """The help that ``selfplay.shots`` and ``selfplay.tries`` give; the examples are first turns in ``worlds``."""
+    play = cfg.selfplay
+    # Greedy sampling would repeat the rejected response.
+    tries = play.tries if play.filter and cfg.sampling.temperature else 1
+    episodes = islice(random_episodes(task, worlds, cfg.seeds.run), len(worlds) if play.shots else 0)
+    rows = [rows_of(episode, window=1)[0] for episode in episodes]
+    examples = tuple((row.prompt[-1]["content"], row.response) for row in rows)
+    return ColdStart(play.shots, examples, tries, lambda response: rejection(response) is None)
+
+
+def warm_up(cfg: Config, task: Task, worlds: Sequence[World], out: Path) -> str:
+    """Trains a copy of the player on ``selfplay.warmup_rows`` rows for one pass, with stage 2's settings; returns its folder.
+
+    Resumes from what is in ``out``.
+
+    Raises:
+        ValueError: as ``run_sft``.
+    """
+    from spa.sft.stage2 import run_sft
+
+    play = cfg.selfplay
+    rows: list[Row] = []
+    for episode in random_episodes(task, worlds, cfg.seeds.run):
+        rows += rows_of(episode, window=task.agent.window)
+        if len(rows) >= play.warmup_rows:
+            break
+    note(f"self-play: the model is warmed up on {min(len(rows), play.warmup_rows)} rows of random play")
+    out.mkdir(parents=True, exist_ok=True)
+    write_rows(out / "train.parquet", rows[: play.warmup_rows])
+    sft = dataclasses.replace(
+        cfg.sft, loss="think_answer", epochs=1, use="last", patience=0, eval_worlds=0, eval_every=0
+    )
+    model = dataclasses.replace(cfg.model, path=play.model or cfg.model.path)
+    cfg = dataclasses.replace(cfg, model=model, sft=sft)
+    return str(run_sft(cfg, out, data=out, resume=True, log=lambda step, metrics: None))
+
+
+def random_episodes(task: Task, worlds: Sequence[World], seed: int) -> Iterator[Episode]:
+    """Endless random play, one episode per world and pass. Its responses are in the format that the prompt asks for.
+
+    Raises:
+        ValueError: a world fails.
+    """
+    engine = RandomReplies(random_responder(task))
+    for member in count():
+        for group, world in enumerate(worlds):
+            job = Job(world, group, member)
+            episode = converse(engine, task, job, SamplingConfig(), seed=seed, stop=threading.Event())
+            if episode.status == "error":
+                raise ValueError(f"random play failed in the world of seed {world.seed}: {episode.error}")
+            for turn in episode.turns:
+                turn.response = _written(task, turn) if turn.executed else turn.response
+            yield episode
+
+
+def _written(task: Task, turn: Turn) -> str:
+    """The response that takes the turn's executed actions, with their names as thought and the true states."""
+    layout, agent = LAYOUTS[task.agent.style], task.agent
+    actions = f" {agent.action_sep} ".join(turn.executed)
+    if not agent.think:
+        return layout.answer.format(actions)
+    return (
+        layout.guess(turn.state, actions, turn.next_state) if agent.prompt == "world_model" else layout.choice(actions)
+    )
