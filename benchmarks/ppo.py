@@ -46,6 +46,8 @@ SETS: dict[str, tuple[str, list[str], int, int, int]] = {
     # the whole history in the paper's words, played at random: episodes of one to five turns
     "long": ("frozen_lake", [*LONG, "selfplay.policy=random"], 8, 8, 0),
     "large vocabulary": ("sokoban", SHORT, 4, 4, 50_000),
+    # for --model: few rows
+    "real": ("frozen_lake", ["agent.style=paper", "agent.window=1", "selfplay.policy=random"], 2, 4, 0),
 }
 
 
@@ -54,21 +56,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--updates", type=int, default=1, help="updates timed, after one that is not")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--sets", default="short,long,large vocabulary", help="short, long, large vocabulary, real")
+    parser.add_argument("--model", default="builtin:tiny")
     parser.add_argument("--peers", default=",".join(CONTESTANTS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--prepare", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.prepare:
         name, folder = options.prepare
-        print(json.dumps(prepare(Path(folder), *SETS[name])))
+        print(json.dumps(prepare(Path(folder), options.model, *SETS[name])))
         return
     peers = options.peers.split(",")
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.sets.split(","):
             # In a process of its own: what it used would count as the contestants' memory.
-            command = [sys.executable, __file__, "--prepare", name, str(Path(folder) / name.replace(" ", "-"))]
+            target = str(Path(folder) / name.replace(" ", "-"))
+            command = [sys.executable, __file__, "--model", options.model, "--prepare", name, target]
             data, model, about = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
             runs = take_turns(name, peers, options.repeats, measure, data, model, options)
             check_same({peer: found[0] for peer, found in runs.items() if peer not in OTHERS})
@@ -84,7 +88,7 @@ def measure(peer: str, data: str, model: str, options: argparse.Namespace) -> di
 
 
 def prepare(
-    folder: Path, config: str, settings: list[str], groups: int, size: int, vocabulary: int
+    folder: Path, path: str, config: str, settings: list[str], groups: int, size: int, vocabulary: int
 ) -> tuple[str, str, dict[str, int]]:
     """Plays episodes once and writes them down; makes the model with the large vocabulary. Returns file, model, description."""
     import torch
@@ -97,11 +101,11 @@ def prepare(
     from spa.models.load import load_model, resolve_path
 
     folder.mkdir()
-    model = resolve_path("builtin:tiny")
+    model = resolve_path(path)
     if vocabulary:
         model = str(folder / "model")
-        grow(resolve_path("builtin:tiny"), Path(model), vocabulary)
-    cfg = load_config(config, [*settings, "sampling.max_tokens=200"])
+        grow(resolve_path(path), Path(model), vocabulary)
+    cfg = load_config(config, [*settings, "sampling.max_tokens=200", f"model.path={path}"])
     policy, task = Policy.load(cfg), make_task(cfg, state_format="coordinates", prompt="world_model")
     if cfg.selfplay.policy == "random":
         policy.engine = RandomEngine(policy.chat, random_responder(task))

@@ -43,6 +43,15 @@ SETS = {
         "agent.style=paper",
         "agent.window=0",
     ],
+    # for --model: few rows
+    "real": [
+        "frozen_lake",
+        "selfplay.groups=8",
+        "selfplay.group_size=4",
+        "selfplay.policy=random",
+        "agent.style=paper",
+        "agent.window=1",
+    ],
 }
 
 
@@ -53,7 +62,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--step-tokens", type=int, default=8192, help="tokens to an optimizer step, about")
-    parser.add_argument("--sets", default=",".join(SETS), help="short, long")
+    parser.add_argument("--sets", default="short,long", help="short, long, real")
+    parser.add_argument("--model", default="builtin:tiny")
     parser.add_argument("--peers", default=",".join(CONTESTANTS))
     parser.add_argument("--trl-venv", type=Path, default=HERE / ".venv-trl")
     parser.add_argument("--json", type=Path)
@@ -76,7 +86,17 @@ def main() -> None:
 
 def make_data(folder: Path, settings: list[str], options: argparse.Namespace) -> Path:
     """Self-play rows of the built-in model as token ids, trained positions and messages: one JSON object a line."""
-    command = [sys.executable, "-m", "spa", "generate", *settings, "--out", str(folder), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "spa",
+        "generate",
+        *settings,
+        f"model.path={options.model}",
+        "--out",
+        str(folder),
+        "--quiet",
+    ]
     subprocess.run(command, check=True)
     from spa.agent.chat import Chat
     from spa.data.dataset import read_rows
@@ -84,7 +104,7 @@ def make_data(folder: Path, settings: list[str], options: argparse.Namespace) ->
     from spa.models.load import load_tokenizer
 
     rows, _ = read_rows(folder / "selfplay" / "train.parquet")
-    chat = Chat(load_tokenizer("builtin:tiny"))
+    chat = Chat(load_tokenizer(options.model))
     path = folder / "rows.jsonl"
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:
@@ -115,14 +135,15 @@ def describe(path: Path) -> dict[str, float]:
 
 def measure(peer: str, data: Path, options: argparse.Namespace) -> dict[str, float]:
     python = str(options.trl_venv / "bin" / "python") if peer.startswith("trl") else sys.executable
-    arguments = [data, options.steps, options.threads, options.max_length, options.step_tokens, model_folder(), peer]
+    folder = model_folder(options.model)
+    arguments = [data, options.steps, options.threads, options.max_length, options.step_tokens, folder, peer]
     return run(python, f"sft_{peer.partition('-')[0]}.py", arguments, options.threads)
 
 
-def model_folder() -> Path:
+def model_folder(model: str) -> Path:
     from spa.models.load import resolve_path
 
-    return Path(resolve_path("builtin:tiny"))
+    return Path(resolve_path(model))
 
 
 if __name__ == "__main__":

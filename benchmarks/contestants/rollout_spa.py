@@ -29,6 +29,7 @@ class Pass:
     ids: list[int]
     positions: list[int]
     earlier: list[Chunk]
+    shared: int
     slots: int
 
 
@@ -39,10 +40,10 @@ def bare() -> None:
     forward = Decoder.forward
 
     def recorded(
-        self: Decoder, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = ()
+        self: Decoder, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = (), shared: int = 0
     ) -> torch.Tensor:
-        shares[-1].append(Pass(list(ids), list(positions), list(earlier), self.slots))
-        return forward(self, ids, positions, earlier)
+        shares[-1].append(Pass(list(ids), list(positions), list(earlier), shared, self.slots))
+        return forward(self, ids, positions, earlier, shared)
 
     def one_by_one(work: Any, count: int) -> list[Any]:
         results = []
@@ -63,7 +64,7 @@ def bare() -> None:
         with engine.alone(len(shares)):
             decoder.refresh()
             for each in shares[number]:
-                decoder.forward(each.ids, each.positions, each.earlier)
+                decoder.forward(each.ids, each.positions, each.earlier, each.shared)
 
     everything = [each for share in shares for each in share]
     decoder.allocate(max(each.slots for each in everything), max(max(each.positions) for each in everything) + 1)

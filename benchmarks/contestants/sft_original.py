@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 data, steps, threads, max_length, step_tokens, folder = sys.argv[1:7]
 torch.set_num_threads(int(threads))
+clock = time.process_time if int(threads) == 1 else time.perf_counter
 WARM = 1
 rows = [json.loads(line) for line in Path(data).read_text(encoding="utf-8").splitlines()]
 length = int(max_length)
@@ -24,7 +25,7 @@ batch_size = max(1, round(int(step_tokens) / (sum(len(row["ids"]) for row in row
 tokens, first, started = 0, None, 0.0
 for step in range(WARM + 1):  # one step of it is minutes of work already
     if step == WARM:
-        started = time.perf_counter()
+        started = clock()
     optimizer.zero_grad()
     chosen = [rows[(step * batch_size + i) % len(rows)] for i in range(batch_size)]
     for row in chosen:
@@ -42,6 +43,6 @@ for step in range(WARM + 1):  # one step of it is minutes of work already
         tokens += len(row["ids"]) if step >= WARM else 0
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-seconds = time.perf_counter() - started
+seconds = clock() - started
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"per_second": tokens / seconds, "peak_mib": peak / 1024, "before_mib": before / 1024, "loss": first}))

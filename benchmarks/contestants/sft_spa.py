@@ -13,6 +13,7 @@ import torch
 
 data, steps, threads, max_length, step_tokens, folder, peer = sys.argv[1:8]
 torch.set_num_threads(int(threads))
+clock = time.process_time if int(threads) == 1 else time.perf_counter
 
 from spa.config.schema import ModelConfig, SFTConfig  # noqa: E402
 from spa.data.encode import Example, merge_turns  # noqa: E402
@@ -38,7 +39,7 @@ losses: list[float] = []
 
 
 def on_step(step: int, loss: float) -> None:
-    marks[step] = time.perf_counter()
+    marks[step] = clock()
     losses.append(loss)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from spa.engines import cascade, packed
 from spa.engines import decoder as module
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.models.lora import add_lora
@@ -98,14 +99,67 @@ def test_adapters_and_weights_too_large_to_join() -> None:
 
 
 def test_large_products_are_not_joined(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_JOIN", 10)
+    monkeypatch.setattr(packed, "_JOIN", 10)
     model, row = network("qwen3"), list(range(20))
     decoder = opened(model)
     assert all(layer.qkv is None and layer.gate_up is None for layer in decoder.layers)
     torch.testing.assert_close(read(decoder, [[]], [row])[0], whole(model, row), rtol=1e-4, atol=1e-4)
 
 
-def test_new_weights_are_seen_after_refresh() -> None:
+@pytest.fixture
+def packs(monkeypatch) -> None:
+    """Packs small weights, too."""
+    monkeypatch.setattr(packed, "_PACK", 0)
+    if not packed.can_pack(network()):
+        pytest.skip("no packed products on this machine")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_weights_give_the_same_logits(packs, family: str) -> None:
+    model, rng = network(family, attention_bias=family == "llama"), np.random.default_rng(3)
+    decoder = opened(model)
+    assert decoder.head is not model.lm_head
+    rows: list[list[int]] = [[] for _ in range(5)]
+    for _ in range(2):
+        logits = read(decoder, rows, random_chunks(rng, 5))
+    for slot, row in enumerate(rows):
+        torch.testing.assert_close(logits[slot], whole(model, row), rtol=1e-4, atol=1e-4)
+    decoder.release()
+    assert decoder.head is model.lm_head
+
+
+def test_weights_are_packed_only_where_memory_allows(packs, monkeypatch) -> None:
+    weights = sum(parameter.nbytes for parameter in network().parameters())
+    monkeypatch.setattr(packed, "free_memory", lambda device: 4 * weights)
+    assert not packed.can_pack(network())
+    monkeypatch.setattr(packed, "free_memory", lambda device: 5 * weights)
+    assert packed.can_pack(network())
+    assert not packed.can_pack(network().bfloat16())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_common_prefix_may_be_asked_at_once(monkeypatch, family: str) -> None:
+    monkeypatch.setattr(cascade, "_SHARED", 1)
+    monkeypatch.setattr(cascade, "_ROWS", 1)
+    model, rng = network(family), np.random.default_rng(4)
+    decoder, common = opened(model), rng.integers(0, 128, size=9).tolist()
+    rows: list[list[int]] = [[] for _ in range(4)]
+    read(decoder, rows, [common + more for more in random_chunks(rng, 4)])
+    new = [3, 1, 4, 1]
+    for row, token in zip(rows, new, strict=True):
+        row.append(token)
+    positions = [len(row) - 1 for row in rows]
+    calls = []
+    monkeypatch.setattr(cascade, "attend", lambda *given, attend=cascade.attend: calls.append(given) or attend(*given))
+    decoder.reserve(max(positions) + 1)
+    with torch.no_grad():
+        logits = decoder.forward(new, positions, shared=len(common))
+    assert len(calls) == model.config.num_hidden_layers
+    for slot, row in enumerate(rows):
+        torch.testing.assert_close(logits[slot], whole(model, row), rtol=1e-4, atol=1e-4)
+
+
+def test_new_weights_are_seen_after_refresh(packs) -> None:
     model, row = network(), list(range(9))
     decoder = opened(model)
     read(decoder, [[]], [row])

@@ -114,9 +114,9 @@ def test_equal_contexts_are_read_once_and_of_a_next_turn_only_what_is_new(monkey
     model, sizes = network(), []
     forward = module.Decoder.forward
 
-    def counted(self, ids, positions, earlier=()):
+    def counted(self, ids, positions, earlier=(), shared=0):
         sizes.append(len(ids) + sum(len(chunk.ids) for chunk in earlier))
-        return forward(self, ids, positions, earlier)
+        return forward(self, ids, positions, earlier, shared)
 
     monkeypatch.setattr(module.Decoder, "forward", counted)
     context = list(range(10, 60))
@@ -131,11 +131,11 @@ def test_short_of_memory_rows_wait_and_are_read_again(monkeypatch) -> None:
     expected = ids(talk(model))
     forward, most = module.Decoder.forward, []
 
-    def limited(self, ids, positions, earlier=()):
+    def limited(self, ids, positions, earlier=(), shared=0):
         if len(ids) > 3:
             raise torch.OutOfMemoryError("out of memory")
         most.append(len(ids))
-        return forward(self, ids, positions, earlier)
+        return forward(self, ids, positions, earlier, shared)
 
     monkeypatch.setattr(module.Decoder, "forward", limited)
     assert ids(talk(model)) == expected

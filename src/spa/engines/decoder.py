@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spa.engines import cascade
+from spa.engines.packed import Linear, can_pack, joined, linear
 from spa.models.families import is_llama_like
 from spa.models.memory import cache_bytes
 
@@ -58,6 +60,7 @@ class Decoder:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.layers: list[_Layer] = []
+        self.head: Linear = model.lm_head
 
     @property
     def bytes_per_token(self) -> int:
@@ -66,7 +69,9 @@ class Decoder:
 
     def refresh(self) -> None:
         """Reads the model's current weights."""
-        self.layers = [_Layer.of(layer) for layer in self.model.model.layers]
+        pack = can_pack(self.model)
+        self.layers = [_Layer.of(layer, pack) for layer in self.model.model.layers]
+        self.head = linear(self.model.lm_head, pack)
 
     def allocate(self, slots: int, capacity: int) -> None:
         """Allocates at least ``slots`` rows of ``capacity`` tokens, preserving the contents."""
@@ -121,7 +126,7 @@ class Decoder:
 
     def release(self) -> None:
         """Releases the weights, and the cache unless it is small, since reusing it is faster than reallocating."""
-        self.layers = []
+        self.layers, self.head = [], self.model.lm_head
         if self.held > _KEPT or self.model.device.type != "cpu":
             self.free()
 
@@ -130,13 +135,16 @@ class Decoder:
         self.keys, self.values = [], []
         self.slots = self.capacity = 0
 
-    def forward(self, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = ()) -> Tensor:
+    def forward(
+        self, ids: Sequence[int], positions: Sequence[int], earlier: Sequence[Chunk] = (), shared: int = 0
+    ) -> Tensor:
         """Processes new tokens of slots 0 to n-1.
 
         Args:
             ids: (n,) the last new token of each slot.
             positions: (n,) their positions.
             earlier: new tokens before the last one, at most one chunk per slot, none empty.
+            shared: number of first tokens that are the same in all slots, fewer than each slot's tokens.
 
         Returns:
             (n, V) logits after the last token of each slot.
@@ -156,6 +164,7 @@ class Decoder:
         longest = max(positions) + 1
         mask = _mask(torch.arange(longest, device=device) > positions_N[:n, None], self.model.dtype)
         blocks = _blocks(earlier, device, self.model.dtype)
+        shared = shared if cascade.pays(shared, n, device) else 0
         cos, sin = self.cos[positions_N, None], self.sin[positions_N, None]
 
         hidden_ND = self.model.model.embed_tokens(ids_N)
@@ -166,7 +175,7 @@ class Decoder:
             q, k = _rotate(qk, cos, sin).split([self.heads, self.kv_heads], dim=1)
             keys.view(-1, *keys.shape[2:]).index_copy_(0, places_N, k)
             values.view(-1, *values.shape[2:]).index_copy_(0, places_N, v)
-            out = self._attend_last(q[:n], keys[:n, :longest], values[:n, :longest], mask)
+            out = self._attend_last(q[:n], keys[:n, :longest], values[:n, :longest], mask, shared)
             if index == last:  # the last layer's output is needed for the last tokens only
                 hidden_ND = hidden_ND[:n]
             elif blocks:
@@ -177,16 +186,19 @@ class Decoder:
             hidden_ND = layer.out(out).add_(hidden_ND)
             hidden_ND += layer.feed_forward(_norm(hidden_ND, layer.norm_post, self.eps))
         hidden_ND = _norm(hidden_ND, self.model.model.norm.weight, self.eps)
-        logits: Tensor = self.model.lm_head(hidden_ND)
-        return logits
+        return self.head(hidden_ND)
 
-    def _attend_last(self, q_nHd: Tensor, keys_nTKd: Tensor, values_nTKd: Tensor, mask_nT: Tensor) -> Tensor:
+    def _attend_last(
+        self, q_nHd: Tensor, keys_nTKd: Tensor, values_nTKd: Tensor, mask_nT: Tensor, shared: int
+    ) -> Tensor:
         """(n, H * d). Heads that share keys take the query dimension, so keys and values are not repeated."""
         n = len(q_nHd)
         q = q_nHd.view(n, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        out = F.scaled_dot_product_attention(
-            q, keys_nTKd.transpose(1, 2), values_nTKd.transpose(1, 2), attn_mask=mask_nT[:, None, None]
-        )
+        k, v = keys_nTKd.transpose(1, 2), values_nTKd.transpose(1, 2)
+        if shared:
+            out = cascade.attend(q, k, v, mask_nT, shared)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_nT[:, None, None])
         return out.reshape(n, -1)
 
     def _attend_block(self, q_MHd: Tensor, keys: Tensor, values: Tensor, block: _Block, out_MHd: Tensor) -> None:
@@ -271,27 +283,31 @@ class _Layer:
     norm_post: Tensor
     attention: Any
     mlp: Any
-    qkv: tuple[Tensor, Tensor | None] | None
-    gate_up: tuple[Tensor, Tensor | None] | None
+    qkv: Linear | None
+    gate_up: Linear | None
+    out: Linear
+    down: Linear
 
     @classmethod
-    def of(cls, layer: Any) -> _Layer:
+    def of(cls, layer: Any, pack: bool) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         return cls(
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             attention,
             mlp,
-            _joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-            _joined([mlp.gate_proj, mlp.up_proj]),
+            joined([attention.q_proj, attention.k_proj, attention.v_proj], pack),
+            joined([mlp.gate_proj, mlp.up_proj], pack),
+            linear(attention.o_proj, pack),
+            linear(mlp.down_proj, pack),
         )
 
     def project(self, x_ND: Tensor, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
         """Queries and keys (N, H + K, d), values (N, K, d)."""
         attention = self.attention
         if self.qkv is not None:
-            joined = F.linear(x_ND, *self.qkv).view(len(x_ND), heads + 2 * kv_heads, head_dim)
-            qk, v = joined.split([heads + kv_heads, kv_heads], dim=1)
+            qkv = self.qkv(x_ND).view(len(x_ND), heads + 2 * kv_heads, head_dim)
+            qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
             if not hasattr(attention, "q_norm"):
                 return qk, v
             q, k = qk.split([heads, kv_heads], dim=1)
@@ -302,32 +318,13 @@ class _Layer:
             q, k = attention.q_norm(q), attention.k_norm(k)
         return torch.cat([q, k], dim=1), v
 
-    def out(self, x_NE: Tensor) -> Tensor:
-        result: Tensor = self.attention.o_proj(x_NE)
-        return result
-
     def feed_forward(self, x_ND: Tensor) -> Tensor:
         mlp = self.mlp
         if self.gate_up is not None:
-            gate, up = F.linear(x_ND, *self.gate_up).chunk(2, dim=-1)
+            gate, up = self.gate_up(x_ND).chunk(2, dim=-1)
         else:
             gate, up = mlp.gate_proj(x_ND), mlp.up_proj(x_ND)
-        result: Tensor = mlp.down_proj(mlp.act_fn(gate).mul_(up))
-        return result
-
-
-_JOIN = 2**22  # weights: above this, a fused copy costs memory and saves no time
-
-
-def _joined(linears: Sequence[Any]) -> tuple[Tensor, Tensor | None] | None:
-    if any(type(linear) is not torch.nn.Linear for linear in linears):  # adapters
-        return None
-    if sum(linear.weight.numel() for linear in linears) > _JOIN:
-        return None
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    if 0 < len(biases) < len(linears):
-        return None
-    return torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None
+        return self.down(mlp.act_fn(gate).mul_(up))
 
 
 def _norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:

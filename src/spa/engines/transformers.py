@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,6 +143,7 @@ class _Row:
     cooling: float = 1.0
     logprobs: list[float] = field(default_factory=list)
     slot: int = 0
+    shared: int = 0  # first tokens that are also those of ``_Serving.shared``
 
     @property
     def read(self) -> int:
@@ -174,14 +175,18 @@ class _Serving:
         self.waiting: deque[_Row] = deque()
         self.slots = 0
         self.prefix: list[int] = []  # cached in the slot after the last
+        self.shared: list[int] = []  # common to all first contexts
 
     def run(self, contexts: Mapping[int, Sequence[int]]) -> None:
-        for session, context in contexts.items():
-            self.waiting.append(self._asked(_Row(session), context))
         if not contexts:
             return
+        first, last = min(map(list, contexts.values())), max(map(list, contexts.values()))
+        self.shared = first[: common_length(first, last)]
+        for session, context in contexts.items():
+            self.waiting.append(self._asked(_Row(session), context))
         self._open(min(self.sampling.batch_size, len(contexts)))
-        self._read_prefix(contexts.values())
+        if 1 < len(self.shared) < len(first):
+            self._read_prefix()
         while self.rows or self.waiting:
             self._fill()
             try:
@@ -200,6 +205,7 @@ class _Serving:
             raise ValueError("an empty context cannot be continued")
         row.tokens, row.start, row.past, row.logprobs = list(context), len(context), 0, []
         row.stream, row.cooling = stream(self.seed, row.session, row.turn), cooling(context)
+        row.shared = common_length(self.shared, row.tokens)
         return row
 
     def _open(self, slots: int) -> None:
@@ -215,14 +221,11 @@ class _Serving:
         size = (slots + 1) * capacity * self.decoder.bytes_per_token
         return free is None or size <= self.share * (free + self.decoder.held)
 
-    def _read_prefix(self, contexts: Collection[Sequence[int]]) -> None:
+    def _read_prefix(self) -> None:
         """Processes the common prefix of all first contexts."""
-        first, last = min(map(list, contexts)), max(map(list, contexts))
-        length = common_length(first, last)
-        if first != last and 1 < length < len(first):
-            self.prefix = first[:length]
-            self.decoder.forward([first[length - 1]], [length - 1], [Chunk(0, 0, first[: length - 1])])
-            self.decoder.copy([(0, self.slots, 0, length)])
+        self.prefix, length = self.shared, len(self.shared)
+        self.decoder.forward(self.prefix[-1:], [length - 1], [Chunk(0, 0, self.prefix[:-1])])
+        self.decoder.copy([(0, self.slots, 0, length)])
 
     def _fill(self) -> None:
         """Moves waiting sessions into free slots."""
@@ -260,7 +263,8 @@ class _Serving:
             if len(rows) > 1 and not self._room(self.slots, longest):
                 raise torch.OutOfMemoryError("no room for longer rows")
             self.decoder.reserve(longest)
-        logits_nV = self.decoder.forward(ids, positions, chunks)
+        shared = min(min(positions), *(row.shared for row in rows))
+        logits_nV = self.decoder.forward(ids, positions, chunks, shared)
         self.decoder.copy(follows)
         for row in fresh:
             row.past = _READ
@@ -442,7 +446,7 @@ def sample(
     if sampling.temperature == 0:
         token_B1 = choice_BV.argmax(-1, keepdim=True)
     else:
-        cumulative_BV = _truncate(weights_BV, sampling).cumsum(-1)
+        cumulative_BV = _truncate(weights_BV, sampling).cumsum_(-1)
         total = cumulative_BV[:, -1:]
         # The product may round up to the total, which no token's cumulative weight exceeds.
         wanted_B1 = torch.minimum(draws_B[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
