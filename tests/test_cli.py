@@ -19,7 +19,7 @@ from spa import __version__
 from spa.cli import main
 from spa.common import progress
 from spa.config.load import load_config, to_yaml
-from spa.run.folder import RunFolder
+from spa.runs.folder import RunFolder
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -313,7 +313,7 @@ def test_python_m_spa_runs_as_a_program(tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("module", ["spa", "spa.cli", "spa.config.load", "spa.run.folder", "spa.run.metrics"])
+@pytest.mark.parametrize("module", ["spa", "spa.cli", "spa.config.load", "spa.runs.folder", "spa.runs.metrics"])
 def test_imports_are_light(module: str, tmp_path: Path) -> None:
     code = (
         f"import sys, {module}\n"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spa.cli import main
-from spa.run.metrics import MetricsLog, read_metrics
-from spa.run.stage import Stage
+from spa.runs.metrics import MetricsLog, read_metrics
+from spa.runs.stage import Stage
 from tests.test_pipeline import SMALL, snapshot
 
 SETTINGS = [

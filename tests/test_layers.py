@@ -13,7 +13,7 @@ ROOT = Path(spa.__file__).parent
 LAYERS = [
     "common",
     "config",
-    "run",
+    "runs",
     "envs",
     "models",
     "engines",

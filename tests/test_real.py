@@ -19,8 +19,8 @@ from spa.config.load import load_config
 from spa.config.schema import ModelConfig
 from spa.models.load import load_model
 from spa.models.score import Chosen, batches, prepare, score
-from spa.run.metrics import read_metrics
-from spa.run.stage import read_done
+from spa.runs.metrics import read_metrics
+from spa.runs.stage import read_done
 
 pytestmark = pytest.mark.real
 

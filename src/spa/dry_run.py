@@ -19,7 +19,7 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.preflight import check_command
-from spa.run.stage import model_of
+from spa.runs.stage import model_of
 
 
 def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None) -> list[str]:

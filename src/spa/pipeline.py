@@ -35,8 +35,8 @@ from spa.config.variants import (
 )
 from spa.dry_run import plan
 from spa.preflight import begin
-from spa.run.folder import selection, variants_folder
-from spa.run.stage import Stage, model_of, read_done, reopen_as, reopen_episodes
+from spa.runs.folder import selection, variants_folder
+from spa.runs.stage import Stage, model_of, read_done, reopen_as, reopen_episodes
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 

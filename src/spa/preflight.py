@@ -20,9 +20,9 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.models.folders import check_folder, resolve_path
-from spa.run.folder import RunFolder
-from spa.run.stage import model_of
-from spa.run.trackers import check_trackers
+from spa.runs.folder import RunFolder
+from spa.runs.stage import model_of
+from spa.runs.trackers import check_trackers
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat

@@ -10,7 +10,7 @@ import pytest
 
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.files import atomic_file, atomic_folder
-from spa.run.stage import Stage
+from spa.runs.stage import Stage
 
 
 class Killed(BaseException):

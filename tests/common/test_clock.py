@@ -8,7 +8,7 @@ import pytest
 
 from spa.common import clock
 from spa.common.clock import Elapsed, measuring, training_time
-from spa.run.stage import Stage, read_done, reopen_as
+from spa.runs.stage import Stage, read_done, reopen_as
 
 
 @pytest.fixture

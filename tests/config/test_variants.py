@@ -18,7 +18,7 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
-from spa.run.folder import variants_folder
+from spa.runs.folder import variants_folder
 
 TRANSFERS = ("easy_to_hard", "cross_complexity", "cross_world")
 OUT = Path("run")

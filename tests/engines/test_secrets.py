@@ -22,8 +22,8 @@ from spa.config.load import load_config, to_yaml
 from spa.config.schema import EngineConfig
 from spa.engines.openai import OpenAIEngine
 from spa.report.collect import collect
-from spa.run.folder import RunFolder
-from spa.run.stage import Stage
+from spa.runs.folder import RunFolder
+from spa.runs.stage import Stage
 from tests.engines.conftest import Server
 from tests.engines.test_openai import ask
 
@@ -259,7 +259,7 @@ def test_a_key_written_into_a_config(out: Path, capsys: pytest.CaptureFixture[st
 
 def test_trackers_get_none(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("spa.run.stage.make_trackers", lambda *args: given.append(args) or [])
+    monkeypatch.setattr("spa.runs.stage.make_trackers", lambda *args: given.append(args) or [])
     cfg = load_config("frozen_lake", [f"engine.model={KEY}", f"name={KEY}"])
     with Stage(out, "SFT", resume=False).metrics(cfg):
         pass

@@ -15,7 +15,7 @@ from tests.envs.test_env_registry import Corridor
 from spa.cli import main
 from spa.config.load import load_config
 from spa.envs import AdaptedEnv, make_env, registry
-from spa.run.folder import RunFolder
+from spa.runs.folder import RunFolder
 
 called: list[str] = []
 

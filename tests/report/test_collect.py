@@ -10,7 +10,7 @@ import pytest
 from spa.config.load import load_config
 from spa.report.collect import collect
 from spa.report.html import render_report
-from spa.run.folder import RunFolder, environment
+from spa.runs.folder import RunFolder, environment
 
 
 def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_damaged_run_json_leaves_them_out(tmp_path: Path) -> None:
 def test_the_machine_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     for command, cores in (("generate", 64), ("sft", 64), ("eval spa", 96)):
-        monkeypatch.setattr("spa.run.folder.usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("spa.runs.folder.usable_cores", lambda cores=cores: cores)
         folder.open(load_config("sokoban"), command, resume=False)
-    monkeypatch.setattr("spa.run.folder.usable_cores", lambda: 2)
+    monkeypatch.setattr("spa.runs.folder.usable_cores", lambda: 2)
     assert collect(tmp_path).machine["cores"] == "64; 96"

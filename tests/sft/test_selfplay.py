@@ -14,7 +14,7 @@ from spa.agent.episode_store import EpisodeStore
 from spa.agent.policy import Policy
 from spa.cli import main
 from spa.evaluate import play as play_module
-from spa.run.stage import Stage
+from spa.runs.stage import Stage
 
 ARGUMENTS = ["generate", "frozen_lake", "--quiet", "model.threads=1", "selfplay.groups=5", "selfplay.group_size=2"]
 

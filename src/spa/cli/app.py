@@ -213,7 +213,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Pass@1, Pass@k and world-model accuracy of one variant on held-out worlds."""
-    from spa.run.stage import model_of
+    from spa.runs.stage import model_of
 
     with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
         model = model_of(model) if model else None

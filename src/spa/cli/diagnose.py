@@ -37,7 +37,7 @@ def diagnose(
     """What the recipe can do in your world with your model, in about a minute with the built-in one."""
     from spa.common.progress import set_quiet
     from spa.common.secrets import redact
-    from spa.run.stage import model_of
+    from spa.runs.stage import model_of
 
     cfg = config_of(words, "spa diagnose frozen_lake")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):

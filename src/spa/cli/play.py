@@ -31,7 +31,7 @@ def play(
     from spa.agent.worlds import WorldSource
     from spa.evaluate.planned import planning_model
     from spa.planning.play import play_with_planner
-    from spa.run.stage import model_of
+    from spa.runs.stage import model_of
 
     words, model = _exported(words, model)
     cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
@@ -54,7 +54,7 @@ def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | N
     Raises:
         ValueError: a folder that holds no task.
     """
-    from spa.run.folder import TASK
+    from spa.runs.folder import TASK
 
     if not words or not (folder := Path(words[0]).expanduser()).is_dir():
         return words, model

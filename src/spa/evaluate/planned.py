@@ -27,7 +27,7 @@ from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.simulator import Simulator
 from spa.planning.world_model import WorldModel
-from spa.run.stage import model_of
+from spa.runs.stage import model_of
 
 PREFIX = "imagination/"
 CHUNK = 64  # worlds played at once

@@ -10,8 +10,8 @@ from pathlib import Path
 from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
 from spa.common.names import choose
-from spa.run.folder import variants_folder
-from spa.run.stage import model_of, read_done
+from spa.runs.folder import variants_folder
+from spa.runs.stage import model_of, read_done
 
 _NOT_A_MODEL = ("trainer_state.pt", "adapter")
 

@@ -11,9 +11,9 @@ from spa.agent.worlds import overlaps
 from spa.common.secrets import redact, shown
 from spa.evaluate.summary import EvalResult
 from spa.report.data import ReportData, VariantReport
-from spa.run.folder import PACKAGES, RunFolder, variants_folder
-from spa.run.metrics import read_metrics
-from spa.run.stage import read_done
+from spa.runs.folder import PACKAGES, RunFolder, variants_folder
+from spa.runs.metrics import read_metrics
+from spa.runs.stage import read_done
 
 _MACHINE = {"processor": "cpu", "cores": "cpu_count", "system": "platform"}  # as shown -> as in run.json
 # Stages that variants share, by folder; FOLDER-VARIANT is a variant's own.

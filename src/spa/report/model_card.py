@@ -18,8 +18,8 @@ from spa.config.variants import source_config, variant_config
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import BASE, verdict
 from spa.models.folders import resolve_path
-from spa.run.folder import TASK, variants_folder
-from spa.run.stage import read_done
+from spa.runs.folder import TASK, variants_folder
+from spa.runs.stage import read_done
 
 _SNIPPET = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer

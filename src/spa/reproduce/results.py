@@ -26,9 +26,9 @@ from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import PLANNED
 from spa.reproduce.scale import BASELINE, Cell, Scale
-from spa.run.folder import variants_folder
-from spa.run.metrics import read_metrics
-from spa.run.stage import read_done
+from spa.runs.folder import variants_folder
+from spa.runs.metrics import read_metrics
+from spa.runs.stage import read_done
 
 Curve = list[tuple[float, float]]
 

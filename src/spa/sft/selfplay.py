@@ -31,7 +31,7 @@ from spa.engines.constrained import check_installed
 from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
-from spa.run.folder import selection
+from spa.runs.folder import selection
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
 from spa.sft.warmup import cold_start, needs_random_play, unplayed_worlds, warm_up
 

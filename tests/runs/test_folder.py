@@ -9,7 +9,7 @@ import pytest
 
 from spa.config.load import load_config
 from spa.config.schema import Config
-from spa.run.folder import RunFolder
+from spa.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from spa.common.files import atomic_folder, atomic_write, remove_folder, sweep
 from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
-from spa.run.metrics import MetricsLog
-from spa.run.trackers import make_trackers
+from spa.runs.metrics import MetricsLog
+from spa.runs.trackers import make_trackers
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:

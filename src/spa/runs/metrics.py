@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.files import atomic_write
-from spa.run.trackers import Tracker
+from spa.runs.trackers import Tracker
 
 
 class MetricsLog:
@@ -21,7 +21,7 @@ class MetricsLog:
 
     Args:
         path: the file; its folder is created when the first line is written.
-        trackers: further destinations (see ``spa.run.trackers``).
+        trackers: further destinations (see ``spa.runs.trackers``).
     """
 
     def __init__(self, path: str | os.PathLike[str], trackers: Sequence[Tracker] = ()) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spa.run.metrics import MetricsLog, read_metrics
-from spa.run.trackers import make_trackers
+from spa.runs.metrics import MetricsLog, read_metrics
+from spa.runs.trackers import make_trackers
 
 
 class Recorder:
