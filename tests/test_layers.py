@@ -29,6 +29,7 @@ LAYERS = [
     "preflight",
     "dry_run",
     "pipeline",
+    "api",
     "diagnose",
     "cli",
 ]

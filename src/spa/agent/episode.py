@@ -71,7 +71,7 @@ class Turn:
     tries: int = 1  # responses sampled, of which this is the last (``selfplay.tries``)
 
 
-@dataclass
+@dataclass(repr=False)
 class Episode:
     """One episode in one world.
 
@@ -113,6 +113,15 @@ class Episode:
     def states(self) -> list[str]:
         """True states, one per turn plus the final one: ``len(turns) + 1`` (empty without turns)."""
         return [turn.state for turn in self.turns] + [turn.next_state for turn in self.turns[-1:]]
+
+    def __repr__(self) -> str:
+        outcome = "success" if self.success else self.status
+        return f"Episode({self.task}, seed {self.seed}: {len(self.turns)} turns, {outcome}, score {self.score:g})"
+
+    def _repr_html_(self) -> str:
+        from spa.agent.notebook import episode_html
+
+        return episode_html(self)
 
     def to_json(self) -> str:
         """One line of JSON; ``from_json`` restores an equal episode, except for secrets in ``error``."""

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -304,12 +303,13 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.config.load import load_variant, preset_of, to_yaml
     from spa.dry_run import imports
     from spa.preflight import check_out
+    from spa.runs.folder import default_folder
 
     set_quiet(options.quiet)
     cfg = _config(options)
     name, settings = _words(options.words)
     preset = preset_of(name, settings) if name is not None else None
-    folder = options.out or Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
     pipeline = importlib.import_module("spa.pipeline")

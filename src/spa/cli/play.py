@@ -27,24 +27,11 @@ def play(
     skip: Annotated[int, typer.Option("--skip", min=0, help="Test worlds to leave out before.")] = 0,
 ) -> None:
     """Watch a model play test worlds; with agent.planner=lookahead, what it expected of each move beside what came."""
-    from spa.agent.policy import Policy, make_task
-    from spa.agent.worlds import WorldSource
-    from spa.evaluate.planned import planning_model
-    from spa.planning.play import play_with_planner
-    from spa.runs.stage import model_of
+    from spa import api
 
     words, model = _exported(words, model)
     cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
-    task = make_task(cfg)
-    chosen = WorldSource(task, "test", cfg.seeds.test, unique=True).take(skip + worlds)[skip:]
-    policy = Policy.load(cfg, model_of(model, "--model") if model else None, engine=cfg.engine)
-    if cfg.agent.planner == "none":
-        episodes = policy.play(task, chosen, samples=1, seed=cfg.seeds.run)
-    else:
-        with planning_model(cfg, policy, task) as world_model:
-            episodes = play_with_planner(world_model, task, chosen, cfg.agent.planner, cfg.planner, seed=cfg.seeds.run)
-    policy.close()
-    for episode in episodes:
+    for episode in api.play(cfg, model=model, worlds=worlds, skip=skip):
         print(redact(show_episode(episode)))
 
 

@@ -11,7 +11,7 @@ from spa.agent.worlds import overlaps
 from spa.common.secrets import redact, shown
 from spa.evaluate.summary import EvalResult
 from spa.report.data import ReportData, VariantReport
-from spa.runs.folder import PACKAGES, RunFolder, variants_folder
+from spa.runs.folder import PACKAGES, RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.stage import read_done
 
@@ -48,8 +48,7 @@ def collect(out: Path) -> ReportData:
         for stage in sorted(out.glob(f"{prefix}-*")):
             add_stage(stage, f"{title}, {stage.name.removeprefix(f'{prefix}-')}")
     variants: dict[str, VariantReport] = {}
-    names = [path.name for path in variants_folder(out).glob("*") if path.is_dir()]
-    for name in sorted(names, key=lambda n: (["base", *cfg.variants, n].index(n), n)):
+    for name in variant_names(out, cfg):
         ppo, evaluation = (variants_folder(out) / name / stage for stage in ("ppo", "eval"))
         add_stage(ppo, f"PPO, {name}")
         add_stage(evaluation, f"evaluation, {name}")

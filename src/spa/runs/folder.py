@@ -64,6 +64,17 @@ def selection(cfg: Config) -> dict[str, Any]:
     return {key: getattr(cfg.selfplay, key.partition(".")[2]) for key in SELECTION}
 
 
+def variant_names(out: Path, cfg: Config) -> list[str]:
+    """The variants with a folder in ``out``: base first, then in the config's order."""
+    names = [path.name for path in variants_folder(out).glob("*") if path.is_dir()]
+    return sorted(names, key=lambda name: (["base", *cfg.variants, name].index(name), name))
+
+
+def default_folder(cfg: Config) -> Path:
+    """``runs/NAME-TIME``."""
+    return Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
 class RunFolder:
     """The folder of one run; several commands (``generate``, ``sft``, ...) may share it if their config is the same.
 

@@ -1,0 +1,235 @@
+"""The recipe from Python: ``import spa`` offers these names. Imports no torch until something is played or trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spa.config.load import load_config as _load_config
+from spa.config.schema import Config
+
+if TYPE_CHECKING:
+    from spa.agent.episode import Episode
+    from spa.evaluate.summary import ComparisonRow, EvalResult
+
+
+def load_config(name: str | Path | Config | None = None, *settings: str) -> Config:
+    """A checked config: a packaged name or YAML file, and ``key=value`` settings as on the command line.
+
+    Raises:
+        ValueError: one line that names the unknown key or the wrong value, and the nearest known one.
+    """
+    if isinstance(name, Config):
+        if settings:
+            raise ValueError("settings are for a config given by its name; assign to a Config's fields instead")
+        return name
+    return _load_config(name, settings)
+
+
+def run(
+    config: str | Path | Config,
+    *settings: str,
+    out: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Runs all stages for all variants, as ``spa run`` does, and returns the finished run.
+
+    Args:
+        config: a config's name or YAML file, or a ``Config``.
+        settings: ``key=value``, as on the command line.
+        out: the run folder; default ``runs/NAME-TIME``.
+        resume: continue what ``out`` holds.
+        quiet: no progress on stderr.
+
+    Raises:
+        ValueError: a wrong setting, model or world, before anything is written; or a variant whose training failed, after
+            the others have finished.
+    """
+    from spa import pipeline
+    from spa.common.progress import set_quiet
+    from spa.runs.folder import default_folder
+
+    cfg = load_config(config, *settings)
+    folder = Path(out) if out is not None else default_folder(cfg)
+    set_quiet(quiet)
+    pipeline.run(cfg, folder, resume=resume)
+    return Run(folder)
+
+
+def play(
+    config: str | Path | Config,
+    *settings: str,
+    model: str | Path | None = None,
+    worlds: int = 1,
+    samples: int = 1,
+    split: str = "test",
+    skip: int = 0,
+) -> list[Episode]:
+    """Plays worlds with a model, or with its planner if ``agent.planner`` is set.
+
+    Args:
+        config, settings: as ``run``.
+        model: a checkpoint, a stage's folder or a hub name; default ``model.path``, or the chat server of ``engine``.
+        worlds: number of worlds of ``split`` (test, val, selfplay or train), after the first ``skip``.
+        samples: episodes per world.
+
+    Returns:
+        ``worlds * samples`` episodes, world by world.
+
+    Raises:
+        ValueError: a wrong setting, model or world.
+    """
+    from spa.agent.policy import Policy, make_task
+    from spa.agent.worlds import SPLITS, WorldSource
+    from spa.common.names import choose
+    from spa.config.seeds import first_seed
+    from spa.evaluate.planned import planning_model
+    from spa.planning.play import play_with_planner
+    from spa.runs.stage import model_of
+
+    cfg = load_config(config, *settings)
+    task = make_task(cfg)
+    source = WorldSource(task, choose("split", split, SPLITS), first_seed(cfg.seeds, split), unique=True)
+    chosen = source.take(skip + worlds)[skip:]
+    policy = Policy.load(cfg, model_of(str(model), "model") if model else None, engine=cfg.engine)
+    try:
+        if cfg.agent.planner == "none":
+            return policy.play(task, chosen, samples=samples, seed=cfg.seeds.run)
+        with planning_model(cfg, policy, task) as world_model:
+            return play_with_planner(
+                world_model, task, chosen, cfg.agent.planner, cfg.planner, seed=cfg.seeds.run, group_size=samples
+            )
+    finally:
+        policy.close()
+
+
+class Run:
+    """A run folder, finished or not: its config, comparison, metrics and episodes.
+
+    Raises:
+        ValueError: the folder holds no run.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        from spa.runs.folder import RunFolder
+
+        self.folder = Path(folder)
+        self.config = RunFolder(self.folder).config()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}: {self.config.name}; evaluated: {', '.join(self.results()) or 'nothing'})"
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants with a folder, in the order of the config."""
+        from spa.runs.folder import variant_names
+
+        return variant_names(self.folder, self.config)
+
+    def results(self) -> dict[str, EvalResult]:
+        """The evaluation of each variant, planners included, as far as they are finished."""
+        from spa.report.collect import collect
+
+        found = {name: variant.result for name, variant in collect(self.folder).variants.items()}
+        return {name: result for name, result in found.items() if result is not None}
+
+    def table(self, baseline: str = "vanilla") -> Comparison:
+        """Pass@1, Pass@k and paired differences with 95% intervals, under a verdict in words."""
+        from spa.evaluate.summary import comparison_table
+
+        return Comparison(comparison_table(self.results(), baseline))
+
+    def metrics(self, variant: str | None = None, stage: str = "ppo") -> list[dict[str, Any]]:
+        """The logged rows of a stage: ``ppo`` of a variant, or ``sft`` (of the run without a variant)."""
+        from spa.runs.metrics import read_metrics
+
+        return read_metrics(self._stage(variant, stage) / "metrics.jsonl")
+
+    def episodes(self, variant: str | None = None, stage: str = "eval") -> list[Episode]:
+        """The stored episodes of ``eval`` or ``planner`` of a variant, or of ``selfplay`` (of the run without a variant).
+
+        Raises:
+            ValueError: the stage has none yet.
+        """
+        from spa.agent.episode import read_episodes
+
+        if stage == "planner":
+            return list(read_episodes(self._stage(variant, "eval") / "planner_episodes.jsonl"))
+        return list(read_episodes(self._stage(variant, stage) / "episodes.jsonl"))
+
+    def model(self, variant: str | None = None, stage: str = "ppo") -> str:
+        """The model folder that a stage trained (``ppo``, ``sft`` or ``practice``).
+
+        Raises:
+            ValueError: it has not trained one.
+        """
+        from spa.runs.stage import model_of
+
+        return model_of(str(self._stage(variant, stage)), "stage")
+
+    def report(self) -> Path:
+        """Writes ``report.html``; returns its path."""
+        from spa import pipeline
+
+        return pipeline.report(self.folder)
+
+    def _stage(self, variant: str | None, stage: str) -> Path:
+        """The folder of a stage."""
+        from spa.common.names import choose
+        from spa.runs.folder import variants_folder
+
+        choose("stage", stage, ["selfplay", "sft", "practice", "ppo", "eval"])
+        if stage in ("ppo", "eval"):
+            if variant is None:
+                raise ValueError(f"stage {stage} belongs to a variant: give one of {', '.join(self.variants)}")
+            return variants_folder(self.folder) / choose("variant of this run", variant, self.variants) / stage
+        own = self.folder / f"{stage}-{variant}"
+        return own if variant and own.is_dir() else self.folder / stage
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of a run's variants: prints as its table, and shows as one in a notebook."""
+
+    rows: Sequence[ComparisonRow]
+
+    def __str__(self) -> str:
+        from spa.evaluate.summary import render_text
+
+        return render_text(self.rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def episodes_frame(episodes: Iterable[Episode]) -> Any:
+    """One row per turn as a pandas data frame, or a Polars one if pandas is not installed.
+
+    Columns: of the episode ``task``, ``seed``, ``group``, ``member``, ``success``, ``status``, ``total_reward``; of the turn
+    ``turn`` (from 1), ``state``, ``response``, ``observation``, ``prediction``, ``executed`` (a list), ``next_state``, ``reward``,
+    ``penalty``, ``format_ok``, ``finish_reason``.
+
+    Raises:
+        ValueError: neither package is installed.
+    """
+    of_episode = ("task", "seed", "group", "member", "success", "status", "total_reward")
+    of_turn = ("state", "response", "observation", "prediction", "executed", "next_state", "reward", "penalty")
+    rows = [
+        {name: getattr(episode, name) for name in of_episode}
+        | {"turn": turn.index + 1}
+        | {name: getattr(turn, name) for name in (*of_turn, "format_ok", "finish_reason")}
+        for episode in episodes
+        for turn in episode.turns
+    ]
+    for package in ("pandas", "polars"):
+        if find_spec(package) is not None:
+            return import_module(package).DataFrame(rows)
+    raise ValueError("episodes_frame needs pandas or Polars: pip install pandas")

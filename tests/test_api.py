@@ -1,0 +1,124 @@
+"""``import spa``: a run, its table, metrics and episodes from Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spa
+from spa.agent.episode import Episode, Turn
+from tests.test_examples import SMALL
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> spa.Run:
+    return spa.run("frozen_lake", *SMALL, out=tmp_path_factory.mktemp("api") / "run", quiet=True)
+
+
+def test_importing_imports_no_torch_and_offers_the_names() -> None:
+    code = "import sys, spa; print('torch' in sys.modules, 'hydra' in sys.modules, set(spa.__all__) <= set(dir(spa)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "False", "True"]
+    assert all(getattr(spa, name) is not None for name in spa.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'tabel'"):
+        spa.tabel  # noqa: B018
+
+
+def test_a_run_knows_its_results(run: spa.Run) -> None:
+    assert run.variants == ["base", "vanilla", "spa"]
+    assert list(run.results()) == run.variants
+    assert run.config == spa.Run(run.folder).config
+    assert "evaluated: base, vanilla, spa" in repr(run)
+    assert [row.variant for row in run.table().rows] == run.variants
+    assert "Pass@1" in str(run.table())
+    assert run.table()._repr_html_().startswith("<pre>")
+    assert run.metrics("vanilla")[-1]["step"] == 1
+    assert run.metrics(stage="sft") and run.metrics("spa", "sft") == run.metrics(stage="sft")
+    assert len(run.episodes(stage="selfplay")) == 8
+    assert Path(run.model("spa"), "config.json").is_file()
+    assert run.report() == run.folder / "report.html"
+
+
+def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give one of base, vanilla, spa"):
+        run.episodes()
+    with pytest.raises(ValueError, match="unknown stage 'evaluation'"):
+        run.episodes("spa", "evaluation")
+    with pytest.raises(ValueError, match="variant of this run 'vagen'"):
+        run.metrics("vagen")
+    with pytest.raises(ValueError, match="no episode file"):
+        run.episodes("spa", "planner")
+    with pytest.raises(ValueError, match="holds no run"):
+        spa.Run(tmp_path)
+    with pytest.raises(ValueError, match="already holds"):
+        spa.run(run.config, out=run.folder)
+    with pytest.raises(ValueError, match=r"ppo\.steps"):
+        spa.load_config("frozen_lake", "ppo.stepz=3")
+    with pytest.raises(ValueError, match="fields instead"):
+        spa.load_config(run.config, "ppo.steps=3")
+
+
+def test_play_returns_the_episodes_world_by_world(run: spa.Run) -> None:
+    settings = ("agent.prompt=world_model", "model.threads=1")
+    episodes = spa.play("frozen_lake", *settings, model=run.model(stage="sft"), worlds=2, samples=2, skip=1)
+    assert [(episode.group, episode.member) for episode in episodes] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    again = spa.play("frozen_lake", *settings, model=run.model(stage="sft"), worlds=1, samples=2, skip=2)
+    assert {episode.seed for episode in again} == {episodes[2].seed}
+    with pytest.raises(ValueError, match="unknown split"):
+        spa.play("frozen_lake", split="tests")
+
+
+def test_frame_has_a_row_per_turn(run: spa.Run, monkeypatch) -> None:
+    episodes = run.episodes("spa")
+    frame = spa.episodes_frame(episodes)
+    assert len(frame) == sum(len(episode.turns) for episode in episodes)
+    assert frame["turn"].min() == 1
+    assert frame["reward"].sum() == pytest.approx(sum(episode.total_reward for episode in episodes))
+    monkeypatch.setattr("spa.api.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install pandas"):
+        spa.episodes_frame(episodes)
+
+
+def test_an_episode_is_short_in_a_console_and_escaped_in_a_notebook() -> None:
+    turn = Turn(0, "_P", "user", "<script>alert(1)</script>", "P_", reward=1.0, executed=["Left"])
+    episode = Episode("FrozenLake", 7, 0, turns=[turn], success=True)
+    assert repr(episode) == "Episode(FrozenLake, seed 7: 1 turns, success, score 1)"
+    html = episode._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html and "Left" in html
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_examples(run: spa.Run, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    load("first_run").main(*SMALL)
+    assert "Pass@1" in capsys.readouterr().out
+    load("wrong_predictions").main(run.model(stage="sft"), 2)
+    assert "predictions are wrong" in capsys.readouterr().out
+
+
+def test_notebook(tmp_path: Path, monkeypatch) -> None:
+    """Its cells run in order; the training is made short."""
+    monkeypatch.chdir(tmp_path)
+    trained = spa.api.run  # type: ignore[attr-defined]
+    monkeypatch.setattr(spa, "run", lambda name, *settings, **options: trained(name, *settings, *SMALL, **options))
+    cells = json.loads((EXAMPLES / "first_run.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["episodes"] and len(names["turns"])
