@@ -317,7 +317,7 @@ def test_python_m_spa_runs_as_a_program(tmp_path: Path) -> None:
 def test_imports_are_light(module: str, tmp_path: Path) -> None:
     code = (
         f"import sys, {module}\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'gymnasium', 'hydra', 'rich', 'plotly'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'gymnasium', 'hydra', 'rich'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )
     result = _python("-c", code, cwd=tmp_path)

@@ -1,22 +1,20 @@
-"""Charts as plain Plotly figures (``{"data": [...], "layout": {...}}``); colours of the page are set in the browser."""
+"""The charts of a run: learning curves, the comparison and the health of updates."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from numbers import Real
-from typing import Any
+
+from markupsafe import Markup
 
 from spa.evaluate.summary import ComparisonRow
 from spa.report.data import MetricsRow, VariantReport
+from spa.report.svg import Axes, Line, Series, bar_chart, line_chart
 
-Figure = dict[str, Any]
-Line = dict[str, Any]
-Series = list[tuple[float, float]]
 Variants = Mapping[str, VariantReport]
 Stages2 = Mapping[str, Sequence[MetricsRow]]
 """Logged rows of stage 2: the run's under an empty name, then those of variants with their own."""
@@ -34,12 +32,12 @@ _MORE_COLORS = ("#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46")
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its heading."""
+    """A drawing with its heading, and its legend: name, colour and dash of each curve."""
 
-    key: str
     title: str
     note: str
-    figure: Figure
+    svg: Markup
+    legend: Sequence[tuple[str, str, str]] = ()
 
 
 def variant_colors(names: Sequence[str]) -> dict[str, str]:
@@ -61,68 +59,31 @@ def series(rows: Iterable[MetricsRow], name: str) -> Series:
     return sorted({step: value for step, value in points if step is not None and value is not None}.items())
 
 
-def line(name: str, points: Series, color: str, **more: Any) -> Line:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(points) <= 60 else "lines",
-        "name": html.escape(name),  # Plotly parses labels as HTML; variant names are not HTML
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "line": {"color": color, "width": 2, "dash": more.pop("dash", "solid")},
-        "marker": {"size": 5, "color": color},
-        **more,
-    }
-
-
-def axes(x: str, y: str, share: bool) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if share else "normal"}
-    if share:
-        axis["tickformat"] = ".0%"
-    return {"xaxis": {"title": {"text": x}}, "yaxis": axis}
+def chart(title: str, note: str, lines: Iterable[Line], axes: Axes) -> list[Chart]:
+    """The chart of the lines that have points; nothing if none has."""
+    drawn = [line for line in lines if line.points]
+    legend = [(line.name, line.color, line.dash) for line in drawn if line.named]
+    return [Chart(title, note, line_chart(drawn, axes), legend)] if drawn else []
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> list[Chart]:
     """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant; empty if nothing was played."""
-    data = []
+    bars = {}
     for row in rows:
         passes = {f"Pass@{k}": p for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None}
-        intervals = passes.values()
-        error = {
-            "type": "data",
-            "symmetric": False,
-            "array": [max(0.0, p.high - p.mean) for p in intervals],
-            "arrayminus": [max(0.0, p.mean - p.low) for p in intervals],
-            "color": "#888888",
-            "thickness": 1.5,
-            "width": 4,
-        }
-        bar = {"type": "bar", "name": html.escape(row.variant), "x": list(passes), "y": [p.mean for p in intervals]}
         if passes:
-            data.append(bar | {"marker": {"color": colors[row.variant]}, "error_y": error, "hovertemplate": "%{y:.1%}"})
-    layout = {"barmode": "group", "yaxis": {"tickformat": ".0%", "rangemode": "tozero"}}
-    return [Chart("comparison", "", "", {"data": data, "layout": layout})] if data else []
-
-
-def _chart(
-    key: str, title: str, note: str, lines: Iterable[Line], y: str, x: str = "PPO step", share: bool = True
-) -> list[Chart]:
-    """The chart, or nothing if it has no line."""
-    data = list(lines)
-    return [Chart(key, title, note, {"data": data, "layout": axes(x, y, share)})] if data else []
+            bars[row.variant] = passes
+    legend = [(name, colors[name], "solid") for name in bars]
+    return [Chart("", "", bar_chart(bars, colors, "success"), legend)] if bars else []
 
 
 def _by_variant(variants: Variants, colors: Mapping[str, str], name: str) -> Iterator[Line]:
     """A metric's curve for each variant, with a band if its interval was logged."""
     for variant, report in variants.items():
-        color = colors[variant]
         points, low, high = (series(report.metrics, f"{name}{end}") for end in ("", "_low", "_high"))
-        if points and low and [x for x, _ in low] == [x for x, _ in high]:
-            red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-            fill = f"rgba({red},{green},{blue},0.14)"
-            band = line("", low + high[::-1], color, mode="lines", fill="toself", fillcolor=fill)
-            yield band | {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-        if points:
-            yield line(variant, points, color, legendgroup=html.escape(variant))
+        whole = [x for x, _ in low] == [x for x, _ in high]
+        band = [(x, bottom, top) for (x, bottom), (_, top) in zip(low, high, strict=True)] if whole else []
+        yield Line(variant, points, colors[variant], band=band)
 
 
 _WORLD_MODEL = (
@@ -135,26 +96,25 @@ _WORLD_MODEL = (
 def _world_model(variants: Variants, colors: Mapping[str, str]) -> Iterator[Line]:
     for variant, report in variants.items():
         for metric, label, dash, _ in _WORLD_MODEL:
-            if points := series(report.metrics, f"world_model/{metric}"):
-                yield line(f"{variant}: {label}", points, colors[variant], dash=dash)
+            points = series(report.metrics, f"world_model/{metric}")
+            yield Line(f"{variant}: {label}", points, colors[variant], dash)
 
 
 def _calibration(variants: Variants, colors: Mapping[str, str]) -> Iterator[Line]:
     for variant, report in variants.items():
-        group, color = html.escape(variant), colors[variant]
-        if points := series(report.metrics, "calibration/top1"):
-            yield line(variant, points, color, legendgroup=group)
-            chance = series(report.metrics, "calibration/chance")
-            yield line(variant, chance, color, dash="dot", mode="lines", showlegend=False, legendgroup=group)
+        yield Line(variant, series(report.metrics, "calibration/top1"), colors[variant])
+        chance = series(report.metrics, "calibration/chance")
+        yield Line(f"{variant}, by guessing", chance, colors[variant], "dot", named=False)
 
 
 def _sft(stages: Stages2, curves: Sequence[tuple[str, str, str]], fewest: int = 1) -> Iterator[Line]:
     """``curves`` are metric, label and colour; drawn from ``fewest`` points on."""
-    for (variant, rows), dash in zip(stages.items(), cycle(("solid", "dash", "dot", "dashdot", "longdash"))):
+    for (variant, rows), dash in zip(stages.items(), cycle(("solid", "dash", "dot"))):
         for metric, label, color in curves:
             points = series(rows, metric)
-            if len(points) >= fewest:
-                yield line(f"{variant}: {label}" if variant else label, points, color, dash=dash)
+            yield Line(
+                f"{variant}: {label}" if variant else label, points if len(points) >= fewest else [], color, dash
+            )
 
 
 _SFT_LOSS = (("train/loss", "train", "#8a8f98"), ("val/loss", "validation", "#d1495b"))
@@ -165,23 +125,24 @@ def learning_charts(variants: Variants, sft: Stages2, colors: Mapping[str, str])
     """The curves that are always visible; those without data are left out."""
     names = {str(key) for variant in variants.values() for row in variant.metrics for key in row}
     k = max((int(match[1]) for name in names if (match := re.fullmatch(r"val/pass@(\d+)", name))), default=1)
+    step = "PPO step"
     note = "Held-out worlds; band: 95% interval where logged."
-    charts = _chart("val-pass-1", "Validation Pass@1", note, _by_variant(variants, colors, "val/pass@1"), "Pass@1")
+    charts = chart("Validation Pass@1", note, _by_variant(variants, colors, "val/pass@1"), Axes(step, "Pass@1"))
     if k > 1:
         lines = _by_variant(variants, colors, f"val/pass@{k}")
-        charts += _chart("val-pass-k", f"Validation Pass@{k}", "Held-out worlds.", lines, f"Pass@{k}")
+        charts += chart(f"Validation Pass@{k}", "Held-out worlds.", lines, Axes(step, f"Pass@{k}"))
     note = "Sampled training worlds of each step, before filtering."
     lines = _by_variant(variants, colors, "train/success")
-    charts += _chart("train-success", "Training success", note, lines, "success")
+    charts += chart("Training success", note, lines, Axes(step, "success"))
     note = "Share of written observations and predictions that agree with the world."
-    charts += _chart("world-model", "World model during PPO", note, _world_model(variants, colors), "accuracy")
+    charts += chart("World model during PPO", note, _world_model(variants, colors), Axes(step, "accuracy"))
     note = "Share of recorded turns whose true next state is likelier than every alternative; dotted: by guessing."
-    charts += _chart("calibration", "Truth likeliest during PPO", note, _calibration(variants, colors), "share")
-    x, y = "optimizer step", "loss (nats per token)"
-    charts += _chart("sft-loss", "SFT loss", "Stage 2: trained tokens only.", _sft(sft, _SFT_LOSS), y, x, False)
+    charts += chart("Truth likeliest during PPO", note, _calibration(variants, colors), Axes(step, "share"))
+    loss = Axes("optimizer step", "loss (nats per token)", share=False)
+    charts += chart("SFT loss", "Stage 2: trained tokens only.", _sft(sft, _SFT_LOSS), loss)
     # Measured every sft.eval_every steps; a single final measurement is not drawn.
     lines = _sft(sft, _SFT_WORLD_MODEL, fewest=2)
-    return charts + _chart("sft-world-model", "World model during SFT", "On held-out worlds.", lines, "accuracy", x)
+    return charts + chart("World model during SFT", "On held-out worlds.", lines, Axes("optimizer step", "accuracy"))
 
 
 _DIAGNOSTICS = (
@@ -210,5 +171,5 @@ def diagnostic_charts(variants: Variants, colors: Mapping[str, str]) -> list[Cha
     charts: list[Chart] = []
     for name, title, note in _DIAGNOSTICS:
         lines = _by_variant(variants, colors, name)
-        charts += _chart(re.sub(r"\W+", "-", name), title, note, lines, "", share=name in _SHARES)
+        charts += chart(title, note, lines, Axes("PPO step", "", share=name in _SHARES))
     return charts

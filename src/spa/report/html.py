@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from spa.common.files import atomic_write
 from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
-from spa.report.charts import Figure, comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
+from spa.report.charts import comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
 from spa.report.data import MetricsRow, ReportData
 from spa.report.turns import choose_episodes, view
 
@@ -113,10 +115,10 @@ def _comparison(rows: Sequence[ComparisonRow]) -> Table | None:
     if not rows:
         return None
     header, cells = comparison_cells(rows)
-    shown = [[_minus(cell) if cell != "-" else "–" for cell in line] for line in cells]
-    return Table(
-        [_minus(name) for name in header], [(row.variant, line) for row, line in zip(rows, shown, strict=True)]
-    )
+    order = sorted(range(len(header)), key=lambda i: " - " not in header[i])  # differences first: they are the claim
+    shown = [[_minus(line[i]) if line[i] != "-" else "–" for i in order] for line in cells]
+    names = [_minus(header[i]) for i in order]
+    return Table(names, [(row.variant, line) for row, line in zip(rows, shown, strict=True)])
 
 
 def _minus(text: str) -> str:
@@ -137,10 +139,8 @@ def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
     return {"": data.sft, **data.sft_of_variants}
 
 
-def render(template: str, title: str, figures: Mapping[str, Figure], **values: Any) -> str:
-    """A page from one of the templates, with its figures (drawn where the page holds an element for their key) and Plotly."""
-    from plotly.offline import get_plotlyjs
-
+def render(template: str, title: str, **values: Any) -> str:
+    """A page from one of the templates. Its content security policy allows its own style sheet, by hash, and nothing else."""
     environment = Environment(
         loader=PackageLoader("spa.report"),
         autoescape=True,
@@ -148,13 +148,9 @@ def render(template: str, title: str, figures: Mapping[str, Figure], **values: A
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    return environment.get_template(template).render(
-        title=title,
-        figures=figures,
-        plotly_js=Markup(get_plotlyjs()) if figures else "",  # the library itself, not data
-        **values,
-    )
+    css = environment.get_template("report.css").render()
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    return environment.get_template(template).render(title=title, css=Markup(css), css_hash=digest, **values)
 
 
 def write_page(text: str, path: str | os.PathLike[str]) -> Path:
@@ -169,15 +165,11 @@ def render_report(data: ReportData) -> str:
     colors = variant_colors(list(data.variants))
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
     rows = comparison_table(results, data.baseline)
-    learning = learning_charts(data.variants, _stages_2(data), colors)
-    diagnostics = diagnostic_charts(data.variants, colors)
-    figures = {chart.key: chart.figure for chart in [*comparison_chart(rows, colors), *learning, *diagnostics]}
     config = flatten(data.config)
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
     return render(
         "report.html.jinja",
         f"{data.name} – SPA report",
-        figures,
         data=data,
         colors=colors,
         verdict=[_minus(line) for line in verdict(scores(rows))],
@@ -187,9 +179,9 @@ def render_report(data: ReportData) -> str:
         play=_table({variant: result.metrics for variant, result in results.items()}, _PLAY),
         world_model=_table(_world_model_rows(data), _WORLD_MODEL),
         skipped={variant: result.skipped_ks for variant, result in results.items() if result.skipped_ks},
-        charts=figures,
-        learning=learning,
-        diagnostics=diagnostics,
+        comparison_chart=comparison_chart(rows, colors),
+        learning=learning_charts(data.variants, _stages_2(data), colors),
+        diagnostics=diagnostic_charts(data.variants, colors),
         episodes=[
             (
                 variant,
@@ -207,7 +199,7 @@ def render_report(data: ReportData) -> str:
 def write_report(data: ReportData, path: str | os.PathLike[str]) -> Path:
     """Writes the report as one HTML file, atomically, and returns its path.
 
-    The file holds everything it needs (Plotly included, once, about 5 MB); its content security policy forbids loading
-    anything else. Parts without data are left out.
+    The file holds everything it needs and no script; its content security policy forbids loading anything else. Parts without
+    data are left out.
     """
     return write_page(render_report(data), path)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spa.report.charts import Chart, axes, line, variant_colors
+from spa.report.charts import Chart, chart, variant_colors
 from spa.report.html import render, write_page
+from spa.report.svg import Axes, Line
 from spa.reproduce.results import Curve, Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
 from spa.reproduce.table import note, tables, title
@@ -17,15 +18,11 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
     """For each world, learning curves by step and by time, Pass@k, and world-model accuracy during RL."""
     out: dict[str, list[Chart]] = {}
     colors = _colors(numbers)
-    for index, (world, variants) in enumerate(numbers.items()):
+    for world, variants in numbers.items():
         of_world = out.setdefault(world, [])
-        for key, (heading, x, y, curves) in _curves(variants).items():
-            data = [line(variant, list(points), colors[variant]) for variant, points in curves.items() if points]
-            layout = axes(x, y, True)
-            if x == "k":
-                layout["xaxis"]["type"] = "log"
-            if data:
-                of_world.append(Chart(f"{key}-{index}", heading, "", {"data": data, "layout": layout}))
+        for heading, x, y, curves in _curves(variants):
+            lines = [Line(variant, list(points), colors[variant]) for variant, points in curves.items()]
+            of_world += chart(heading, "", lines, Axes(x, y, log=x == "k"))
     return out
 
 
@@ -34,8 +31,8 @@ def _colors(numbers: Numbers) -> dict[str, str]:
     return variant_colors(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
-def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str, str, dict[str, Curve]]]:
-    """key -> title, x and y labels, and a curve for each variant (empty if it has none)."""
+def _curves(variants: Mapping[str, VariantNumbers]) -> list[tuple[str, str, str, dict[str, Curve]]]:
+    """Title, x and y labels, and a curve for each variant (empty if it has none)."""
     val = {variant: entry.curves.get("val/pass@1", []) for variant, entry in variants.items()}
     by_time = {variant: _by_time(variants[variant], curve) for variant, curve in val.items()}
     passes = {
@@ -45,13 +42,13 @@ def _curves(variants: Mapping[str, VariantNumbers]) -> dict[str, tuple[str, str,
         {variant: entry.curves.get(name, []) for variant, entry in variants.items()}
         for name in ("calibration/top1", "world_model/prediction_em")
     )
-    return {
-        "steps": ("validation Pass@1 along PPO", "PPO step", "Pass@1", val),
-        "time": ("validation Pass@1 by wall time, stages 1 and 2 included", "seconds", "Pass@1", by_time),
-        "passk": ("Pass@k on the test worlds", "k", "Pass@k", {a: p for a, p in passes.items() if len(p) > 1}),
-        "top1": ("truth likeliest, along PPO", "PPO step", "share of turns", top_1),
-        "exact": ("prediction exact, along PPO", "PPO step", "share of predictions", exact),
-    }
+    return [
+        ("validation Pass@1 along PPO", "PPO step", "Pass@1", val),
+        ("validation Pass@1 by wall time, stages 1 and 2 included", "seconds", "Pass@1", by_time),
+        ("Pass@k on the test worlds", "k", "Pass@k", {a: p for a, p in passes.items() if len(p) > 1}),
+        ("truth likeliest, along PPO", "PPO step", "share of turns", top_1),
+        ("prediction exact, along PPO", "PPO step", "share of predictions", exact),
+    ]
 
 
 def _by_time(entry: VariantNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -65,14 +62,12 @@ def _by_time(entry: VariantNumbers, curve: Sequence[tuple[float, float]]) -> lis
 
 def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
     """Writes tables and figures as one HTML file; returns its path."""
-    of_worlds = charts(numbers)
     page = render(
         "reproduction.html.jinja",
         title(scale),
-        {chart.key: chart.figure for charts_of_world in of_worlds.values() for chart in charts_of_world},
         about=scale.about,
         worlds=tables(scale, numbers),
-        charts=of_worlds,
+        charts=charts(numbers),
         colors=_colors(numbers),
         note=note(numbers),
     )

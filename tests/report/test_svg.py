@@ -1,0 +1,91 @@
+"""The charts: values land where the axes say, text is escaped, odd data are drawn."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spa.evaluate.bootstrap import Interval
+from spa.report.svg import HEIGHT, WIDTH, Axes, Line, bar_chart, line_chart, ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def points(svg: str) -> list[tuple[float, float]]:
+    return [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in parsed(svg).iter("circle")]
+
+
+def test_points_are_placed_by_the_axes() -> None:
+    svg = line_chart([Line("a", [(0, 0.0), (5, 0.5), (10, 1.0)], "#123456")], Axes("step", "success"))
+    (x0, y0), (x1, y1), (x2, y2) = points(svg)
+    assert x1 == pytest.approx((x0 + x2) / 2, abs=0.1) and y1 == pytest.approx((y0 + y2) / 2, abs=0.1)
+    assert x0 < x2 and y0 > y2
+    labels = {text.text: (float(text.attrib["x"]), float(text.attrib["y"])) for text in parsed(svg).iter("text")}
+    assert labels["0%"][1] - 4 == pytest.approx(y0, abs=0.1)
+    assert labels["100%"][1] - 4 == pytest.approx(y2, abs=0.1)
+    assert labels["10"][0] == pytest.approx(x2, abs=0.1)
+    assert "a, step 5: 50%" in [title.text for title in parsed(svg).iter("title")]
+    assert parsed(svg).attrib["aria-label"] == "success by step: a ends at 100%"
+
+
+def test_log_axis_spaces_by_ratio() -> None:
+    xs = [
+        x
+        for x, _ in points(
+            line_chart([Line("a", [(1, 0.1), (8, 0.2), (64, 0.3)], "#000000")], Axes("k", "y", log=True))
+        )
+    ]
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.1)
+
+
+def test_bars_reach_their_means() -> None:
+    bars = {
+        "a": {"Pass@1": Interval(0.5, 0.4, 0.6)},
+        "<b>": {"Pass@1": Interval(0.25, 0.2, 0.3), "Pass@8": Interval(1, 1, 1)},
+    }
+    svg = bar_chart(bars, {"a": "#000000", "<b>": "#111111"}, "success")
+    heights = [float(rect.attrib["height"]) for rect in parsed(svg).iter("rect")]
+    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2) and heights[2] == pytest.approx(2 * heights[0], abs=0.2)
+    assert "<b>, Pass@8: 100% [100%, 100%]" in [title.text for title in parsed(svg).iter("title")]
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img onerror=x>', "a\x00b\x1b[31m", "‮right"])
+def test_names_stay_text(name: str) -> None:
+    root = parsed(line_chart([Line(name, [(1, 1.0)], "#000000")], Axes("x", "y")))
+    assert {element.tag for element in root.iter()} <= {"svg", "line", "text", "polyline", "circle", "title"}
+
+
+numbers = st.floats(-1e12, 1e12, allow_nan=False)
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=80), st.booleans())
+def test_everything_stays_inside(values: list[tuple[float, float]], share: bool) -> None:
+    series = sorted(dict(values).items())
+    band = [(x, y - abs(y), y + abs(y)) for x, y in series]
+    root = parsed(line_chart([Line("a", series, "#000000", band=band)], Axes("x", "y", share=share)))
+    for shape in [*root.iter("polyline"), *root.iter("polygon")]:
+        for pair in shape.attrib["points"].split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
+
+
+@given(numbers, st.floats(1e-9, 1e12))
+def test_ticks_are_few_round_and_inside(low: float, length: float) -> None:
+    high = low + length
+    if not high - low > 1e-6 * max(abs(low), abs(high)):
+        return
+    marks = ticks(low, high)
+    assert 1 <= len(marks) <= 6
+    assert all(low - 1e-6 * length <= mark <= high + 1e-6 * length for mark in marks)
+    steps = {round(b - a, 9) for a, b in pairwise(marks)}
+    assert not steps or max(steps) - min(steps) <= 1e-6 * max(abs(low), abs(high), length)
+    assert all(math.isfinite(mark) for mark in marks)
