@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from spa.config.schema import SamplingConfig
 from spa.engines.base import BrokenModel, Completion, OnCompletion, serve
 from spa.engines.cooling import cooled, cooling
 from spa.engines.decoder import Chunk, Decoder, supports
-from spa.engines.draws import draws_at, stream, uniforms
+from spa.engines.draws import draws_at, stream
 from spa.engines.processes import can_fork
 from spa.engines.stops import Stops
 from spa.models.memory import free_memory
@@ -112,7 +111,9 @@ class TransformersEngine:
         self.model.eval()
         try:
             if self.decoder is None:
-                play = _Rounds(self.model, self.pad_id, stops, self.constraint)
+                from spa.engines.rounds import Rounds
+
+                play = Rounds(self.model, self.pad_id, stops, self.constraint)
                 serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
             else:
                 self.decoder.refresh()
@@ -282,7 +283,7 @@ class _Serving:
 
     def _take(self, tokens: list[int], logprobs: list[float]) -> None:
         """Appends the sampled tokens; passes on finished responses and frees the slots of finished sessions."""
-        _check_finite(sum(logprobs))
+        check_finite(sum(logprobs))
         count_tokens(len(tokens))
         stop_ids, limit = self.stops.ids, self.sampling.max_tokens
         strings = bool(self.stops.strings)
@@ -339,89 +340,7 @@ class _Serving:
         return True
 
 
-class _Rounds:
-    """transformers' own forward pass: all contexts of a round in left-padded batches."""
-
-    def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None) -> None:
-        self.model, self.grammar = model, grammar
-        self.pad_id = pad_id
-        self.stops = stops
-
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
-    ) -> list[Completion]:
-        if any(not context for context in contexts):
-            raise ValueError("an empty context cannot be continued")
-        # Similar lengths share a batch: less padding.
-        order = sorted(range(len(contexts)), key=lambda i: len(contexts[i]))
-        out: dict[int, Completion] = {}
-        for start in range(0, len(order), sampling.batch_size):
-            chosen = order[start : start + sampling.batch_size]
-            draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
-            batch = self._batch([contexts[i] for i in chosen], sampling, draws)
-            out.update(zip(chosen, batch, strict=True))
-        return [out[i] for i in range(len(contexts))]
-
-    def _batch(
-        self,
-        contexts: list[Sequence[int]],
-        sampling: SamplingConfig,
-        draws: np.ndarray[Any, Any],
-    ) -> list[Completion]:
-        from transformers import DynamicCache
-
-        device = self.model.device
-        draws_BT = torch.tensor(draws, device=device)
-        longest = max(len(context) for context in contexts)
-        # Left padding: the newest token of every row is in the last column.
-        ids_BT = torch.tensor(
-            [[self.pad_id] * (longest - len(context)) + list(context) for context in contexts], device=device
-        )
-        lengths_B = torch.tensor([len(context) for context in contexts], device=device)
-        mask_BT = (torch.arange(longest, device=device) >= longest - lengths_B[:, None]).long()
-        positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self.model.config)
-        rows = torch.arange(len(contexts), device=device)  # row of the batch -> context
-        alive_B = torch.ones(len(contexts), dtype=torch.bool, device=device)
-        out = [Completion([], [], "length") for _ in contexts]
-        for step in range(sampling.max_tokens):
-            output = self.model(
-                input_ids=ids_BT,
-                attention_mask=mask_BT,
-                position_ids=positions_BT,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            allowed = self.grammar and self.grammar.allowed((row, out[row].ids) for row in rows.tolist())
-            token_B, score_B = sample(output.logits[:, -1], sampling, draws_BT[rows, step], allowed)
-            going = alive_B.tolist()
-            count_tokens(sum(going))
-            for place, (row, token, score) in enumerate(
-                zip(rows.tolist(), token_B.tolist(), score_B.tolist(), strict=True)
-            ):
-                if going[place]:
-                    _check_finite(score)
-                    out[row].ids.append(token)
-                    out[row].logprobs.append(score)
-                    if self.stops.reached(out[row].ids):
-                        out[row] = Completion(out[row].ids, out[row].logprobs, "stop")
-                        going[place] = False
-            alive_B = torch.tensor(going, device=device)
-            num_alive = sum(going)
-            if num_alive == 0 or step + 1 == sampling.max_tokens:
-                break
-            ids_BT, positions_BT = token_B[:, None], positions_BT[:, -1:] + 1
-            mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=1)
-            if num_alive <= 0.75 * len(alive_B):
-                keep = alive_B.nonzero().squeeze(-1)
-                cache.batch_select_indices(keep)
-                ids_BT, positions_BT, mask_BT = ids_BT[keep], positions_BT[keep], mask_BT[keep]
-                rows, alive_B = rows[keep], alive_B[keep]
-        return out
-
-
-def _check_finite(logprob: float) -> None:
+def check_finite(logprob: float) -> None:
     if math.isnan(logprob):
         raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
 
