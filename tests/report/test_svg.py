@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.evaluate.bootstrap import Interval
-from spa.report.svg import HEIGHT, WIDTH, Axes, Line, bar_chart, line_chart, ticks
+from spa.report.svg import HEIGHT, WIDTH, Axes, Line, interval_chart, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -47,15 +47,19 @@ def test_log_axis_spaces_by_ratio() -> None:
     assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.1)
 
 
-def test_bars_reach_their_means() -> None:
-    bars = {
+def test_intervals_are_placed_by_their_values() -> None:
+    rows = {
         "a": {"Pass@1": Interval(0.5, 0.4, 0.6)},
         "<b>": {"Pass@1": Interval(0.25, 0.2, 0.3), "Pass@8": Interval(1, 1, 1)},
     }
-    svg = bar_chart(bars, {"a": "#000000", "<b>": "#111111"}, "success")
-    heights = [float(rect.attrib["height"]) for rect in parsed(svg).iter("rect")]
-    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2) and heights[2] == pytest.approx(2 * heights[0], abs=0.2)
-    assert "<b>, Pass@8: 100% [100%, 100%]" in [title.text for title in parsed(svg).iter("title")]
+    svg = interval_chart(rows, {"a": "#000000", "<b>": "#111111"}, "success")
+    (a, a_y), (b, b_y), (b8, b8_y) = points(svg)
+    assert b8 - a == pytest.approx(2 * (a - b), abs=0.2)
+    assert a_y < b_y < b8_y
+    lines = [line for line in parsed(svg).iter("line") if line.get("stroke") == "#000000"]
+    assert a - float(lines[0].attrib["x1"]) == pytest.approx(float(lines[0].attrib["x2"]) - a, abs=0.2)
+    assert "<b>, Pass@8: 100.0% [100.0%, 100.0%]" in [title.text for title in parsed(svg).iter("title")]
+    assert "<b>" in [text.text for text in parsed(svg).iter("text")]
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img onerror=x>', "a\x00b\x1b[31m", "‮right"])

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from spa.evaluate.summary import ComparisonRow
 from spa.report.data import MetricsRow, VariantReport
-from spa.report.svg import Axes, Line, Series, bar_chart, line_chart
+from spa.report.svg import Axes, Line, Series, interval_chart, line_chart
 
 Variants = Mapping[str, VariantReport]
 Stages2 = Mapping[str, Sequence[MetricsRow]]
@@ -27,7 +27,10 @@ _COLORS = {
     "spa": "#d1495b",
     "spa_aux": "#7b61c9",
 }
-_MORE_COLORS = ("#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46")
+_MORE_COLORS = (
+    *("#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46"),
+    *("#a3a829", "#5a6acf", "#d98880", "#3f7f6c", "#9b59b6"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,14 @@ def chart(title: str, note: str, lines: Iterable[Line], axes: Axes) -> list[Char
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> list[Chart]:
-    """Grouped bars with 95% intervals: Pass@1 and Pass@k by variant; empty if nothing was played."""
-    bars = {}
+    """Pass@1 and Pass@k of each variant with 95% intervals; empty if nothing was played."""
+    shown = {}
     for row in rows:
         passes = {f"Pass@{k}": p for k, p in ((1, row.pass_1), (row.k, row.pass_k)) if p is not None}
         if passes:
-            bars[row.variant] = passes
-    legend = [(name, colors[name], "solid") for name in bars]
-    return [Chart("", "", bar_chart(bars, colors, "success"), legend)] if bars else []
+            shown[row.variant] = passes
+    note = f"Pass@1 filled, Pass@{rows[0].k} hollow." if any(row.pass_k for row in rows) else "Pass@1."
+    return [Chart("", note, interval_chart(shown, colors, "success on held-out worlds"))] if shown else []
 
 
 def _by_variant(variants: Variants, colors: Mapping[str, str], name: str) -> Iterator[Line]:

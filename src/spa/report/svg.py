@@ -1,4 +1,4 @@
-"""Line and bar charts as inline SVG: no script, readable on paper and by screen readers; the page's CSS colours the axes."""
+"""Line charts and intervals as inline SVG: no script, readable on paper and by screen readers; the page's CSS colours the axes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Series = list[tuple[float, float]]
 WIDTH, HEIGHT = 480, 260  # user units; the page scales the drawing to its column
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 38
 _DASHES = {"solid": "", "dash": "6 4", "dot": "2 3"}
+_ROW, _LONGEST_NAME = 20, 26  # height of a row of intervals; characters of its name
 _MOST_MARKERS = 60  # points up to which each has a marker with its value
 
 
@@ -62,34 +63,17 @@ class _Plane:
         low, high = self.y_range
         return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * (value - low) / (high - low)
 
-    def add(self, tag: str, attributes: Mapping[str, object], text: str = "", parent: Element | None = None) -> Element:
-        values = {k: f"{v:.1f}" if isinstance(v, float) else str(v) for k, v in attributes.items()}
-        element = SubElement(self.root if parent is None else parent, tag, values)
-        element.text = _xml_text(text) or None
-        return element
-
-    def tooltip(self, shape: Element, text: str) -> None:
-        self.add("title", {}, text, shape)
-
-    def label(self, x: float, y: float, text: str, anchor: str = "middle", **more: object) -> None:
-        self.add("text", {"x": x, "y": y, "text-anchor": anchor, **more}, text)
-
     def draw_y_axis(self) -> None:
         for tick in ticks(*self.y_range):
-            self.add(
-                "line", {"x1": _LEFT, "x2": WIDTH - _RIGHT, "y1": self.y(tick), "y2": self.y(tick), "class": "grid"}
-            )
-            self.label(_LEFT - 6, self.y(tick) + 4, self.text(tick), "end")
+            y = self.y(tick)
+            _add(self.root, "line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=y, y2=y).set("class", "grid")
+            _label(self.root, _LEFT - 6, y + 4, self.text(tick), "end")
         middle = (_TOP + HEIGHT - _BOTTOM) / 2
-        self.label(12, middle, self.axes.y, transform=f"rotate(-90 12 {middle:.1f})")
+        _label(self.root, 12, middle, self.axes.y, transform=f"rotate(-90 12 {middle:.1f})")
 
     def text(self, value: float) -> str:
         """A y value as shown on the axis."""
         return f"{100 * value:.3g}%" if self.axes.share else f"{value:.3g}"
-
-    def finish(self, description: str) -> Markup:
-        self.root.set("aria-label", _xml_text(description))
-        return Markup(tostring(self.root, encoding="unicode"))  # ElementTree escapes text and attributes
 
 
 def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:
@@ -100,51 +84,55 @@ def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:
     plane.draw_y_axis()
     marks = sorted(set(xs)) if axes.log else ticks(*plane.x_range)
     for tick in marks:
-        plane.label(plane.x(tick), HEIGHT - _BOTTOM + 16, f"{tick:g}")
-    plane.label((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, axes.x)
+        _label(plane.root, plane.x(tick), HEIGHT - _BOTTOM + 16, f"{tick:g}")
+    _label(plane.root, (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, axes.x)
     for line in lines:
         _draw(plane, line)
     ends = [f"{line.name} ends at {plane.text(line.points[-1][1])}" for line in lines if line.named]
-    return plane.finish(f"{axes.y} by {axes.x}: {'; '.join(ends)}")
+    return _finish(plane.root, f"{axes.y} by {axes.x}: {'; '.join(ends)}")
 
 
 def _draw(plane: _Plane, line: Line) -> None:
     if line.band:
         edge = [(x, high) for x, _, high in line.band] + [(x, low) for x, low, _ in reversed(line.band)]
-        plane.add("polygon", {"points": _path(plane, edge), "fill": line.color, "fill-opacity": 0.14})
-    style = {"fill": "none", "stroke": line.color, "stroke-width": 2, "stroke-dasharray": _DASHES[line.dash]}
-    plane.add("polyline", {"points": _path(plane, line.points), **style})
+        _add(plane.root, "polygon", points=_path(plane, edge), fill=line.color, fill_opacity="0.14")
+    curve = _add(
+        plane.root, "polyline", points=_path(plane, line.points), fill="none", stroke=line.color, stroke_width=2
+    )
+    curve.set("stroke-dasharray", _DASHES[line.dash])
     if len(line.points) <= _MOST_MARKERS:
         for x, y in line.points:
-            marker = plane.add("circle", {"cx": plane.x(x), "cy": plane.y(y), "r": 3, "fill": line.color})
-            plane.tooltip(marker, f"{line.name}, {plane.axes.x} {x:g}: {plane.text(y)}")
+            marker = _add(plane.root, "circle", cx=plane.x(x), cy=plane.y(y), r=3, fill=line.color)
+            _add(marker, "title", f"{line.name}, {plane.axes.x} {x:g}: {plane.text(y)}")
 
 
-def bar_chart(bars: Mapping[str, Mapping[str, Interval]], colors: Mapping[str, str], y: str) -> Markup:
-    """Grouped bars with intervals: ``bars[name][group]``, shares; a group for each label that occurs."""
-    groups = list(dict.fromkeys(group for values in bars.values() for group in values))
-    every = [end for values in bars.values() for interval in values.values() for end in (0.0, interval.high)]
-    plane = _Plane(Axes("", y), (0, len(groups)), _y_range(every, True))
-    plane.draw_y_axis()
-    width = 0.8 / len(bars)
-    for number, group in enumerate(groups):
-        plane.label(plane.x(number + 0.5), HEIGHT - _BOTTOM + 16, group)
-        for place, (name, values) in enumerate(bars.items()):
-            if group in values:
-                left = plane.x(number + 0.1 + width * place)
-                _bar(plane, left, plane.x(width) - _LEFT, values[group], colors[name], f"{name}, {group}")
-    heights = [f"{name} {plane.text(next(iter(values.values())).mean)}" for name, values in bars.items()]
-    return plane.finish(f"{groups[0]}: {', '.join(heights)}")
+def interval_chart(rows: Mapping[str, Mapping[str, Interval]], colors: Mapping[str, str], x: str) -> Markup:
+    """A row for each name with the means and intervals of its groups, shares: the first group filled, others hollow and below."""
+    groups = list(dict.fromkeys(group for values in rows.values() for group in values))
+    height = _ROW * len(rows) * len(groups) + _TOP + _BOTTOM
+    left = 7.0 * min(_LONGEST_NAME, max(map(len, rows))) + 16
+    root = Element("svg", {"viewBox": f"0 0 {WIDTH} {height}", "role": "img", "class": "plot"})
 
+    def place(share: float) -> float:
+        return left + (WIDTH - _RIGHT - 10 - left) * share
 
-def _bar(plane: _Plane, left: float, width: float, value: Interval, color: str, name: str) -> None:
-    top, middle = plane.y(value.mean), left + width / 2
-    box = {"x": left, "y": top, "width": 0.9 * width, "height": max(0.0, plane.y(0) - top), "fill": color}
-    text = f"{name}: {plane.text(value.mean)} [{plane.text(value.low)}, {plane.text(value.high)}]"
-    plane.tooltip(plane.add("rect", box), text)
-    plane.add(
-        "line", {"x1": middle, "x2": middle, "y1": plane.y(value.low), "y2": plane.y(value.high), "class": "error"}
-    )
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        _add(root, "line", x1=place(tick), x2=place(tick), y1=_TOP, y2=height - _BOTTOM).set("class", "grid")
+        _label(root, place(tick), height - _BOTTOM + 16, f"{tick:.0%}")
+    _label(root, (left + WIDTH) / 2, height - 6, x)
+    at = _TOP
+    for name, values in rows.items():
+        _label(root, left - 8, at + _ROW * len(groups) / 2 + 4, name[:_LONGEST_NAME], "end")
+        for group in groups:
+            at += _ROW
+            if value := values.get(group):
+                y, color, filled = at - _ROW / 2, colors[name], group == groups[0]
+                _add(root, "line", x1=place(value.low), x2=place(value.high), y1=y, y2=y, stroke=color, stroke_width=2)
+                dot = _add(root, "circle", cx=place(value.mean), cy=y, r=4, stroke=color, stroke_width=2)
+                dot.set("fill", color if filled else "none")
+                _add(dot, "title", f"{name}, {group}: {value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]")
+    means = [f"{name} {values[groups[0]].mean:.1%}" for name, values in rows.items() if groups[0] in values]
+    return _finish(root, f"{groups[0]}: {', '.join(means)}")
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -174,6 +162,23 @@ def _y_range(values: Sequence[float], share: bool) -> tuple[float, float]:
 
 def _path(plane: _Plane, points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{plane.x(x):.1f},{plane.y(y):.1f}" for x, y in points)
+
+
+def _add(parent: Element, tag: str, text: str = "", **attributes: object) -> Element:
+    """A child with the attributes, ``_`` in a name standing for ``-``."""
+    values = {k.replace("_", "-"): f"{v:.1f}" if isinstance(v, float) else str(v) for k, v in attributes.items()}
+    element = SubElement(parent, tag, values)
+    element.text = _xml_text(text) or None
+    return element
+
+
+def _label(parent: Element, x: float, y: float, text: str, anchor: str = "middle", **more: object) -> None:
+    _add(parent, "text", text, x=x, y=y, text_anchor=anchor, **more)
+
+
+def _finish(root: Element, description: str) -> Markup:
+    root.set("aria-label", _xml_text(description))
+    return Markup(tostring(root, encoding="unicode"))  # ElementTree escapes text and attributes
 
 
 def _xml_text(text: str) -> str:
