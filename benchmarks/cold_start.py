@@ -4,6 +4,7 @@ python benchmarks/cold_start.py FOLDER                         # a Hugging Face 
 python benchmarks/cold_start.py FOLDER --worlds frozen_lake --settings none,shots --set selfplay.groups=2
 
 kept       share of the turns that selfplay.filter keeps, tries that were rejected not counted as turns
+low, high  its 95% interval (Clopper and Pearson)
 states     distinct true states in the rows kept, before and after the turn
 tries      responses sampled per turn
 cpu s      processor seconds of stage 1 in all, with warm-up and loading the model
@@ -25,6 +26,7 @@ SETTINGS = {
     "none": ["selfplay.tries=1"],
     "shots": ["selfplay.tries=1", "selfplay.shots=2"],
     "tries": ["selfplay.tries=4"],
+    "constrained": ["selfplay.tries=1", "selfplay.constrained=true"],
     "warmup": ["selfplay.tries=1", "selfplay.warmup_rows=24"],
     "shots+tries": ["selfplay.tries=4", "selfplay.shots=2"],
     "all": ["selfplay.tries=4", "selfplay.shots=2", "selfplay.warmup_rows=24"],
@@ -38,12 +40,13 @@ COMMON = [
     "sampling.temperature=0.5",
     "sampling.max_tokens=256",
     "sampling.stop=['</answer>']",
-    "selfplay.groups=6",
+    "selfplay.groups=12",
     "selfplay.group_size=1",
+    "selfplay.min_kept=0",
     "sft.batch_size=8",
     "sft.lr=1e-4",
 ]
-COLUMNS = ("turns", "kept", "states", "tries", "cpu s", "cpu s/row")
+COLUMNS = ("turns", "kept", "low", "high", "states", "tries", "cpu s", "cpu s/row")
 
 
 def main() -> None:
@@ -58,12 +61,12 @@ def main() -> None:
     if options.one:
         print(json.dumps(play(options.model, *options.one, options.set, options.out)))
         return
-    print(f"{'world':14}{'settings':14}" + "".join(f"{name:>11}" for name in COLUMNS))
+    print(f"{'world':14}{'settings':14}" + "".join(f"{name:>9}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as scratch:
         for world in options.worlds.split(","):
             for setting in options.settings.split(","):
                 found = measure(options.out or Path(scratch), world, setting)
-                print(f"{world:14}{setting:14}" + "".join(f"{found[name]:>11.3g}" for name in COLUMNS), flush=True)
+                print(f"{world:14}{setting:14}" + "".join(f"{found[name]:>9.3g}" for name in COLUMNS), flush=True)
 
 
 def measure(out: Path, world: str, setting: str) -> dict[str, float]:
@@ -81,6 +84,8 @@ def measure(out: Path, world: str, setting: str) -> dict[str, float]:
 
 
 def play(model: str, world: str, setting: str, more: list[str], out: Path) -> dict[str, float]:
+    from scipy.stats import binomtest
+
     from spa.agent.episode import read_episodes
     from spa.config.load import load_config
     from spa.data.ground_truth import rejection
@@ -96,9 +101,12 @@ def play(model: str, world: str, setting: str, more: list[str], out: Path) -> di
     seconds = time.process_time()
     turns = [turn for episode in read_episodes(out / "episodes.jsonl") for turn in episode.turns]
     kept = [turn for turn in turns if rejection(turn.response) is None]
+    interval = binomtest(len(kept), len(turns)).proportion_ci()
     return {
         "turns": len(turns),
         "kept": len(kept) / len(turns),
+        "low": interval.low,
+        "high": interval.high,
         "states": len({state for turn in kept for state in (turn.state, turn.next_state)}),
         "tries": sum(turn.tries for turn in turns) / len(turns),
         "cpu s": seconds,
