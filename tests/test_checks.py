@@ -16,6 +16,7 @@ from tests.test_pipeline import SMALL
 def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
     """The one line of a command that must fail, with --dry-run and without; nothing is written."""
     lines = []
+    argv = (*argv, "--quiet")  # without it, the preset of a model of one's own is said before
     for more in (["--dry-run"], []):
         assert main([*argv, "--out", str(out), *more]) == 2, more
         printed = capsys.readouterr()

@@ -84,11 +84,12 @@ def test_a_hopeless_model_is_stopped_with_examples(capsys: pytest.CaptureFixture
     assert rejected == [r"  rejected (no think block): <think>\x1b[31m\nI"] * 3
 
 
-@pytest.mark.parametrize("settings", [{"min_kept": 0.0}, {"early_turns": 0}])
-def test_it_can_be_turned_off(settings: dict[str, Any]) -> None:
-    watch = EarlyReport(config(**settings), episodes=100, concurrent=96)
+@pytest.mark.parametrize(("settings", "reports"), [({"min_kept": 0.0}, 1), ({"early_turns": 0}, 0)])
+def test_it_can_be_turned_off(settings: dict[str, Any], reports: int, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = EarlyReport(config(**settings), episodes=100, concurrent=16)
     for number in range(96):
         watch(answered(number, ["broken"] * 3), True)
+    assert capsys.readouterr().err.count("self-play after") == reports
 
 
 def test_responses_are_shown_on_one_line() -> None:

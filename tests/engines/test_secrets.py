@@ -57,7 +57,13 @@ def clean(capsys: pytest.CaptureFixture[str], *folders: Path) -> str:
 
 def generate(url: str, out: Path, *settings: str) -> list[str]:
     fixed = ["engine=openai", f"engine.base_url={url}", "engine.model=m", "engine.concurrency=1", "engine.retries=0"]
-    sizes = ["selfplay.groups=3", "selfplay.group_size=1", "env.max_turns=1", "model.path=/nowhere/at/all"]
+    sizes = [
+        "selfplay.groups=3",
+        "selfplay.group_size=1",
+        "env.max_turns=1",
+        "model.path=/nowhere/at/all",
+        "selfplay.tries=1",
+    ]
     return ["generate", "frozen_lake", "--out", str(out), *fixed, *sizes, *settings]
 
 

@@ -64,7 +64,8 @@ def test_generate(server: Server, whole: Path) -> None:
     assert stats["dropped"] == {}
     assert stats["rows_train"] + stats["rows_val"] == sum(len(e.turns) for e in episodes)
     row = result(whole)[0][0]
-    assert row["response"].split("<observation>")[1].startswith(row["prompt"][-1]["content"].splitlines()[0])
+    state = row["response"].split("<observation>")[1].partition("</observation>")[0]
+    assert state in row["prompt"][-1]["content"]
 
 
 def test_a_killed_generation_goes_on_where_it_was(server: Server, whole: Path, tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class EarlyReport:
         if play.min_kept and hopeless(kept, len(judged), play.min_kept):
             raise too_few(self.cfg, [turn for _, turn in judged])
         # Later looks would only add chances of an error; the end of the stage is judged as a whole.
-        self.done = self.reported and len(judged) > 3 * math.log(CHANCE) / math.log(1 - min(play.min_kept, 0.99) or 0.5)
+        enough = 3 * math.log(CHANCE) / math.log1p(-min(play.min_kept, 0.99)) if play.min_kept else 0
+        self.done = self.reported and len(judged) > enough
 
     def _judged(self) -> list[tuple[Episode, Turn]]:
         def ended(number: int) -> bool:

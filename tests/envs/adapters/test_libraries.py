@@ -115,7 +115,7 @@ def test_data_sets_whose_scorers_evaluate_are_refused(sums, monkeypatch):
     [
         ("sum", {}, "unknown world 'reasoning_gym:sum'. Did you mean 'reasoning_gym:sums'"),
         ("sums", {"term": 3}, "unknown setting 'term' of world 'reasoning_gym:sums'. Did you mean 'terms'"),
-        ("sums", {"seed": 3}, "the seed of reset\\(\\) chooses the question"),
+        ("sums", {"seed": 3}, "reset\\(seed=\\) chooses the question"),
         ("sums", {"terms": 0}, "cannot be made with these settings: AssertionError: terms must be positive"),
         ("sums", {"state_format": "coordinates"}, "unknown setting 'state_format'"),
     ],
