@@ -34,7 +34,7 @@ class EarlyReport:
     """Called after every turn of stage 1; prints one report, and raises ValueError where too few turns are kept.
 
     The responses that finish first are the shortest, which often are the broken ones. So episodes are judged in order of their
-    numbers, each as far as all of them have got: the first ``WIDTH``, or as many as are played at once, then as many more.
+    numbers: the first ``WIDTH``, or as many as are played at once, as far as all of them have got; then as many more.
 
     Args:
         episodes: number of episodes of the stage.
@@ -43,7 +43,11 @@ class EarlyReport:
 
     def __init__(self, cfg: Config, episodes: int, concurrent: int) -> None:
         self.cfg, self.total = cfg, episodes
-        self.width = self.last = min(WIDTH, concurrent, episodes)
+        self.width = min(WIDTH, concurrent, episodes)
+        self.first, self.last = (
+            0,
+            self.width,
+        )  # episodes that are judged as far as all of them have got; earlier ones whole
         self.seen: dict[int, tuple[Episode, int, bool]] = {}  # number -> episode, answered turns, ended
         self.started, self.tokens_before = time.monotonic(), sampled_tokens()
         self.judged = 0
@@ -72,12 +76,12 @@ class EarlyReport:
         def ended(number: int) -> bool:
             return number in self.seen and self.seen[number][2]
 
-        while self.last < self.total and all(map(ended, range(self.last))):
-            self.last = min(self.total, self.last + self.width)
-        going = [number for number in range(self.last) if not ended(number)]
-        reached = min((self.seen[n][1] if n in self.seen else 0 for n in going), default=self.cfg.env.max_turns)
-        found = [self.seen[number][0] for number in range(self.last) if number in self.seen]
-        return [(episode, turn) for episode in found for turn in episode.turns[:reached]]
+        while self.first < self.last and all(map(ended, range(self.first, self.last))):
+            self.first, self.last = self.last, min(self.total, self.last + self.width)
+        going = [number for number in range(self.first, self.last) if not ended(number)]
+        reached = min((self.seen[n][1] if n in self.seen else 0 for n in going), default=0)
+        judged = [(self.seen[n][0], reached if n >= self.first else None) for n in range(self.last) if n in self.seen]
+        return [(episode, turn) for episode, turns in judged for turn in episode.turns[:turns]]
 
     def _report(self, judged: Sequence[tuple[Episode, Turn]]) -> str:
         seconds = max(1e-3, time.monotonic() - self.started)
