@@ -43,6 +43,7 @@ COMMON = [
     "selfplay.groups=12",
     "selfplay.group_size=1",
     "selfplay.min_kept=0",
+    "selfplay.constrained=false",
     "sft.batch_size=8",
     "sft.lr=1e-4",
 ]

@@ -151,7 +151,7 @@ def test_stage_1_keeps_every_turn(tmp_path: Path) -> None:
         (
             ["engine=openai", "engine.base_url=http://x/v1", "engine.model=m"],
             True,
-            "needs selfplay.policy=model and engine=transf",
+            "needs engine=transformers",
         ),
     ],
 )

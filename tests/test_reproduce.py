@@ -203,7 +203,7 @@ def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
     assert len({cell.folder for cell in runs}) == sum(len(scale.seeds_of(world)) for world in scale.worlds)
     for cell in runs[: len(scale.worlds)]:
         cfg = cell.load()
-        assert cfg.eval.worlds >= 256
+        assert cfg.eval.worlds >= (32 if name == "real-small" else 256)
         assert cfg.ppo.on_collapse == "continue", "a run that fails must not drop out of the comparison"
         assert cfg.seeds.run == scale.seeds_of(cell.world)[0]
 

@@ -15,7 +15,7 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings over the scale's.", show_default=False)
     ] = None,
     scale: Annotated[
-        str, typer.Option("--scale", help="minutes, hours, main, gpu, paper, or a YAML file.")
+        str, typer.Option("--scale", help="minutes, hours, main, gpu, real-small, paper, or a YAML file.")
     ] = "minutes",
     out: Annotated[
         Path | None, typer.Option("--out", help="Default: runs/reproduce-SCALE.", show_default=False)

@@ -15,7 +15,9 @@ from torch import Tensor
 def check_installed() -> None:
     """Raises ValueError if llguidance is missing; the message says what to install."""
     if "llguidance" not in sys.modules and find_spec("llguidance") is None:
-        raise ValueError("selfplay.constrained needs another package: pip install 'spa-agent[constrained]'")
+        raise ValueError(
+            "selfplay.constrained needs another package: pip install 'spa-agent[constrained]', or set it to false"
+        )
 
 
 class Constraint:

@@ -64,9 +64,9 @@ def check_source(cfg: Config) -> None:
     play = cfg.selfplay
     if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
         raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
-    if play.constrained and play.policy != "random":
-        if play.policy == "planner" or cfg.engine.kind != "transformers":
-            raise ValueError("selfplay.constrained needs selfplay.policy=model and engine=transformers")
+    if play.constrained and play.policy == "model":
+        if cfg.engine.kind != "transformers":
+            raise ValueError("selfplay.constrained needs engine=transformers: set it to false")
         check_installed()
     if play.policy == "model":
         check_engine(cfg.engine)
@@ -188,7 +188,7 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
     policy = Policy.load(cfg, player, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":
         policy.engine = RandomEngine(policy.chat, random_responder(task))
-    elif play.constrained:
+    elif play.constrained and play.policy == "model":
         policy.constrain(task)
     try:
         if play.policy == "planner":
