@@ -135,6 +135,14 @@ def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
         (["run", "sokoban", "extra"], "Error: unexpected argument 'extra'; settings are written key=value"),
         (["run", "sokoban", "ppo.stpes=1"], "Error: unknown setting 'ppo.stpes'. Did you mean 'ppo.steps'?"),
         (["run", "sokoban", "--dry"], "Error: No such option: --dry"),
+        (
+            ["run", "sokoban", "--steps", "3"],
+            "Error: No such option: --steps (Possible options: --help). Settings are written key=value: ppo.steps=...",
+        ),
+        (
+            ["ppo", "sokoban", "--batch-size=3"],
+            "Error: No such option: --batch-size. Settings are written key=value: sampling.batch_size=... or sft.batch_size=...",
+        ),
         (["ppo", "sokoban", "--variant", "spaa"], "Error: unknown variant 'spaa'"),
         (["frobnicate"], "Error: No such command 'frobnicate'."),
         (["pretrain"], "Error: Missing option '--out'."),

@@ -36,7 +36,6 @@ app = typer.Typer(
     epilog="NAME is a config (sokoban, frozen_lake, sudoku, ...; spa env list shows all) or a YAML file; "
     "spa config NAME shows its settings.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -99,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors; called without arguments, the message is the help
             bare = type(error).__name__ == "NoArgsIsHelpError"
-            return _fail(error.format_message() if bare else f"Error: {error.format_message()}", 2)
+            hint = _setting_hint(getattr(error, "option_name", ""))
+            return _fail(error.format_message() if bare else f"Error: {error.format_message()}{hint}", 2)
         if not _is_users(error):
             sys.excepthook = print_traceback if argv is None else sys.excepthook
             raise
@@ -112,6 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_users(error: Exception) -> bool:
     """Whether an error is about the input (bad values, missing files or models) and not a defect of the program."""
     return isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("gymnasium.error")
+
+
+def _setting_hint(option: str) -> str:
+    """What to write instead of an unknown option that is the last word of settings: ``--steps`` -> ``ppo.steps=...``."""
+    from spa.config.overrides import setting_names
+    from spa.config.schema import Config
+
+    word = option.lstrip("-").replace("-", "_")
+    names = [name for name in setting_names(Config) if word in (name, name.rpartition(".")[2])]
+    return f". Settings are written key=value: {' or '.join(f'{name}=...' for name in names[:4])}" if names else ""
 
 
 def _fail(message: str, code: int) -> int:
