@@ -16,7 +16,7 @@ import torch
 
 from spa.models.score import Chosen, sum_logprobs
 
-MAX_PERPLEXITY = 60.0  # SmolLM2-135M: 35; a wrongly converted one: thousands
+MAX_PERPLEXITY = 60.0  # of the text below; SmolLM2-135M has 35
 ENGLISH = (
     "Water boils at a lower temperature on a high mountain than at the sea, because there is less air above it that presses "
     "on its surface. A cook who lives in the mountains therefore has to boil potatoes for a longer time. In a closed pot "
