@@ -384,7 +384,11 @@ def test_a_stopped_reproduction_says_how_to_go_on(
         return []
 
     monkeypatch.setattr("spa.reproduce.jobs.run_cells", stopped)
-    assert main(["reproduce", "--scale", scale_file(tmp_path), "--out", str(tmp_path / "out")]) == code
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    try:
+        assert main(["reproduce", "--scale", scale_file(tmp_path), "--out", str(tmp_path / "out")]) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.strip() == f"{word}. Run the same command again to go on."
 
 
