@@ -28,6 +28,7 @@ from spa.evaluate.calibration import calibration_metrics, cases, changes
 from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
 from spa.evaluate.probe import probe_world_model
 from spa.evaluate.world_model import world_model_metrics
+from spa.models.folders import resolve_path
 from spa.models.score import Chosen, sum_logprobs
 from tests.models.networks import network
 
@@ -390,3 +391,10 @@ def test_command(tmp_path, capsys) -> None:
     ):
         assert main(["perplexity", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_perplexity_takes_a_stages_folder(tmp_path, capsys) -> None:
+    (tmp_path / "last").symlink_to(resolve_path("builtin:tiny"))
+    (tmp_path / "done.json").write_text(json.dumps({"model": "last"}))
+    assert main(["perplexity", "frozen_lake", "--worlds", "2", "--model", str(tmp_path), "model.threads=1"]) == 0
+    assert f"States under {tmp_path / 'last'}" in capsys.readouterr().out

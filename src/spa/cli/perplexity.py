@@ -27,7 +27,9 @@ def perplexity(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A checkpoint folder or hub name. Default: the config's.", show_default=False),
+        typer.Option(
+            "--model", help="A checkpoint, a stage's folder or a hub name. Default: the config's.", show_default=False
+        ),
     ] = None,
     worlds: Annotated[int, typer.Option(min=1, help="Held-out worlds whose states are scored.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of the random moves that lead to more states.")] = 0,
@@ -37,6 +39,9 @@ def perplexity(
 ) -> None:
     """Perplexity of worlds' states, raw and with coordinates, beside that of a random guess."""
     names, settings = split_words(words)
+    from spa.runs.stage import model_of
+
+    model = model_of(model, "--model") if model else None
     configs = dict.fromkeys((names or DEFAULT).split(","))
     results = {name: measure(name, settings, model, worlds, seed) for name in configs}
     print(render(results))
