@@ -134,10 +134,10 @@ class Run:
 
     def results(self) -> dict[str, EvalResult]:
         """The evaluation of each variant, planners included, as far as they are finished."""
-        from spa.report.collect import collect
+        from spa.report.collect import read_result
 
-        found = {name: variant.result for name, variant in collect(self.folder).variants.items()}
-        return {name: result for name, result in found.items() if result is not None}
+        files = [self._stage(name, "eval") / file for name in self.variants for file in ("result.json", "planner.json")]
+        return {result.name: result for file in files if (result := read_result(file)) is not None}
 
     def table(self, baseline: str = "vanilla") -> Comparison:
         """Pass@1, Pass@k and paired differences with 95% intervals, under a verdict in words."""

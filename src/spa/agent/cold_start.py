@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spa.engines.base import Message
+
 COOLING = 0.7  # factor on the temperature from one try to the next
 _STREAM = 0x5407
-
-Message = dict[str, str]
 
 
 def _any(response: str) -> bool:

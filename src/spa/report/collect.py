@@ -52,11 +52,11 @@ def collect(out: Path) -> ReportData:
         ppo, evaluation = (variants_folder(out) / name / stage for stage in ("ppo", "eval"))
         add_stage(ppo, f"PPO, {name}")
         add_stage(evaluation, f"evaluation, {name}")
-        result = _result(evaluation / "result.json")
+        result = read_result(evaluation / "result.json")
         variants[name] = VariantReport(
             read_metrics(ppo / "metrics.jsonl"), result, _episodes(evaluation / "episodes.jsonl")
         )
-        if planned := _result(evaluation / "planner.json"):
+        if planned := read_result(evaluation / "planner.json"):
             episodes = _episodes(evaluation / "planner_episodes.jsonl")
             variants[planned.name] = VariantReport(result=planned, episodes=episodes)
     commands = [entry for entry in folder.info().get("commands", []) if isinstance(entry, dict)]
@@ -84,7 +84,8 @@ def _machine(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {title: "; ".join(values) for title, values in facts.items() if values}
 
 
-def _result(path: Path) -> EvalResult | None:
+def read_result(path: Path) -> EvalResult | None:
+    """A finished evaluation, or None."""
     return EvalResult.read(path) if path.is_file() else None
 
 

@@ -89,19 +89,15 @@ def about(seconds: float) -> str:
     return "1 min"
 
 
-def _turns(cfg: Config) -> int:
-    return cfg.env.max_turns
-
-
 def _tokens(cfg: Config) -> int:
     """Of an episode's training sequences."""
-    turns, response = _turns(cfg), cfg.sampling.max_tokens
+    turns, response = cfg.env.max_turns, cfg.sampling.max_tokens
     return turns * (PROMPT + response) if cfg.agent.window else PROMPT - MESSAGE + turns * (MESSAGE + response)
 
 
 def _play(cfg: Config, episodes: int, parameters: int, speed: Speed) -> float:
     """Seconds to play ``episodes``: prompts are read at the speed of large products, responses at that of decoding."""
-    responses = _turns(cfg) * cfg.sampling.max_tokens
+    responses = cfg.env.max_turns * cfg.sampling.max_tokens
     read, written = (2 * parameters * episodes * count for count in (_tokens(cfg) - responses, responses))
     return (read / speed.many + written / speed.few) / EFFICIENCY
 
