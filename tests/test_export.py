@@ -60,7 +60,7 @@ def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, 
     load_tokenizer(str(to))
     card = (to / "README.md").read_text(encoding="utf-8")
     assert "# frozen_lake, variant spa" in card and "builtin:tiny" in card and "license: apache-2.0" in card
-    assert "One training run of each variant: no claim about the recipe" in card, "no more than one run shows"
+    assert "; one seed, 2 PPO steps: no claim." in card, "no more than one run shows"
     assert [line.split("|")[1].strip() for line in card.splitlines() if line.startswith("| ")] == [
         "variant",
         "base",

@@ -142,8 +142,9 @@ class Run:
     def table(self, baseline: str = "vanilla") -> Comparison:
         """Pass@1, Pass@k and paired differences with 95% intervals, under a verdict in words."""
         from spa.evaluate.summary import comparison_table
+        from spa.runs.records import trainings
 
-        return Comparison(comparison_table(self.results(), baseline))
+        return Comparison(comparison_table(self.results(), baseline, trainings(self.folder)))
 
     def metrics(self, variant: str | None = None, stage: str = "ppo") -> list[dict[str, Any]]:
         """The logged rows of a stage: ``ppo`` of a variant, or ``sft`` (of the run without a variant)."""

@@ -202,7 +202,7 @@ def report(out: Path) -> Path:
     results = {name: variant.result for name, variant in data.variants.items() if variant.result is not None}
     if results:
         print(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
-        print(render_text(comparison_table(results)))
+        print(render_text(comparison_table(results, trained=data.trained)))
     if data.overlaps:
         images = f", {sum(data.symmetric_overlaps.values())} up to rotation and mirror image"
         print(

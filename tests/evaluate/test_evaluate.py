@@ -163,7 +163,7 @@ def test_the_table() -> None:
     text = render_text(comparison_table(results))
     table = text.splitlines()[text.splitlines().index("") + 1 :]
     vanilla, spa = table[2:4]
-    assert text.startswith("One training run of each variant: no claim about the recipe")
+    assert text.startswith("spa 75.0 was not compared with its base and is above plain RL 25.0; one seed: no claim.")
     assert vanilla.split()[:4] == ["vanilla", "25.0", "[25.0,", "25.0]"]
     assert "+50.0 [+50.0, +50.0]" in spa
     assert render_text([]) == "nothing was evaluated"

@@ -18,7 +18,8 @@ from spa.common.files import atomic_write
 from spa.common.tables import text_table
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
-from spa.evaluate.verdict import BASE, VariantScore, verdict
+from spa.evaluate.verdict import BASE, VariantScore, counterparts, main_variant, verdict
+from spa.runs.records import NO_TRAINING, Training
 
 
 def _failed(episode: Episode) -> bool:
@@ -220,7 +221,8 @@ class ComparisonRow:
 
     ``k`` is the same in every row: the largest that all variants with more than one sample per world allow (1: only Pass@1).
     ``pass_k`` is None if a variant (a planner) was played once. Differences are None for the baseline itself, without a
-    baseline, and if the worlds differ; ``diff_base`` is the difference in Pass@1 to the untrained base.
+    baseline, and if the worlds differ; ``diff_base`` is the difference in Pass@1 to the untrained base. ``differences`` are those
+    that the verdict names, of the recipe's variant alone; ``training`` is what the variant took.
     """
 
     variant: str
@@ -234,6 +236,8 @@ class ComparisonRow:
     diff_1: Interval | None = None
     diff_k: Interval | None = None
     diff_base: Interval | None = None
+    differences: Mapping[str, Interval] = field(default_factory=dict)
+    training: Training = NO_TRAINING
 
 
 def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
@@ -259,13 +263,20 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
     return bootstrap_difference(a, b, result.bootstrap, result.seed, weights_a, weights_b)
 
 
-def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla") -> list[ComparisonRow]:
-    """One row per variant, in the order of ``results``; differences to ``baseline`` if that variant is present."""
+def comparison_table(
+    results: Mapping[str, EvalResult], baseline: str = "vanilla", trained: Mapping[str, Training] | None = None
+) -> list[ComparisonRow]:
+    """One row per variant, in the order of ``results``; differences to ``baseline`` if that variant is present.
+
+    ``trained`` is what the variants took (``spa.runs.records.trainings``), for the verdict.
+    """
     played = [result for result in results.values() if result.worlds]
     sampled = [result for result in played if result.ks != [1]]
     shared = [k for k in (sampled[0].ks if sampled else []) if all(k in result.ks for result in sampled)]
     k = max(shared, default=1)
     reference = results.get(baseline)
+    means = {variant: result.metrics["pass@1"] for variant, result in results.items() if result.worlds}
+    judged, rivals = main_variant(means), counterparts(means)
     rows = []
     for variant, result in results.items():
         settings = (result.bootstrap, result.seed)
@@ -281,7 +292,9 @@ def comparison_table(results: Mapping[str, EvalResult], baseline: str = "vanilla
         samples, errors = sum(world.samples for world in result.worlds), int(result.metrics.get("errors", 0))
         versus = baseline if diff_1 is not None else ""
         passes = (pass_1, k, pass_k, versus, diff_1, diff_k, diff_base)
-        rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes))
+        named = {o: d for o in rivals if variant == judged and (d := paired_difference(result, results[o], 1))}
+        training = (trained or {}).get(variant, NO_TRAINING)
+        rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes, named, training))
     return rows
 
 
@@ -290,9 +303,12 @@ def scores(rows: Sequence[ComparisonRow]) -> dict[str, VariantScore]:
     out = {}
     for row in rows:
         if row.pass_1 is not None:
-            differences = {BASE: row.diff_base, row.baseline: row.diff_1}
+            differences = {BASE: row.diff_base, row.baseline: row.diff_1, **row.differences}
             out[row.variant] = VariantScore(
-                {0: row.pass_1.mean}, {name: d for name, d in differences.items() if d is not None}
+                {0: row.pass_1.mean},
+                {name: d for name, d in differences.items() if d is not None},
+                row.training.steps,
+                row.training.seconds,
             )
     return out
 

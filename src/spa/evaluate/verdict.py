@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from spa.common.progress import duration
 from spa.evaluate.bootstrap import Interval, percent
 from spa.evaluate.two_way import two_groups
 
 BASE, PLAIN_RL = "base", "vanilla"
+EQUAL_TIME = "vanilla_longer"  # plain RL for as long as the recipe takes with its stages 1 and 2
+COORDINATES = "se"  # RL with the coordinates of the recipe's states, without SFT
 # The full recipe; its version for states without coordinates; then extensions beyond the paper.
 MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan")
+# The recipe without what it is said to work by, true states; or with other training of the same length.
+CONTROLS = ("shuffled", "shuffled_grid", "plan_shuffled", "imitation", "imitation_grid", "self_belief", "base_longer")
 PLANNED = "+"  # in the name of a variant played with a planner: VARIANT+PLANNER
 
 
 @dataclass(frozen=True)
 class VariantScore:
-    """Pass@1 of a variant in [0, 1], by seed, and its differences to other variants (``variant - other``) by their names."""
+    """Pass@1 of a variant in [0, 1], by seed, and what the verdict says beside it.
+
+    Attributes:
+        differences: to other variants (``variant - other``) by their names, with intervals.
+        steps: of PPO; 0 without.
+        seconds: processor time of the variant's own stages, a run; 0 if unknown.
+    """
 
     by_seed: Mapping[int, float]
     differences: Mapping[str, Interval] = field(default_factory=dict)
+    steps: int = 0
+    seconds: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -30,32 +43,41 @@ class VariantScore:
         return len(self.by_seed.keys() & other.by_seed.keys())
 
 
-def main_variant(variants: Mapping[str, VariantScore]) -> str | None:
+def main_variant(variants: Iterable[str]) -> str | None:
     """The variant that the verdict is about: the recipe's, else the last trained one."""
-    trained = [name for name in variants if name not in (BASE, PLAIN_RL) and PLANNED not in name]
-    return next((name for name in MAIN_VARIANTS if name in variants), trained[-1] if trained else None)
+    names = list(variants)
+    trained = [name for name in names if name not in (BASE, PLAIN_RL, EQUAL_TIME) and PLANNED not in name]
+    return next((name for name in MAIN_VARIANTS if name in names), trained[-1] if trained else None)
+
+
+def counterparts(means: Mapping[str, float]) -> list[str]:
+    """The variants that the main one is compared with, as far as they are there, from the Pass@1 of all.
+
+    Base, plain RL, plain RL for equal time, RL with coordinates, and the best of the controls.
+    """
+    name = main_variant(means)
+    controls = [other for other in CONTROLS if other in means and other != name]
+    best = max(controls, key=lambda other: means[other], default=BASE)
+    first = dict.fromkeys((BASE, PLAIN_RL, EQUAL_TIME, COORDINATES, best))
+    return [other for other in first if other in means and other != name]
 
 
 def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
     """Sentences, the conclusion first; empty where there is nothing to compare.
 
-    ``better`` is claimed only with at least two seeds and intervals above 0 against the untrained base *and* plain RL. One seed
+    ``better`` is said only with at least two seeds and intervals above 0 against the untrained base *and* plain RL. One seed
     compares two trained models, not the recipe.
     """
     name = main_variant(variants)
     if name is None or not variants[name].differences:
         return []
     score = variants[name]
-    compared = [other for other in score.differences if other in variants]
-    facts = [_fact(name, other, variants) for other in compared]
-    lines = [_conclusion(name, variants), *facts]
-    plain = variants.get(PLAIN_RL)
-    if plain is not None and BASE in variants and plain.mean < variants[BASE].mean:
-        above = score.differences.get(BASE)
-        lines.append(
-            f"Plain RL ended below the base ({_percent(plain.mean)} against {_percent(variants[BASE].mean)})"
-            + ("." if above is not None and above.low > 0 else ": being above plain RL is no achievement here.")
-        )
+    first = counterparts({other: entry.mean for other, entry in variants.items()})
+    # A table may compare with more; of the controls the best stands for all.
+    others = [*first, *(o for o in score.differences if o in variants and o not in (*first, *CONTROLS))]
+    lines = [_conclusion(name, variants)]
+    lines += [_fact(name, other, variants) for other in others if other in score.differences]
+    lines += [*_time(name, variants), *_reasons(name, variants)]
     lines += [
         _groups(variant, groups)
         for variant in (PLAIN_RL, name)
@@ -65,33 +87,78 @@ def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
 
 
 def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
-    score = variants[name]
+    """``"spa 50.4 is not above its base 51.6 and ...; plain RL fell below the base; one seed, 6 PPO steps: no claim."``"""
+    score, relations = variants[name], []
     seeds = len(score.by_seed)
-    if seeds < 2:
-        return "One training run of each variant: no claim about the recipe, only about these models."
-    for other, what in ((BASE, "its untrained base"), (PLAIN_RL, "plain RL")):
+    better = seeds > 1
+    for other, what in ((BASE, "its base"), (PLAIN_RL, "plain RL")):
         difference = score.differences.get(other)
         if difference is None or other not in variants:
-            return f"No claim: {name} was not compared with {what}."
-        if score.seeds_with(variants[other]) < 2:
-            return f"No claim: {name} and {what} have fewer than two seeds in common."
-        if difference.low <= 0:
-            return f"No claim: over {seeds} seeds {name} is not shown to be above {what}."
-    return f"{name} is better than its untrained base and than plain RL, over {seeds} seeds."
+            relations.append(f"was not compared with {what}")
+            better = False
+            continue
+        common = score.seeds_with(variants[other])
+        alone = " (one seed in common)" if common < 2 <= seeds else ""
+        relations.append(f"{_relation(difference)} {what} {_percent(variants[other].mean)}{alone}")
+        better = better and common > 1 and difference.low > 0
+    parts = [f"{name} {_percent(score.mean)} {' and '.join(relations)}"]
+    if BASE in variants and PLAIN_RL in variants and variants[PLAIN_RL].mean < variants[BASE].mean:
+        parts.append("plain RL fell below the base")
+    steps = f", {score.steps} PPO steps" if score.steps else ""
+    parts.append(f"{'one seed' if seeds == 1 else f'{seeds} seeds'}{steps}")
+    return f"{'; '.join(parts)}: {'better than both' if better else 'no claim'}."
+
+
+def _relation(difference: Interval) -> str:
+    if difference.low > 0:
+        return "is above"
+    if difference.high < 0:
+        return "is below"
+    return "is not above" if difference.mean <= 0 else "is not clearly above"
 
 
 def _fact(name: str, other: str, variants: Mapping[str, VariantScore]) -> str:
     difference = variants[name].differences[other]
-    if difference.low > 0:
-        relation = "is above"
-    elif difference.high < 0:
-        relation = "is below"
-    else:
-        relation = "is not above" if difference.mean <= 0 else "is not clearly above"
     common, seeds = variants[name].seeds_with(variants[other]), len(variants[name].by_seed)
     fewer = f" on what both have, {common} of {seeds} seeds" if common < seeds else ""
     change = f"{percent(difference, sign=True)}{fewer}"
-    return f"{name} {_percent(variants[name].mean)} {relation} {other} {_percent(variants[other].mean)}: {change}."
+    scores = f"{_relation(difference)} {other} {_percent(variants[other].mean)}"
+    return f"{name} {_percent(variants[name].mean)} {scores}: {change}{_MEANING.get(other, '')}."
+
+
+_MEANING = {EQUAL_TIME: " (plain RL, trained longer)", COORDINATES: " (coordinates without SFT)"}
+_MEANING |= dict.fromkeys(CONTROLS, " (the best control)")
+
+
+def _time(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
+    """How much longer the recipe took than plain RL, and than the plain RL that is to take as long."""
+    plain, longer = variants.get(PLAIN_RL), variants.get(EQUAL_TIME)
+    own = variants[name].seconds
+    rival = longer or plain
+    if not own or not rival or not rival.seconds:
+        return []
+    times = f"Processor time: {duration(own)} for {name}, {duration(rival.seconds)} for {EQUAL_TIME if longer else PLAIN_RL}"
+    if longer:
+        equal = 0.9 * own <= rival.seconds <= 1.25 * own
+        return [f"{times}{'' if equal else ', so this is no comparison at equal time'}."]
+    return (
+        [f"{times}; the difference at equal time was not measured ({EQUAL_TIME})."] if own > 1.1 * rival.seconds else []
+    )
+
+
+def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
+    """What the comparison leaves open about why the recipe is above plain RL; empty where it is not."""
+    score = variants[name]
+    if len(score.by_seed) < 2 or PLAIN_RL not in score.differences or score.differences[PLAIN_RL].low <= 0:
+        return []
+    control = next(
+        (other for other in counterparts({n: s.mean for n, s in variants.items()}) if other in CONTROLS), None
+    )
+    if control is None:
+        return ["No control was trained (such as shuffled: SFT on states of other turns), so it is open why."]
+    difference = score.differences.get(control)
+    shown = difference is not None and difference.low > 0 and score.seeds_with(variants[control]) > 1
+    return [] if shown else [f"It is not shown that learning true states is the reason: {control} does without them."]
 
 
 def _groups(variant: str, groups: tuple[list[float], list[float]]) -> str:

@@ -13,6 +13,7 @@ from spa.evaluate.summary import EvalResult
 from spa.report.data import ReportData, VariantReport
 from spa.runs.folder import PACKAGES, RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
+from spa.runs.records import trainings
 from spa.runs.stage import read_done
 
 _MACHINE = {"processor": "cpu", "cores": "cpu_count", "system": "platform"}  # as shown -> as in run.json
@@ -73,6 +74,7 @@ def collect(out: Path) -> ReportData:
         overlaps=overlaps(contents),
         symmetric_overlaps=overlaps(symmetries) if symmetries and all(symmetries.values()) else {},
         timings=timings,
+        trained=trainings(out),
         created=str(last.get("started", "")),
         episodes_per_variant=cfg.report.episodes,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from spa.agent.episode import Episode
 from spa.evaluate.summary import EvalResult
+from spa.runs.records import Training
 
 MetricsRow = Mapping[str, Any]
 """One logged row: ``step`` and any metrics (``val/pass@1``, ``losses/entropy``, ...); other values are ignored."""
@@ -37,6 +38,7 @@ class ReportData:
         overlaps: pair of splits -> number of worlds in both; must be 0.
         symmetric_overlaps: the same up to rotation and reflection of worlds; empty if unknown.
         timings: stage -> seconds.
+        trained: what the variants' training took, for the verdict.
         baseline: the variant that others are compared with.
         created: when the run was made, as printed.
         episodes_per_variant: maximum number of episodes shown per variant.
@@ -52,6 +54,7 @@ class ReportData:
     overlaps: Mapping[str, int] = field(default_factory=dict)
     symmetric_overlaps: Mapping[str, int] = field(default_factory=dict)
     timings: Mapping[str, float] = field(default_factory=dict)
+    trained: Mapping[str, Training] = field(default_factory=dict)
     baseline: str = "vanilla"
     created: str = ""
     episodes_per_variant: int = 6

@@ -164,7 +164,7 @@ def render_report(data: ReportData) -> str:
     """The report as an HTML document."""
     colors = variant_colors(list(data.variants))
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
-    rows = comparison_table(results, data.baseline)
+    rows = comparison_table(results, data.baseline, data.trained)
     config = flatten(data.config)
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
     return render(

@@ -19,6 +19,7 @@ from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table,
 from spa.evaluate.verdict import BASE, verdict
 from spa.models.folders import resolve_path
 from spa.runs.folder import TASK, variants_folder
+from spa.runs.records import trainings
 from spa.runs.stage import read_done
 
 _SNIPPET = """\
@@ -157,7 +158,8 @@ def _results(checkpoint: Path, origin: Origin) -> list[str]:
         return []
     order = [BASE, *(Path(name).stem for name in origin.config.variants), origin.variant]
     paths = {name: folder / str(name) / "eval" / "result.json" for name in dict.fromkeys(order)}
-    rows = comparison_table({str(name): EvalResult.read(path) for name, path in paths.items() if path.is_file()})
+    results = {str(name): EvalResult.read(path) for name, path in paths.items() if path.is_file()}
+    rows = comparison_table(results, trained=trainings(origin.run))
     header, cells = comparison_cells(rows)
     table = markdown_table(["variant", *header], [[row.variant, *line] for row, line in zip(rows, cells, strict=True)])
     claims = verdict(scores(rows)) or ["One training run: no claim about the recipe, only about this model."]

@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 
 from spa.agent.worlds import content_key
 from spa.common.clock import Elapsed
-from spa.config.load import load_config, load_variant
+from spa.config.load import load_variant
 from spa.config.schema import VariantConfig
-from spa.config.variants import dream_folder, needs_sft, practice_folder, selfplay_folder, sft_folder, variant_config
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
-from spa.evaluate.verdict import PLANNED
+from spa.evaluate.verdict import PLANNED, counterparts, main_variant
 from spa.reproduce.scale import BASELINE, Cell, Scale
 from spa.runs.folder import variants_folder
 from spa.runs.metrics import read_metrics
-from spa.runs.stage import read_done
+from spa.runs.records import stage_records
 
 Curve = list[tuple[float, float]]
 
@@ -68,6 +67,11 @@ class VariantNumbers:
     world_model: dict[str, float] = field(default_factory=dict)
 
     @property
+    def steps(self) -> int:
+        """PPO steps, the last of which is validated; 0 without."""
+        return int(max((step for step, _ in self.curves.get("val/pass@1", [])), default=0))
+
+    @property
     def seeds(self) -> list[int]:
         return sorted(self.successes)
 
@@ -101,7 +105,8 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
 
 
 def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
-    """Computes from the successes: Pass@k, its differences to the variants ``versus``, and each seed's Pass@1.
+    """Computes from the successes: Pass@k, its differences to the variants ``versus`` and those that the verdict names, and each
+    seed's Pass@1.
 
     Raises:
         ValueError: as ``collect_cells``.
@@ -116,12 +121,15 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
             ks = [k for k in (2**i for i in range(11)) if k <= entry.samples]
             entry.passes = {k: two_way(entry.table(k, entry.seeds)) for k in ks}
             entry.by_seed = {seed: float(entry.table(1, [seed]).mean()) for seed in entry.seeds}
+        means = {name: entry.passes[1].mean for name, entry in variants.items()}
+        judged, rivals = main_variant(means), counterparts(means)
+        for variant, entry in variants.items():
             entry.differences = {}
-            for name in versus:
+            for name in dict.fromkeys([*versus, *(rivals if variant == judged else [])]):
                 other = variants.get(name)
                 both = [seed for seed in entry.seeds if other is not None and seed in other.successes]
                 if other is not None and other is not entry and both:
-                    common = [k for k in ks if k <= other.samples]
+                    common = [k for k in entry.passes if k <= other.samples]
                     entry.differences[name] = {k: two_way(entry.table(k, both) - other.table(k, both)) for k in common}
 
 
@@ -154,7 +162,7 @@ def _of_results(
             if tokens := result.metrics.get("planner/tokens_written", written):
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
-    recorded = [_recorded(folder, variant) for folder in done]
+    recorded = [stage_records(folder, variant) for folder in done]
     if all("actions" in record for stages in recorded for name, record in stages.items() if name != "SFT"):
         played = [sum(int(record.get("actions", 0)) for record in stages.values()) for stages in recorded]
         out.actions_played = dict(zip(out.seeds, played, strict=True))
@@ -170,21 +178,6 @@ def _of_results(
     shared = set.intersection(*map(set, measured))
     out.world_model = {name: float(np.mean([metrics[name] for metrics in measured])) for name in sorted(shared)}
     return out
-
-
-def _recorded(folder: Path, variant: VariantConfig) -> dict[str, dict[str, Any]]:
-    """The records of a variant's stages; stages shared with other variants count in full."""
-    cfg = load_config(folder / "config.yaml")
-    stages = {}
-    if needs_sft(cfg, variant):
-        stages = {"self-play": selfplay_folder(folder, variant), "SFT": sft_folder(folder, variant)}
-    if variant.practice:
-        stages["practice"] = practice_folder(folder, variant)
-    if variant_config(cfg, variant).curriculum.imagined:
-        stages["imagining"] = dream_folder(folder, variant)
-    if variant.rl:
-        stages["PPO"] = variants_folder(folder) / variant.name / "ppo"
-    return {name: done for name, stage in stages.items() if (done := read_done(stage))}
 
 
 def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> dict[float, float]:

@@ -50,7 +50,12 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
         rows = [(name, _row(name, variant, shown, paper, compared, counted)) for name, variant in variants.items()]
         sentences = verdict(
             {
-                name: VariantScore(variant.by_seed, {other: p[1] for other, p in variant.differences.items()})
+                name: VariantScore(
+                    variant.by_seed,
+                    {other: p[1] for other, p in variant.differences.items()},
+                    variant.steps,
+                    sum(variant.cpu_seconds.values()),
+                )
                 for name, variant in variants.items()
             }
         )
