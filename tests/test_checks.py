@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +86,27 @@ def test_a_folder_is_no_tracker(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     line = refused(capsys, tmp_path / "r", "ppo", "frozen_lake", *SMALL, "report.trackers=[wandb]")
     assert "wandb is not installed" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [("run", "sft.lora_rank"), ("sft", "sft.lora_rank"), ("ppo", "ppo.lora_rank"), ("run", "ppo.critic_lora_rank")],
+)
+def test_adapters_need_peft(capsys, tmp_path, monkeypatch, command: str, setting: str) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    critic = ["ppo.critic=model"] if "critic" in setting else []
+    line = refused(capsys, tmp_path / "r", command, "frozen_lake", *SMALL, f"{setting}=4", *critic)
+    assert f"{setting} needs peft: pip install 'spa-agent[lora]'" in line
+    assert main(["generate", "frozen_lake", *SMALL, f"{setting}=4", *critic, "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("command", ["run", "ppo"])
+def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    assert main([command, "frozen_lake", *SMALL, "--out", str(tmp_path / "r"), "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "trainings take up to" in error and "and 1 MiB are free in" in error and error.count("\n") == 1
+    assert not (tmp_path / "r").exists()
 
 
 KL = "ppo.kl_loss_coef=0.1"
