@@ -22,7 +22,7 @@ def test_every_file_has_a_scale() -> None:
 @pytest.mark.parametrize("name", SCALES)
 def test_the_page_has_the_table_and_the_verdict_of_the_stored_numbers(name: str) -> None:
     scale = load_scale(SCALES[name])
-    page = (DOCS / "reproduction.md").read_text(encoding="utf-8").splitlines()
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
     printed = markdown(scale, read_numbers(DOCS / "results" / f"{name}.json", scale)).splitlines()
     first = next(i for i, line in enumerate(printed) if line.startswith("## "))
     shown = [line for line in printed[first + 1 : -1] if line]

@@ -79,7 +79,12 @@ def markdown(scale: Scale, numbers: Numbers) -> str:
     """All tables as Markdown."""
     lines = [f"# {title(scale)}", "", scale.about, ""]
     for world in tables(scale, numbers):
-        lines += [f"## {world.name}", "", *world.sentences, *([""] if world.sentences else [])]
+        lines += [
+            f"## {world.name}",
+            "",
+            *(f"- {sentence}" for sentence in world.sentences),
+            *([""] if world.sentences else []),
+        ]
         if world.rows:
             lines += [*markdown_table(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
     return "\n".join([*lines, note(numbers)]) + "\n"
