@@ -10,9 +10,9 @@ SHELL := /bin/bash
 VENV ?= .venv
 PYTHONS ?= python3 python3.13 python3.12 python3.11 python
 DEMO_WORLD ?= frozen_lake env.max_actions_per_turn=1 env.max_turns=10 agent.penalize_extra_actions=true sampling.max_tokens_base=12 model.threads=1
-DEMO_ARGS ?= selfplay.groups=600 selfplay.group_size=2 selfplay.deduplicate=true sft.epochs=4 sft.batch_size=32 sft.eval_worlds=0 \
+DEMO_ARGS ?= selfplay.groups=600 selfplay.group_size=2 selfplay.deduplicate=true sft.epochs=4 sft.batch_size=32 sft.eval_worlds=8 \
 	practice.worlds=800 practice.whole=true practice.epochs=2 practice.rehearsal=0.25 ppo.steps=30 ppo.val_every=15 \
-	eval.worlds=128 eval.world_model_worlds=0 variants=[vanilla,plan] --out runs/demo --resume
+	eval.worlds=128 eval.world_model_worlds=8 variants=[vanilla,plan] --out runs/demo --resume
 DEMO_PLAY := spa play $(DEMO_WORLD) agent.planner=lookahead --skip 4
 
 BIN := $(VENV)/bin
@@ -20,15 +20,14 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real lint format bench clean
+.PHONY: help demo test test-real lint format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/spa run $(DEMO_WORLD) $(DEMO_ARGS)
-	@echo && echo "The same world, first with the predictions of the untrained model (two turns), then with those of stage 2:"
-	@$(BIN)/$(DEMO_PLAY) env.max_turns=2
+	@echo && echo "A test world, played with plans over the predictions of stage 2:"
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
 test: lint
@@ -52,9 +51,15 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks $(BENCH)
 
+# make docs: the documentation site, in site/; fails on a broken link
+docs: $(VENV)/.installed
+	@$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 # make clean: caches, build outputs and the demo's run; other runs and .venv stay
 clean:
-	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs/demo
+	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs/demo
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

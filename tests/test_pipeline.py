@@ -69,7 +69,9 @@ def test_everything_is_there(run_folder, capsys) -> None:
     assert main(["report", str(run_folder)]) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
-    assert lines[3].startswith("spa ") and lines[3].endswith("; one seed, 2 PPO steps: no claim.")
+    assert lines[1].startswith("validation Pass@1, at step")
+    verdict = next(line for line in lines if line.endswith("; one seed, 2 PPO steps: no claim."))
+    assert verdict.startswith("spa ")
     assert any(line.startswith("spa ") and " se " in line for line in lines), "the verdict names every counterpart"
     rule = next(i for i, line in enumerate(lines) if line.startswith("-----"))
     assert [line.split()[0] for line in lines[rule + 1 : rule + 5]] == ["base", "vanilla", "se", "spa"]

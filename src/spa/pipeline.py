@@ -196,11 +196,14 @@ def report(out: Path) -> Path:
     from spa.evaluate.summary import comparison_table, render_text
     from spa.report.collect import collect
     from spa.report.html import write_report
+    from spa.report.terminal import learning_curves
 
     data = collect(out)
     path = write_report(data, out / "report.html")
     results = {name: variant.result for name, variant in data.variants.items() if variant.result is not None}
     if results:
+        if curves := learning_curves(data):
+            print("\n".join(["", *curves]))
         print(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
         print(render_text(comparison_table(results, trained=data.trained)))
     if data.overlaps:

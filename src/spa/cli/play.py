@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +9,10 @@ import typer
 
 from spa.cli.arguments import Words, config_of
 from spa.common.secrets import redact
+from spa.common.tables import side_by_side
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode, Turn
-
-_WIDEST = 60  # characters of a column
 
 
 def play(
@@ -54,7 +52,7 @@ def show_episode(episode: Episode) -> str:
     """An episode as text: a table a turn, of the states before, imagined (where a planner played) and after."""
     lines = [f"World {episode.seed}"]
     for turn in episode.turns:
-        lines += ["", _headline(turn), *_side_by_side(_columns(turn))]
+        lines += ["", _headline(turn), *side_by_side(_columns(turn))]
     outcome = "won" if episode.success else f"failed: {episode.error}" if episode.error else "not won"
     actions = sum(len(turn.executed) for turn in episode.turns)
     return "\n".join([*lines, "", f"{outcome} after {actions} actions, reward {episode.total_reward:g}", ""])
@@ -79,12 +77,3 @@ def _columns(turn: Turn) -> list[tuple[str, str]]:
     elif turn.prediction is not None:
         columns.append(("predicted", turn.prediction.strip()))
     return [*columns, ("came", turn.next_state)]
-
-
-def _side_by_side(columns: list[tuple[str, str]]) -> list[str]:
-    parts = [[title, *(line[:_WIDEST] for line in state.splitlines())] for title, state in columns]
-    widths = [max(map(len, part)) for part in parts]
-    rows = zip_longest(*parts, fillvalue="")
-    return [
-        "  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -25,6 +26,16 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
     return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]
+
+
+def side_by_side(columns: Sequence[tuple[str, str]], widest: int = 60) -> list[str]:
+    """Texts of several lines next to each other, each below its title; longer lines are cut."""
+    parts = [[title, *(line[:widest] for line in text.splitlines())] for title, text in columns]
+    widths = [max(map(len, part)) for part in parts]
+    rows = zip_longest(*parts, fillvalue="")
+    return [
+        "  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:

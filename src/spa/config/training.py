@@ -69,8 +69,10 @@ class SFTConfig:
     use: Use = setting("last", "Checkpoint that stage 3 starts from; best = lowest validation loss.")
     save_every: Count = setting(0, "Optimizer steps between checkpoints; 0 = after every epoch.")
     keep_checkpoints: Count = setting(2, "Newest checkpoints to keep, and the best; 0 = all.")
-    eval_worlds: Count = setting(32, "Held-out worlds on which the world model is measured; 0 = off.")
-    eval_every: Count = setting(0, "Optimizer steps between these measurements; 0 = after training only.")
+    eval_worlds: Count = setting(
+        32, "Held-out worlds on which the world model is measured, before and after training; 0 = off."
+    )
+    eval_every: Count = setting(0, "Optimizer steps between these measurements; 0 = before and after training only.")
     memory_check: Flag = setting(True, "Refuse to start where the estimated memory exceeds what is free.")
 
 

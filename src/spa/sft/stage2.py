@@ -19,6 +19,7 @@ from spa.data.encode import Example, encode_rows, merge_turns
 from spa.models.load import compute_dtype_bytes, load_config, load_tokenizer, pick_device, weight_bytes
 from spa.models.lora import add_configured_lora
 from spa.models.memory import MemoryEstimate, estimate_training, free_memory, size
+from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
 
 
@@ -87,8 +88,11 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         out,
         seed=cfg.seeds.run,
         log=log,
-        measure=lambda step: measure(cfg, policy) if sft.eval_worlds else {},
+        measure=lambda step: measure(cfg, policy)[0] if sft.eval_worlds else {},
     )
+    before = measure(cfg, policy) if sft.eval_worlds and not found else None
+    if before:
+        log(0, before[0])
     with progress(trainer.total, "SFT") as bar:
         trainer.on_step = lambda step, loss: bar.advance(1, loss=loss)
         if found:
@@ -97,23 +101,24 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     if sft.eval_worlds:
         if sft.use == "best" and trainer.best_step != trainer.step:
             policy = Policy.load(cfg, str(folder))
-        log(trainer.step, measure(cfg, policy))
+        after = measure(cfg, policy)
+        log(trainer.step, after[0])
+        note(shown(before, after))
     return folder
 
 
 @measuring()
-def measure(cfg: Config, policy: Policy) -> dict[str, float]:
-    """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data."""
+def measure(cfg: Config, policy: Policy) -> Measured:
+    """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data; the episodes."""
     from spa.evaluate.probe import probe_world_model
 
-    metrics, _ = probe_world_model(
+    return probe_world_model(
         cfg,
         policy,
         state_format=cfg.selfplay.state_format,
         worlds=cfg.sft.eval_worlds,
         seed=stream_seed(cfg.seeds.run, PROBE, 0),
     )
-    return metrics
 
 
 def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> MemoryEstimate:
