@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +20,7 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.models.folders import check_folder, resolve_path
+from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
@@ -100,49 +99,6 @@ def check_out(cfg: Config, out: Path, command: str, resume: bool, variant: Varia
     RunFolder(out).check(cfg, f"{command} {name}".rstrip(), resume)
 
 
-def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantConfig]) -> None:
-    """Checks that the checkpoints of a stage fit on the disk of ``out``, as far as the model's config is on this machine.
-
-    Counts weights and both Adam states of what is trained, and the checkpoint that is written before an old one is deleted.
-
-    Raises:
-        ValueError: they do not fit; the message has both sizes and what helps.
-    """
-    blocks: list[tuple[VariantConfig | None, str]] = []
-    if stage == "run":
-        blocks = [(v, "sft") for v in {sft_folder(out, v): v for v in variants if needs_sft(cfg, v)}.values()]
-    elif stage == "sft":
-        blocks = [(variants[0] if variants else None, "sft")]
-    blocks += [(v, "ppo") for v in variants if v.rl and stage in ("run", "ppo")]
-    if not blocks:
-        return
-    from spa.models.load import load_config, weight_bytes
-    from spa.models.memory import count_parameters, size
-
-    try:
-        weights = count_parameters(load_config(cfg.model.path, local_only=True)) * weight_bytes(cfg.model)
-    except ValueError:  # a model that is downloaded later
-        return
-    needed = 0
-    for variant, block in blocks:
-        own = variant_config(cfg, variant) if variant else cfg
-        settings = own.sft if block == "sft" else own.ppo
-        trained = 0 if settings.lora_rank else 2
-        if block == "ppo" and own.ppo.critic == "model":
-            trained += 0 if own.ppo.critic_lora_rank else 3
-        needed += (1 + trained) * weights * ((settings.keep_checkpoints or 2) + 1)
-    kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/*") if path.is_file())
-    free = shutil.disk_usage(
-        next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
-    ).free
-    if needed - kept > free:
-        raise ValueError(
-            f"the checkpoints of {len(blocks)} trainings take up to {size(needed - kept)}, and {size(free)} are free in {out}: use "
-            "another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
-            "ppo.lora_rank"
-        )
-
-
 def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:
     """Checks shared with ``--dry-run``: worlds and variants, requirements of stage 3 and the trackers, the local models.
 
@@ -156,9 +112,10 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
     check_tasks(cfg, variants)
     if stage in ("run", "sft", "ppo"):
         check_trackers(cfg.report.trackers)
-    tuned = [variant for variant in variants if needs_sft(cfg, variant)]
-    for source in tuned if stage == "run" else variants[:1] or [None] if stage == "sft" else []:
-        check_lora(source_config(cfg, source).sft.lora_rank, "sft.lora_rank")
+    if stage in ("run", "sft"):
+        tuned = [source_config(cfg, variant) for variant in variants if stage == "sft" or needs_sft(cfg, variant)]
+        for source in tuned or ([cfg] if stage == "sft" else []):
+            check_lora(source.sft.lora_rank, "sft.lora_rank")
     for variant in variants:
         if stage == "ppo" or (stage == "run" and variant.rl):
             with _named(f"variant {variant.name}"):
@@ -170,12 +127,6 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
     for setting, path, tokenizer in _models(cfg, stage, variants, model):
         with _named(setting):
             check_folder(path, tokenizer=tokenizer)
-
-
-def check_lora(rank: int, setting: str) -> None:
-    """Raises ValueError if adapters are wanted and peft, which trains them, is not installed."""
-    if rank and find_spec("peft") is None:
-        raise ValueError(f"{setting} needs peft: pip install 'spa-agent[lora]'")
 
 
 def _models(

@@ -1,0 +1,60 @@
+"""What training needs beside memory: disk space and packages. Imports no torch at import time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from spa.config.schema import Config, VariantConfig
+from spa.config.variants import needs_sft, sft_folder, variant_config
+
+
+def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantConfig]) -> None:
+    """Checks that the checkpoints of a stage fit on the disk of ``out``, as far as the model's config is on this machine.
+
+    Counts weights and both Adam states of what is trained, and the checkpoint that is written before an old one is deleted.
+
+    Raises:
+        ValueError: they do not fit; the message has both sizes and what helps.
+    """
+    blocks: list[tuple[VariantConfig | None, str]] = []
+    if stage == "run":
+        blocks = [(v, "sft") for v in {sft_folder(out, v): v for v in variants if needs_sft(cfg, v)}.values()]
+    elif stage == "sft":
+        blocks = [(variants[0] if variants else None, "sft")]
+    blocks += [(v, "ppo") for v in variants if v.rl and stage in ("run", "ppo")]
+    if not blocks:
+        return
+    from spa.models.load import load_config, weight_bytes
+    from spa.models.memory import count_parameters, size
+
+    try:
+        weights = count_parameters(load_config(cfg.model.path, local_only=True)) * weight_bytes(cfg.model)
+    except ValueError:  # a model that is downloaded later
+        return
+    needed = 0
+    for variant, block in blocks:
+        own = variant_config(cfg, variant) if variant else cfg
+        settings = own.sft if block == "sft" else own.ppo
+        trained = 0 if settings.lora_rank else 2
+        if block == "ppo" and own.ppo.critic == "model":
+            trained += 0 if own.ppo.critic_lora_rank else 3
+        needed += (1 + trained) * weights * ((settings.keep_checkpoints or 2) + 1)
+    kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/*") if path.is_file())
+    free = shutil.disk_usage(
+        next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
+    ).free
+    if needed - kept > free:
+        raise ValueError(
+            f"the checkpoints of {len(blocks)} trainings take up to {size(needed - kept)}, and {size(free)} are free in {out}: use "
+            "another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
+            "ppo.lora_rank"
+        )
+
+
+def check_lora(rank: int, setting: str) -> None:
+    """Raises ValueError if adapters are wanted and peft, which trains them, is not installed."""
+    if rank and find_spec("peft") is None:
+        raise ValueError(f"{setting} needs peft: pip install 'spa-agent[lora]'")
