@@ -74,7 +74,8 @@ def play(
     """Plays worlds with a model, or with its planner if ``agent.planner`` is set.
 
     Args:
-        config, settings: as ``run``.
+        config: as ``run``.
+        settings: as ``run``.
         model: a checkpoint, a stage's folder or a hub name; default ``model.path``, or the chat server of ``engine``.
         worlds: number of worlds of ``split`` (test, val, selfplay or train), after the first ``skip``.
         samples: episodes per world.
