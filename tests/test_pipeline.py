@@ -73,7 +73,7 @@ def test_everything_is_there(run_folder, capsys) -> None:
     verdict = next(line for line in lines if line.endswith("; one seed, 2 PPO steps: no claim."))
     assert verdict.startswith("spa ")
     assert any(line.startswith("spa ") and " se " in line for line in lines), "the verdict names every counterpart"
-    rule = next(i for i, line in enumerate(lines) if line.startswith("-----"))
+    rule = max(i for i, line in enumerate(lines) if line.startswith("-----"))
     assert [line.split()[0] for line in lines[rule + 1 : rule + 5]] == ["base", "vanilla", "se", "spa"]
     assert "Worlds that two splits have in common: 0 by content, 0 up to rotation and mirror image (" in printed
     assert str(run_folder / "report.html") in printed
