@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -92,7 +91,7 @@ def checked_reward(reward: Any) -> int | float:
         if not isinstance(value, numbers.Real):
             raise WorldError(f"the reward must be a number, not {_shown(reward)}")
         return checked_reward(float(value))
-    if math.isnan(value) or not -MAX_REWARD <= value <= MAX_REWARD:
+    if not -MAX_REWARD <= value <= MAX_REWARD:
         raise WorldError(f"the reward must be a finite number of at most {MAX_REWARD:g}, not {_shown(value)}")
     return value
 
