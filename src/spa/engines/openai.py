@@ -126,7 +126,9 @@ class OpenAIEngine:
             body = in_thread(lambda: create(**request).content, self.config.timeout)
         except (self._api.APITimeoutError, TimeLimit) as error:
             raise _TryAgain(f"no complete reply within {self.config.timeout:g} s") from error
-        except self._api.APIConnectionError as error:
+        except BadReply as error:
+            raise _TryAgain(str(error)) from error
+        except self._api.APIConnectionError as error:  # older clients wrap every exception
             if isinstance(error.__cause__, BadReply):
                 raise _TryAgain(str(error.__cause__)) from error
             raise _TryAgain(f"{error} ({error.__cause__ or type(error).__name__})") from error
