@@ -14,12 +14,18 @@ the i-th request ``script[i]``; after that, the i-th request with the same messa
     newer         as a server that refuses max_tokens and takes max_completion_tokens
     echo:500:...  this status and body, with the request's Authorization header in place of AUTH, its key of TOKEN
     redirect:...  HTTP 307 to this address
+    headers:2     headers without end, for two seconds
+    size:9        a right answer in a body of at least so many bytes
+    bomb:9        the same, compressed
+    coded:x:...   a body with the Content-Encoding x
+    raw:...       these bytes (Python's escapes) instead of an answer, and the connection is closed
 
 ``GET /log`` tells the requests: start, end (seconds), body, authorization. ``GET /peak``: how many were under way at once.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import time
@@ -123,6 +129,22 @@ class Handler(BaseHTTPRequestHandler):
             self._send(text.encode(), status=int(status))
         elif name == "redirect":
             self._send(b"", status=307, headers={"Location": argument})
+        elif name in ("size", "bomb"):
+            data = completion(right_answer(body)) + b" " * int(argument)
+            packed = {"Content-Encoding": "gzip"} if name == "bomb" else {}
+            self._send(gzip.compress(data) if packed else data, headers=packed)
+        elif name == "coded":
+            encoding, _, text = argument.partition(":")
+            self._send(text.encode("latin-1"), headers={"Content-Encoding": encoding})
+        elif name == "headers":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            for number in range(int(float(argument) / 0.05)):
+                self.wfile.write(f"X-Header-{number}: more\r\n".encode())
+                time.sleep(0.05)
+            self.close_connection = True
+        elif name == "raw":
+            self.wfile.write(argument.encode("latin-1").decode("unicode_escape").encode("latin-1"))
+            self.close_connection = True
         elif name == "html":
             self._send(b"<html><body>Welcome</body></html>", kind="text/html")
         elif name == "json":

@@ -10,6 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from spa.envs import AdaptedEnv, Sokoban, Sudoku, TextEnv, env_names, make_env, register_worlds, registry
+from spa.envs.checked import WorldError
 
 
 class Corridor:
@@ -113,7 +114,7 @@ def test_a_bare_world_plays_as_a_text_env():
 
 
 def test_a_world_must_speak():
-    with pytest.raises(TypeError, match="Wordless returned a int"):
+    with pytest.raises(WorldError, match="a state must be text, not 0"):
         make_env(here("Wordless")).reset()
 
 

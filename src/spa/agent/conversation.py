@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from spa.agent.episode import Episode
+from spa.agent.host import Host, Hosts
 from spa.agent.play import Play, new_episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
@@ -27,18 +29,27 @@ class Job:
 
 
 def converse(
-    engine: ChatEngine, task: Task, job: Job, sampling: SamplingConfig, *, seed: int, stop: threading.Event
+    engine: ChatEngine,
+    task: Task,
+    job: Job,
+    sampling: SamplingConfig,
+    *,
+    seed: int,
+    stop: threading.Event,
+    host: Host | None = None,
 ) -> Episode:
     """Plays one episode: the one ``rollout`` would return for the same texts, but without token ``sequences``.
 
     Args:
         seed: sampling seed; each request is seeded with it and the group, member, turn and try.
         stop: set by the caller to cancel the engine's work.
+        host: where the world lives; None is this process.
 
     Raises:
-        RequestFailed, ServerError: as the engine's ``reply``.
+        RequestFailed, ServerError: as the engine's ``reply``; the former also after ``engine.episode_timeout`` seconds.
     """
-    play = Play.start(task, job.world, job.group, job.member)
+    play = Play.start(task, job.world, job.group, job.member, host)
+    deadline = time.monotonic() + engine.episode_timeout
     try:
         for index in range(task.env.max_turns):
             if not play.live:
@@ -47,6 +58,8 @@ def converse(
             play.open_turn(index, play.user_text(index, play.first_shown(index)))
             key, cooled = [seed, job.group, job.member, index], sampling
             while True:
+                if time.monotonic() > deadline:
+                    raise RequestFailed(f"more than engine.episode_timeout={engine.episode_timeout:g} seconds")
                 reply = engine.reply(messages, cooled, forced=task.forced, seed=_request_seed(*key), stop=stop)
                 if not play.try_again(reply.text):
                     break
@@ -54,7 +67,7 @@ def converse(
                 cooled = replace(sampling, temperature=play.cooling * sampling.temperature)
             play.answer(reply.text, reply.finish_reason)
     finally:
-        play.env.close()
+        play.host.close()
     return play.episode
 
 
@@ -128,14 +141,18 @@ def _play_once(
         pending.put(job)
     stop = threading.Event()
 
-    def work() -> None:
+    workers = min(engine.workers, len(jobs))
+    hosts = Hosts(task, workers)
+    places: list[Host | None] = [*hosts.processes] or [None] * workers
+
+    def work(host: Host | None) -> None:
         while not stop.is_set():
             try:
                 job = pending.get_nowait()
             except queue.Empty:
                 return
             try:
-                results.put((job, converse(engine, task, job, sampling, seed=seed, stop=stop)))
+                results.put((job, converse(engine, task, job, sampling, seed=seed, stop=stop, host=host)))
             except RequestFailed as error:
                 results.put((job, error))
             except Exception as error:
@@ -143,8 +160,10 @@ def _play_once(
                 results.put((job, error))
 
     # Daemons: a pending request must not keep an interrupted process alive until it times out.
-    for _ in range(min(engine.workers, len(jobs))):
-        threading.Thread(target=work, daemon=True).start()
+    for host in hosts.processes:
+        host.ready()  # before there are threads
+    for place in places:
+        threading.Thread(target=work, args=(place,), daemon=True).start()
     failed: dict[Job, RequestFailed] = {}
     left = len(jobs)
     try:
@@ -167,6 +186,8 @@ def _play_once(
             if isinstance(result, Episode):
                 keep(job, result)
         raise
+    finally:
+        hosts.close()
     return failed
 
 

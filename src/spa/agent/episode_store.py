@@ -15,7 +15,7 @@ class EpisodeStore:
     """Episodes by (group, member), in memory and, if a path is given, in an append-only JSONL file.
 
     Args:
-        path: read if it exists; a half-written last line is truncated.
+        path: read if it exists, without failed episodes; a half-written last line is truncated.
 
     Raises:
         ValueError: another line of the file is not an episode.
@@ -34,7 +34,8 @@ class EpisodeStore:
                 episode = Episode.from_json(line.decode())
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}; delete the file to start anew") from error
-            self._episodes[_key(episode)] = episode
+            if episode.status != "error":  # a resumed run tries again
+                self._episodes[_key(episode)] = episode
         if torn:  # appended lines must start on a new line
             with open(path, "r+b") as file:
                 file.truncate(path.stat().st_size - len(torn))

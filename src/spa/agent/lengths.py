@@ -12,6 +12,7 @@ from spa.agent.chat import Chat
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import Config
+from spa.envs.checked import guarded
 
 WORLDS = 8  # played for an estimate
 ROOM = 1.5  # of the longest true answer: the rest is for thoughts
@@ -44,7 +45,8 @@ def longest_answer(task: Task, model: str) -> int | None:
     if key not in _known:
         try:
             chat = _chat(model)
-            _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task))
+            answers = guarded(lambda: list(true_answers(task)), "random play", task.env.step_timeout)
+            _known[key] = max(len(chat.encode(answer)) + 1 for answer in answers)
         except Exception:  # of the tokenizer or of a world: reported where they are used
             return None
     return _known[key]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from spa.agent.cold_start import COOLING, messages
 from spa.agent.episode import Episode, Turn
-from spa.agent.response import Parsed, match_action, parse_response
+from spa.agent.host import Host, LocalHost
+from spa.agent.response import match_action, parse_response
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.envs import TextEnv
+from spa.envs.checked import Step, WorldError
 
 
 def new_episode(task: Task, world: World, group: int, member: int) -> Episode:
@@ -29,36 +31,38 @@ def new_episode(task: Task, world: World, group: int, member: int) -> Episode:
 
 @dataclass
 class Play:
-    """An episode, its world and its current state. A world that raises ends the episode with ``status="error"``."""
+    """An episode, its world and its current state. A world that fails ends the episode with ``status="error"``."""
 
     task: Task
     episode: Episode
-    env: TextEnv
+    host: Host
     header: str = ""
     state: str = ""
+    names: Sequence[str] = ()  # of the world's actions
     actions_left: int = 0
     live: bool = True
     header_shown: bool = False  # by the examples before the first turn
 
     @classmethod
-    def start(cls, task: Task, world: World, group: int, member: int) -> Self:
+    def start(cls, task: Task, world: World, group: int, member: int, host: Host | None = None) -> Self:
+        """Begins an episode; its world lives in this process unless another host is given."""
         episode = new_episode(task, world, group, member)
-        play = cls(task, episode, task.make_env(), actions_left=task.env.max_actions)
+        play = cls(task, episode, host or LocalHost(task), actions_left=task.env.max_actions)
         try:
-            play.state, _ = play.env.reset(seed=world.seed, options={"noise_seed": episode.noise_seed})
-            play.header = task.header(play.env)
-            examples = task.cold_start.draw(episode.noise_seed)
-            play.header_shown = bool(examples) and all(user.startswith(play.header) for user, _ in examples)
-            episode.shots = messages(examples, play.header if play.header_shown else "")
-        except Exception as error:
-            play._fail(error)
+            play.state, play.header, play.names = play.host.start(world.seed, episode.noise_seed)
+        except WorldError as error:
+            play._fail(str(error))
+            return play
+        examples = task.cold_start.draw(episode.noise_seed)
+        play.header_shown = bool(examples) and all(user.startswith(play.header) for user, _ in examples)
+        episode.shots = messages(examples, play.header if play.header_shown else "")
         return play
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, message: str) -> None:
         self.live = False
         self.episode.success = False
         self.episode.status = "error"
-        self.episode.error = f"{type(error).__name__}: {error}"
+        self.episode.error = message
 
     def first_shown(self, index: int) -> int:
         """The earliest turn visible in turn ``index``: 0, or the start of the history window."""
@@ -95,6 +99,14 @@ class Play:
 
     def answer(self, response: str, finish_reason: str) -> None:
         """Records the response to the open turn and executes its actions."""
+        self.learn(*self.host.run(*self.choose(response, finish_reason)))
+
+    def choose(self, response: str, finish_reason: str) -> tuple[list[str], bool]:
+        """Records the response to the open turn.
+
+        Returns:
+            its actions that the world knows, as many as may be executed, and whether the limits end the episode after them.
+        """
         turn = self.episode.turns[-1]
         turn.response, turn.finish_reason = response, finish_reason
         agent, env = self.task.agent, self.task.env
@@ -107,41 +119,29 @@ class Play:
         )
         turn.format_ok, turn.actions = parsed.format_ok, list(parsed.actions)
         turn.observation, turn.prediction = parsed.observation, parsed.prediction
-        try:
-            ended = self._execute(turn, parsed)
-        except Exception as error:
-            self._fail(error)
-            return
-        self.episode.success = bool(turn.info.get("success", self.episode.success))
-        out_of_limits = self.actions_left <= 0 or turn.index + 1 >= env.max_turns
-        if ended or out_of_limits:
-            self.live = False
-            self.episode.status = "completed" if ended else "truncated"
-
-    def _execute(self, turn: Turn, parsed: Parsed) -> bool:
-        """Executes the actions known to the world, up to its limits; True if the world ended the episode."""
-        known = [match_action(action, self.env.actions) for action in parsed.actions]
+        known = [match_action(action, self.names) for action in parsed.actions]
         valid = [action for action in known if action is not None]
-        agent = self.task.agent
         if not valid or len(valid) < len(known) or (agent.penalize_extra_actions and parsed.extra_actions):
             turn.penalty = agent.format_penalty
-        rewards: list[Any] = []
-        before = ""
-        ended = False
-        for action in valid[: self.actions_left]:
-            self.state, reward, terminated, truncated, info = self.env.step(action)
-            if turn.executed:
-                turn.between.append(before)
-            before = self.state
-            rewards.append(reward)
-            turn.rewards.append(float(reward))
-            turn.executed.append(action)
-            turn.ended = bool(terminated)
-            turn.info = {key: value for key, value in info.items() if isinstance(value, (bool, int, float, str))}
-            if terminated or truncated:
-                ended = True
-                break
-        turn.reward = sum(rewards)
+        turn.executed = valid[: self.actions_left]
+        return turn.executed, len(turn.executed) >= self.actions_left or turn.index + 1 >= env.max_turns
+
+    def learn(self, steps: Sequence[Step], failure: str) -> None:
+        """Records what the world returned for the actions of the open turn, and what went wrong ("" if nothing)."""
+        turn = self.episode.turns[-1]
+        turn.executed = turn.executed[: len(steps)]
+        turn.between = [step.state for step in steps[:-1]]
+        turn.rewards = [float(step.reward) for step in steps]
+        turn.reward = sum(step.reward for step in steps)
+        if steps:
+            self.state, turn.ended, turn.info = steps[-1].state, steps[-1].terminated, steps[-1].info
         turn.next_state = self.state
-        self.actions_left -= len(turn.executed)
-        return ended
+        self.actions_left -= len(steps)
+        if failure:
+            self._fail(failure)
+            return
+        self.episode.success = bool(turn.info.get("success", self.episode.success))
+        ended = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
+        if ended or self.actions_left <= 0 or turn.index + 1 >= self.task.env.max_turns:
+            self.live = False
+            self.episode.status = "completed" if ended else "truncated"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class RandomReplies:
 
     workers = 1
     name = "random"
+    episode_timeout = inf
 
     def __init__(self, respond: Callable[[np.random.Generator], str]) -> None:
         self.respond = respond

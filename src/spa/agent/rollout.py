@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence
+from spa.agent.host import Hosts
 from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion, Engine, SplittingEngine, serve
+from spa.engines.base import Completion, Engine, Later, SplittingEngine, serve
 from spa.engines.cooling import Cooled
 from spa.engines.processes import in_processes
+from spa.envs.checked import Step
 
 
 @dataclass
@@ -43,27 +46,30 @@ def rollout(
 ) -> list[Episode]:
     """Plays every world ``group_size`` times; returns ``len(worlds) * group_size`` episodes, group by group.
 
-    The members of a group share the world but not its noise. A world that raises ends only its own episode, with
+    The members of a group share the world but not its noise. A world that fails ends only its own episode, with
     ``status="error"``. The same arguments and weights give the same episodes.
 
-    On a CPU the groups may be divided among several processes (``sampling.processes``): see ``SplittingEngine``.
+    On a CPU the groups may be divided among several processes (``sampling.processes``): see ``SplittingEngine``. With
+    ``env.processes`` they are not; so many episodes are played at once instead, each with its world in another process.
 
     Args:
         seed: sampling seed; each response is seeded with it and the episode and turn.
         on_turn: called for the episodes that this process plays, not for those of its forks.
         skip: (group, member) of episodes that are left out, for engines whose samples depend on seed, episode and turn alone.
     """
-    count = engine.split(sampling, len(worlds), group_size) if isinstance(engine, SplittingEngine) else 1
+    splitting = engine if isinstance(engine, SplittingEngine) and not task.env.processes else None
+    count = splitting.split(sampling, len(worlds), group_size) if splitting else 1
 
     def share(number: int) -> dict[int, Episode]:
-        plays = {
-            group * group_size + member: _TokenPlay.start(task, worlds[group], group, member)
-            for group in range(number, len(worlds), count)
-            for member in range(group_size)
-            if (group, member) not in skip
-        }
-        with engine.alone(count) if isinstance(engine, SplittingEngine) else nullcontext():
-            return _play(engine, chat, plays, sampling, seed, None if number else on_turn)
+        groups = range(number, len(worlds), count)
+        keys = [(group, member) for group in groups for member in range(group_size) if (group, member) not in skip]
+        played: dict[int, Episode] = {}
+        with splitting.alone(count) if splitting else nullcontext(), Hosts(task, len(keys)) as hosts:
+            for wave in hosts.waves(keys):
+                begun = hosts.start(lambda key, host: _TokenPlay.start(task, worlds[key[0]], *key, host), wave)
+                plays = {play.episode.group * group_size + play.episode.member: play for play in begun}
+                played |= _play(engine, chat, plays, sampling, seed, None if number else on_turn, hosts.threads)
+        return played
 
     played = {session: episode for part in in_processes(share, count) for session, episode in part.items()}
     return [played[session] for session in sorted(played)]
@@ -76,25 +82,32 @@ def _play(
     sampling: SamplingConfig,
     seed: int,
     on_turn: OnTurn | None,
+    threads: Executor | None,
 ) -> dict[int, Episode]:
-    """Plays to the end; returns the episodes by session number."""
+    """Plays to the end; returns the episodes by session number. ``threads`` wait for worlds in other processes."""
 
-    def on_completion(session: int, completion: Completion) -> list[int] | None:
+    def on_completion(session: int, completion: Completion) -> list[int] | Later | None:
         play = plays[session]
         index, text = len(play.responses), chat.forced + chat.decode(completion.ids)
         if play.try_again(text):
             return Cooled(play.sequence.ids, play.cooling)
-        _answer(play, chat, index, completion, text)
-        if on_turn:
-            on_turn(play.episode, not play.live)
-        return _ask(play, chat, index + 1) if play.live else None
+        _record(play, chat, index, completion)
+        actions, last = play.choose(text, completion.finish_reason)
+
+        def following(outcome: tuple[list[Step], str]) -> list[int] | None:
+            play.learn(*outcome)
+            if on_turn:
+                on_turn(play.episode, not play.live)
+            return _ask(play, chat, index + 1) if play.live else None
+
+        if threads and actions:
+            return Later(threads.submit(play.host.run, actions, last), following)
+        return following(play.host.run(actions, last))
 
     for play in plays.values():
         play.episode.system = chat.default_system if play.task.system is None else play.task.system
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
     serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
-    for play in plays.values():
-        play.env.close()
     return {session: play.episode for session, play in plays.items()}
 
 
@@ -129,8 +142,7 @@ def _append_user(play: _TokenPlay, chat: Chat, index: int, first: int) -> str:
     return text
 
 
-def _answer(play: _TokenPlay, chat: Chat, index: int, completion: Completion, text: str) -> None:
-    """Records a response and executes its actions."""
+def _record(play: _TokenPlay, chat: Chat, index: int, completion: Completion) -> None:
+    """Appends a response to the sequence."""
     play.sequence.append(completion.ids, mask=1, logprobs=completion.logprobs, turn=index)
     play.responses.append([*chat.forced_ids, *completion.ids])
-    play.answer(text, completion.finish_reason)

@@ -9,6 +9,7 @@ from spa.agent.cold_start import ColdStart
 from spa.agent.response import FORMATS, forced_tag
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import TextEnv, make_env
+from spa.envs.checked import WorldError, guarded
 
 SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
 
@@ -24,7 +25,7 @@ class Task:
         cold_start: examples shown and responses resampled in self-play.
 
     Raises:
-        ValueError: unknown world or setting.
+        ValueError: unknown world or setting, or a world that cannot be made.
     """
 
     env: EnvConfig
@@ -33,7 +34,12 @@ class Task:
     cold_start: ColdStart = field(default_factory=ColdStart)
 
     def __post_init__(self) -> None:
-        self.make_env()
+        try:
+            guarded(self.make_env, "constructor", self.env.step_timeout)
+        except WorldError as error:
+            if isinstance(error.__cause__, (ValueError, OSError, ImportError)):
+                raise error.__cause__ from None
+            raise ValueError(f"the world {self.env.id!r} cannot be made: {error}") from error
 
     @property
     def tag(self) -> str:

@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
+    except SystemExit as error:  # ours returns codes
+        return _fail(f"Error: a world or library asked to end the program (SystemExit: {error})", 2)
     except BrokenPipeError:  # `spa config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

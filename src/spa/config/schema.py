@@ -64,6 +64,15 @@ class EnvConfig:
         '"Max response length" in words (style=paper); null = half as much again as true states and actions take in '
         "tokens, at most sampling.max_tokens (this itself with prompt=base).",
     )
+    step_timeout: NonNegative = setting(
+        300.0,
+        "Seconds for a call of the world (made, reset, step, close), after which its episode fails; 0 = no limit.",
+    )
+    max_state_chars: Positive = setting(100_000, "Characters of a state; a longer one fails the episode.")
+    max_failed: Share = setting(0.5, "Stop where a larger share of the episodes fails; 1 = never.")
+    processes: Count = setting(
+        0, "Episodes played at once, each with its world in a process of its own (slow worlds; Linux); 0 = in this one."
+    )
     disjoint: Literal["content", "symmetry", "seed"] = setting(
         "content",
         "How splits are kept apart: content (no world in two splits), symmetry (nor its rotations and mirror "
@@ -132,6 +141,8 @@ class EngineConfig:
     api_key_env: str = setting("OPENAI_API_KEY", "openai: environment variable with the key; unset = no key.")
     concurrency: Positive = setting(16, "openai: concurrent requests.")
     timeout: AboveZero = setting(120.0, "openai: seconds until a request counts as failed.")
+    episode_timeout: AboveZero = setting(3600.0, "openai: seconds for all requests of an episode, which then fails.")
+    max_reply_bytes: Positive = setting(1_000_000, "openai: size of a reply, decompressed; a larger one is a failure.")
     retries: Count = setting(5, "openai: retries of a failed request, with exponential backoff.")
     requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none (429 replies are always obeyed).")
     prefill: Flag = setting(False, "openai: start the response with the forced tag (vLLM's continue_final_message).")

@@ -35,6 +35,7 @@ from spa.data.encode import encode_rows, merge_turns
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
 from spa.envs.check import can_sample
 from spa.envs.check_markov import Outcomes, outcomes
+from spa.envs.checked import WorldError, guarded
 from spa.evaluate.bootstrap import bootstrap_difference
 from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
 from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
@@ -135,9 +136,11 @@ def _line(error: Exception) -> str:
 
 def _hidden(task: Task) -> Outcomes:
     try:
-        return outcomes(task.make_env, RANDOM_EPISODES)
-    except ValueError:
-        return Outcomes("unknown", "skipped: the world lists no actions and has no sample_action")
+        return guarded(lambda: outcomes(task.make_env, RANDOM_EPISODES), "random play")
+    except WorldError as error:
+        if isinstance(error.__cause__, ValueError):
+            return Outcomes("unknown", "skipped: the world lists no actions and has no sample_action")
+        return Outcomes("unknown", f"skipped: {error}")
 
 
 def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, list[WorldResult]]:
@@ -160,6 +163,15 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
         random=float(np.mean([episode.success for episode in guesses])) if guesses else None,
     )
     return base, results
+
+
+def _can_sample(task: Task) -> bool:
+    try:
+        env = task.make_env()
+        guarded(lambda: env.reset(seed=0), "reset", task.env.step_timeout)
+        return can_sample(env)
+    except WorldError:
+        return False
 
 
 def _states(cfg: Config, policy: Policy, task: Task, worlds: Sequence[World]) -> States:
@@ -219,9 +231,7 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
     measured = measure_episodes(cfg, policy, task, episodes, [], run)
     depth = min(cfg.planner.depth, cfg.env.max_actions)
     walks: dict[str, float] = {}
-    env = task.make_env()
-    env.reset(seed=0)
-    if can_sample(env):
+    if _can_sample(task):
         with progress(1, "imagination") as bar, planning_model(cfg, policy, make_task(cfg)) as world_model:
             walks = imagination_metrics(world_model, task, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
             bar.advance()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -35,9 +36,21 @@ class BrokenModel(ValueError):
     """The model's logits are not finite: its weights are damaged or have diverged."""
 
 
-OnCompletion = Callable[[int, Completion], Sequence[int] | None]
+@dataclass(frozen=True)
+class Later:
+    """A next context that ``then`` makes of the result of ``future``, once that is done (a world in a process of its own)."""
+
+    future: Future[Any]
+    then: Callable[[Any], Sequence[int] | None]
+
+    def context(self) -> Sequence[int] | None:
+        """Waits for it."""
+        return self.then(self.future.result())
+
+
+OnCompletion = Callable[[int, Completion], Sequence[int] | Later | None]
 """Called with a session's number and its completion; returns the session's next context, or None at its end. A context may
-have a temperature of its own (``cooling.Cooled``)."""
+have a temperature of its own (``cooling.Cooled``), or come ``Later``."""
 
 
 class Engine(Protocol):
@@ -100,12 +113,9 @@ def serve(
             if asked:
                 texts = engine.generate(list(asked.values()), own, stop_ids=stop_ids, seed=int(state >> np.uint64(1)))
                 completions.update(zip(asked, texts, strict=True))
-        following: list[tuple[int, Sequence[int]]] = []
-        for session, _ in live:
-            context = on_completion(session, completions[session])
-            if context is not None:
-                following.append((session, context))
-        live = following
+        answered = [(session, on_completion(session, completions[session])) for session, _ in live]
+        following = [(session, found.context() if isinstance(found, Later) else found) for session, found in answered]
+        live = [(session, context) for session, context in following if context is not None]
         turn += 1
 
 
@@ -130,6 +140,7 @@ class ChatEngine(Protocol):
 
     workers: int
     name: str  # of the model and its server
+    episode_timeout: float  # seconds for all requests of an episode
 
     def reply(
         self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event

@@ -12,9 +12,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from spa.common.limits import TimeLimit, in_thread
 from spa.common.secrets import learn, redact
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
+from spa.engines.http import BadReply, bounded_client
 
 BACKOFF = 1.0  # seconds before the first retry, doubled for each further one
 LONGEST_BACKOFF = 60.0
@@ -45,7 +47,7 @@ class OpenAIEngine:
         import openai
 
         self.config = config
-        self.workers = config.concurrency
+        self.workers, self.episode_timeout = config.concurrency, config.episode_timeout
         self.name = redact(f"{config.model} at {config.base_url}")
         learn(config.api_key_env)
         key = os.environ.get(config.api_key_env, "").strip()
@@ -61,7 +63,7 @@ class OpenAIEngine:
             timeout=config.timeout,
             max_retries=0,  # retries are ours
             # Prompts and key go only where the config says.
-            http_client=openai.DefaultHttpxClient(follow_redirects=False),
+            http_client=bounded_client(openai.DefaultHttpxClient, config.max_reply_bytes, config.timeout),
         )
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
@@ -118,14 +120,17 @@ class OpenAIEngine:
             _TryAgain: no connection, a timeout, an overloaded or broken server, or a malformed reply.
             ServerError: the server rejects the request.
         """
-        deadline = time.monotonic() + self.config.timeout
-        create = self._client.chat.completions.with_streaming_response.create
+        create = self._client.chat.completions.with_raw_response.create
         try:
-            with create(**request) as response:
-                body = _whole(response, deadline, self.config.timeout)
-        except self._api.APITimeoutError as error:
-            raise _TryAgain(f"no reply within {self.config.timeout:g} s") from error
-        except self._api.APIConnectionError as error:
+            # The client's timeout is that of each read: a trickle of headers would never end.
+            body = in_thread(lambda: create(**request).content, self.config.timeout)
+        except (self._api.APITimeoutError, TimeLimit) as error:
+            raise _TryAgain(f"no complete reply within {self.config.timeout:g} s") from error
+        except BadReply as error:
+            raise _TryAgain(str(error)) from error
+        except self._api.APIConnectionError as error:  # older clients wrap every exception
+            if isinstance(error.__cause__, BadReply):
+                raise _TryAgain(str(error.__cause__)) from error
             raise _TryAgain(f"{error} ({error.__cause__ or type(error).__name__})") from error
         except self._api.APIStatusError as error:
             what = f"HTTP {error.status_code}: {_said(error.response.text)}"
@@ -173,28 +178,13 @@ def _sleep(seconds: float, stop: threading.Event) -> None:
         raise RequestFailed("cancelled")
 
 
-def _whole(response: Any, deadline: float, timeout: float) -> bytes:
-    """The body of a reply. The client's timeout applies per read, so a trickling server would never time out."""
-    pieces = []
-    try:
-        for piece in response.iter_bytes():
-            pieces.append(piece)
-            if time.monotonic() > deadline:
-                raise _TryAgain(f"no complete reply within {timeout:g} s")
-    except _TryAgain:
-        raise
-    except Exception as error:  # whatever the HTTP library raises for a truncated or badly encoded reply
-        raise _TryAgain(f"the reply was cut off ({type(error).__name__})") from error
-    return b"".join(pieces)
-
-
 def _read(body: bytes) -> Reply:
     """Parses a reply from a response body; garbage is retried."""
     try:
         choice = json.loads(body)["choices"][0]
         text = choice["message"]["content"]
         reason = choice.get("finish_reason")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
     if not isinstance(text, str) or not text.strip():
@@ -224,6 +214,6 @@ def _said(text: str) -> str:
         while isinstance(data, dict):
             data = next((data[key] for key in ("error", "message", "detail") if key in data), str(data))
         text = str(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     return (redact(text).strip().splitlines() or ["no reason given"])[0][:300]

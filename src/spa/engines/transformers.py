@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
-from spa.engines.base import BrokenModel, Completion, OnCompletion, serve
+from spa.engines.base import BrokenModel, Completion, Later, OnCompletion, serve
 from spa.engines.cooling import cooled, cooling
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream
@@ -174,6 +175,7 @@ class _Serving:
         self.device = decoder.model.device
         self.rows: list[_Row] = []
         self.waiting: deque[_Row] = deque()
+        self.later: list[tuple[_Row, Later]] = []  # sessions whose next contexts are not there yet
         self.slots = 0
         self.prefix: list[int] = []  # cached in the slot after the last
         self.shared: list[int] = []  # common to all first contexts
@@ -188,8 +190,11 @@ class _Serving:
         self._open(min(self.sampling.batch_size, len(contexts)))
         if 1 < len(self.shared) < len(first):
             self._read_prefix()
-        while self.rows or self.waiting:
+        while self.rows or self.waiting or self.later:
+            self._collect()
             self._fill()
+            if not self.rows:
+                continue
             try:
                 logits_nV = cooled(self._forward(), [row.cooling for row in self.rows])
             except torch.OutOfMemoryError:
@@ -227,6 +232,17 @@ class _Serving:
         self.prefix, length = self.shared, len(self.shared)
         self.decoder.forward(self.prefix[-1:], [length - 1], [Chunk(0, 0, self.prefix[:-1])])
         self.decoder.copy([(0, self.slots, 0, length)])
+
+    def _collect(self) -> None:
+        """Moves sessions whose next contexts have come to those that wait; waits for one if there is nothing else to do."""
+        if self.later and not (self.rows or self.waiting):
+            wait([later.future for _, later in self.later], return_when=FIRST_COMPLETED)
+        asked, self.later = self.later, []
+        for row, later in asked:
+            if not later.future.done():
+                self.later.append((row, later))
+            elif (context := later.context()) is not None:
+                self.waiting.append(self._asked(_Row(row.session, turn=row.turn + 1), context))
 
     def _fill(self) -> None:
         """Moves waiting sessions into free slots."""
@@ -299,6 +315,9 @@ class _Serving:
         for row, stopped in ended:
             completion = Completion(row.tokens[row.start :], row.logprobs, "stop" if stopped else "length")
             context = self.on_completion(row.session, completion)
+            if isinstance(context, Later):
+                self.later.append((row, context))
+                context = None
             if context is not None:
                 following = self._asked(_Row(row.session, turn=row.turn + 1), context)
             elif self.waiting:  # the slot may hold a prefix of the new session

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol, runtime_checkable
 
 from gymnasium.error import ResetNeeded
 
 from spa.envs.base import TextEnv
+from spa.envs.checked import checked_reset, checked_step
 from spa.envs.spaces import AnyText
 
 
@@ -46,8 +48,7 @@ class AdaptedEnv(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        state, info = self.env.reset(seed=seed, options=options)
-        self._state = self._text(state)
+        self._state, info = checked_reset(self.env.reset(seed=seed, options=options), sys.maxsize)
         self._fingerprint = str(info.get("content", self._state))
         self._running = True
         return self._state, {"success": False, "valid": True, "effective": False, "content": self._fingerprint} | info
@@ -56,9 +57,7 @@ class AdaptedEnv(TextEnv):
         if not self._running:
             raise ResetNeeded(f"{type(self.env).__name__} must be reset before this step()")
         before = self._state
-        state, reward, terminated, truncated, info = self.env.step(action)
-        self._state = self._text(state)
-        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        self._state, reward, terminated, truncated, info = checked_step(self.env.step(action), sys.maxsize)
         self._running = not (terminated or truncated)
         defaults = {
             "success": terminated and reward > 0,
@@ -66,7 +65,7 @@ class AdaptedEnv(TextEnv):
             "effective": self._state != before,
             "content": self._fingerprint,
         }
-        return self._state, reward, terminated, truncated, defaults | info
+        return self._state, float(reward), terminated, truncated, defaults | info
 
     def render(self) -> str:
         return self._state
@@ -84,9 +83,3 @@ class AdaptedEnv(TextEnv):
         close = getattr(self.env, "close", None)
         if callable(close):
             close()
-
-    def _text(self, state: Any) -> str:
-        if not isinstance(state, str):
-            name = type(self.env).__name__
-            raise TypeError(f"a world must return its states as text, but {name} returned a {type(state).__name__}")
-        return state

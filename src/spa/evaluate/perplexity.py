@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.fields import StateFormat
 from spa.config.schema import Config
+from spa.envs.checked import WorldError, checked_reset, checked_step, guarded
 
 CONTEXTS = ("bare", "prompt")
 FORMATS: tuple[StateFormat, ...] = ("grid", "coordinates")
@@ -51,23 +54,29 @@ def random_guess(task: Task, vocabulary: int) -> float:
 def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int = 5) -> list[str]:
     """The first state of each world and the states after ``moves`` random moves; a state is listed once per visit.
 
-    For a world without random moves (free text without ``sample_action``), only the first states.
+    For a world without random moves (free text without ``sample_action``), only the first states; of one that fails, those
+    before.
     """
-    states = []
+    states: list[str] = []
     env = task.make_env()
-    for world in worlds:
+
+    def visit(world: World) -> None:
         rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed]))
-        state, _ = env.reset(seed=world.seed)
+        state, _ = checked_reset(env.reset(seed=world.seed))
         states.append(state)
         for _ in range(moves):
             try:
                 action = env.sample_action(rng)
             except ValueError:
                 break
-            state, _, terminated, truncated, _ = env.step(action)
+            state, _, terminated, truncated, _ = checked_step(env.step(action))
             states.append(state)
             if terminated or truncated:
                 break
+
+    for world in worlds:
+        with suppress(WorldError):
+            guarded(partial(visit, world), "random play", task.env.step_timeout)
     return states
 
 

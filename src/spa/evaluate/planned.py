@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from spa.config.schema import SIMULATOR, Config
 from spa.config.seeds import PLANNER, stream_seed
 from spa.data.transitions import Transition
 from spa.envs import TextEnv
+from spa.envs.checked import WorldError, checked_step, guarded
 from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
 from spa.evaluate.summary import EvalResult
@@ -92,7 +93,9 @@ def plan_chunks(
         world_model.forget()
         return played
 
-    return in_chunks(play, worlds, samples, cfg.seeds.run, purpose, title, store, size=CHUNK)
+    return in_chunks(
+        play, worlds, samples, cfg.seeds.run, purpose, title, store, size=CHUNK, max_failed=task.env.max_failed
+    )
 
 
 def imagination_metrics(
@@ -178,19 +181,24 @@ def _likeliest(
 
 
 def _walk(task: Task, world: World, number: int, depth: int, seed: int) -> list[Transition]:
-    """The transitions of random actions in a world, until it ends."""
+    """The transitions of random actions in a world, until it ends or fails."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed, number]))
-    env = task.make_env()
-    state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(number)})
-    moves = []
-    for _ in range(depth):
-        action = env.sample_action(rng)
-        after, reward, terminated, truncated, _ = env.step(action)
-        moves.append(Transition(state, action, after, float(reward), bool(terminated)))
-        state = after
-        if terminated or truncated:
-            break
-    env.close()
+    moves: list[Transition] = []
+
+    def walk() -> None:
+        env = task.make_env()
+        state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(number)})
+        while len(moves) < depth:
+            action = env.sample_action(rng)
+            after, reward, terminated, truncated, _ = checked_step(env.step(action))
+            moves.append(Transition(state, action, after, float(reward), terminated))
+            state = after
+            if terminated or truncated:
+                break
+        env.close()
+
+    with suppress(WorldError):
+        guarded(walk, "random play", task.env.step_timeout)
     return moves
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy, ServedPolicy, counter, make_task, sampling_for
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
@@ -103,6 +104,7 @@ def play_chunks(
         watch: called after every turn, of a server's episodes at their end; what it raises ends the play.
 
     Raises:
+        ValueError: a larger share than ``env.max_failed`` of the episodes fails.
         ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
     """
     if isinstance(policy, ServedPolicy):
@@ -111,7 +113,9 @@ def play_chunks(
     def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
         return policy.play(task, chunk, samples=samples, seed=seed, on_turn=on_turn, skip=skip if policy.skips else ())
 
-    return in_chunks(play, worlds, samples, run, purpose, title, store, watch, size=CHUNK)
+    return in_chunks(
+        play, worlds, samples, run, purpose, title, store, watch, size=CHUNK, max_failed=task.env.max_failed
+    )
 
 
 Play = Callable[[Sequence[World], int, OnTurn, Container[Key]], list[Episode]]
@@ -128,12 +132,18 @@ def in_chunks(
     watch: OnTurn | None = None,
     *,
     size: int,
+    max_failed: float,
 ) -> list[Episode]:
     """Episodes from calling ``play`` on ``size`` worlds and a seed at a time, ``samples`` per world, numbered consecutively.
 
     ``play`` is also given what to call after every turn, and the episodes of the chunk that are stored already.
+
+    Raises:
+        ValueError: a larger share than ``max_failed`` of the episodes fails.
     """
     store = EpisodeStore() if store is None else store
+    failures = Failures(title, max_failed, len(worlds) * samples)
+    failures.add(store.in_order())
     with progress(len(worlds) * samples, title) as bar:
         count = counter(bar)
 
@@ -142,6 +152,7 @@ def in_chunks(
                 return
             if ended:
                 store.add([episode])
+                failures.add([episode])
                 bar.values["success"] = store.success
             count(episode, ended)
             if watch:
@@ -161,6 +172,7 @@ def in_chunks(
             # The seed belongs to the chunk, and an episode's samples to its place in it.
             for episode in play(chunk, stream_seed(run, purpose, number), on_turn, before):
                 on_turn(episode, True)  # those that a fork played, or whose world failed at once
+    failures.say()
     return store.in_order()
 
 
@@ -188,5 +200,8 @@ def _play_served(
         left = [job for job in jobs if (job.group, job.member) not in store]
         played = play_jobs(policy.server, task, left, sampling_for(task, policy.sampling), seed=seed, on_done=finished)
         store.add(played, write=False)  # a resumed run retries what failed
+        failures = Failures(title, task.env.max_failed, len(jobs))
+        failures.add(store.in_order())
         bar.advance(len(jobs) - bar.done)
+    failures.say()
     return store.in_order()

@@ -71,7 +71,7 @@ def play_with_planner(
 
     A turn plays as much of the plan as ``env.max_actions_per_turn`` allows. Transitions already seen in an episode are not
     imagined again. Episodes have texts but no token sequences; each turn's ``imagined`` records the expectation. A world that
-    raises ends only its own episode, with ``status="error"``.
+    fails ends only its own episode, with ``status="error"``.
 
     Args:
         kind: lookahead, beam or mcts.
@@ -106,8 +106,6 @@ def play_with_planner(
                 on_turn(play.episode, not play.live)
             if config.samples == 1 and play.episode.status != "error":
                 memories[number].update(_seen(turn))
-    for play in plays:
-        play.env.close()
     return [play.episode for play in plays]
 
 

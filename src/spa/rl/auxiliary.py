@@ -8,12 +8,14 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
+from spa.agent.host import LocalHost
 from spa.agent.play import Play
 from spa.agent.response import STATE_TAG, closing, opening, parse_response, tagged
 from spa.agent.task import Task
 from spa.data.encode import Example, encode_row, merge_turns
 from spa.data.ground_truth import Message, Row, ground_truth, rejection
 from spa.data.transitions import transition_rows
+from spa.envs.checked import WorldError
 
 
 def true_response(turn: Turn, style: str = "terse") -> str | None:
@@ -39,10 +41,14 @@ def true_response(turn: Turn, style: str = "terse") -> str | None:
 
 def world_model_rows(episode: Episode, task: Task) -> list[Row]:
     """A row for each usable turn, with the prompt of ``task`` (prompt mode ``world_model``) and earlier turns corrected."""
-    env = task.make_env()
+    host, header = LocalHost(task), ""
     if task.agent.style == "paper":  # the header lists this world's symbols and actions
-        env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
-    play = Play(task, episode, env, header=task.header(env))
+        try:
+            header = host.start(episode.seed, episode.noise_seed).header
+        except WorldError:
+            return []
+        host.close()
+    play = Play(task, episode, host, header=header)
     system: list[Message] = [] if task.system is None else [{"role": "system", "content": task.system}]
     responses = [true_response(turn, task.agent.style) for turn in episode.turns]
     rows = []
@@ -56,7 +62,6 @@ def world_model_rows(episode: Episode, task: Task) -> list[Row]:
             prompt.append({"role": "assistant", "content": responses[earlier] or episode.turns[earlier].response})
         prompt.append({"role": "user", "content": play.user_text(index, first)})
         rows.append(Row(episode.task, prompt, response))
-    env.close()
     return rows
 
 

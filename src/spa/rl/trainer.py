@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, read_episodes, write_episodes
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
@@ -84,6 +85,7 @@ class PPOTrainer:
             training_tasks(self.config, state_format=shown, prompt="world_model") if config.world_model_coef else []
         )
         self.health = Health(config)
+        self.failures = Failures("PPO", self.config.env.max_failed)
         self.validations: list[tuple[str, Task, list[World]]] = []
         if config.val_every:
             worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
@@ -116,7 +118,7 @@ class PPOTrainer:
 
         Raises:
             TrainingDiverged, TrainingCollapsed: with ``ppo.on_collapse=stop`` (the message names the last good checkpoint).
-            ValueError: three steps in a row without a usable episode (a broken world).
+            ValueError: three steps in a row without a usable episode, or too many failures (``env.max_failed``).
         """
         config = self.config.ppo
         found = latest_checkpoint(self.out) if resume else None
@@ -175,6 +177,8 @@ class PPOTrainer:
         episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
         played = time.perf_counter()
         self.episodes += len(episodes)
+        self.failures.add(episodes)
+        self.failures.say()
         real = [is_real(self.curriculum.tasks[index]) for index in tasks]
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)

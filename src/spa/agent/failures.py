@@ -1,0 +1,56 @@
+"""Counts failed episodes and stops a run in which too many fail. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spa.agent.episode import Episode
+from spa.common.progress import note
+
+_FEW = 100  # episodes, where it is not known how many there will be
+
+
+class Failures:
+    """The failed episodes of a stage.
+
+    Args:
+        what: the stage, in messages.
+        limit: the share that may fail (``env.max_failed``).
+        total: episodes to be played; 0 = not known.
+    """
+
+    def __init__(self, what: str, limit: float, total: int = 0) -> None:
+        self.what, self.limit, self.total = what, limit, total
+        self.seen = self.count = 0
+        self._first: list[str] = []
+        self._said = 0
+
+    def add(self, episodes: Iterable[Episode]) -> None:
+        """Counts episodes.
+
+        Raises:
+            ValueError: whatever follows, more than the share fails; the message has the first three failures.
+        """
+        for episode in episodes:
+            self.seen += 1
+            if episode.status == "error":
+                self.count += 1
+                if len(self._first) < 3:
+                    self._first.append(f"seed {episode.seed}: {episode.error}")
+                self._check()
+
+    def _check(self) -> None:
+        if self.count > self.limit * (self.total or max(self.seen, _FEW)):
+            raise ValueError(
+                f"{self} (stopped because of env.max_failed={self.limit:g}). Mend the world; spa env check and spa env play "
+                "show how it behaves"
+            )
+
+    def say(self) -> None:
+        """Tells of failures on stderr: the first, and when there are ten times as many as last told."""
+        if self.count >= max(1, 10 * self._said):
+            self._said = self.count
+            note(str(self))
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.count} of {self.total or self.seen} episodes failed; the first: {' | '.join(self._first)}"

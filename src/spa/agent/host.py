@@ -1,0 +1,220 @@
+"""Where the worlds of episodes live: in this process, or each in one of its own. Imports no torch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from spa.agent.task import Task
+from spa.common.progress import leave_to_parent
+from spa.engines.processes import can_fork
+from spa.envs import TextEnv
+from spa.envs.checked import Step, WorldError, checked_reset, checked_step, guarded
+
+T = TypeVar("T")
+Key = TypeVar("Key")
+
+_GRACE = 2.0  # seconds that a process gets beyond its world's limit
+
+
+class Started(NamedTuple):
+    """A world after ``reset``: its state, the task's header for it and its actions."""
+
+    state: str
+    header: str
+    actions: tuple[str, ...]
+
+
+class Host(Protocol):
+    """Holds one world at a time; whatever goes wrong with the world is data or a ``WorldError``."""
+
+    def start(self, seed: int, noise_seed: int) -> Started:
+        """Makes and resets a world. Raises ``WorldError``."""
+        ...
+
+    def run(self, actions: Sequence[str], last: bool) -> tuple[list[Step], str]:
+        """Executes actions up to the world's end. Closes the world then, after a failure, and if ``last``.
+
+        Returns:
+            the steps, with plain values in ``info``, and what went wrong ("" if nothing).
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives up the world of an unfinished episode. Raises nothing."""
+        ...
+
+
+class LocalHost:
+    """A world in this process. ``env.step_timeout`` limits each call of its code."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._env: TextEnv | None = None
+
+    def start(self, seed: int, noise_seed: int) -> Started:
+        limit, options = self.task.env.max_state_chars, {"noise_seed": noise_seed}
+        self._env = env = self._call("constructor", self.task.make_env)
+        try:
+            state, _ = self._call("reset", lambda: checked_reset(env.reset(seed=seed, options=options), limit))
+            return Started(state, *self._call("prompt", lambda: (self.task.header(env), tuple(env.actions))))
+        except WorldError:
+            self.close()
+            raise
+
+    def run(self, actions: Sequence[str], last: bool) -> tuple[list[Step], str]:
+        env = self._env
+        assert env is not None, "start comes first"
+        steps: list[Step] = []
+        try:
+            for action in actions:
+                step = self._call("step", partial(self._step, env, action))
+                plain = {key: value for key, value in step.info.items() if isinstance(value, (bool, int, float, str))}
+                steps.append(step._replace(info=plain))
+                if step.terminated or step.truncated:
+                    last = True
+                    break
+        except WorldError as error:
+            self.close()
+            return steps, str(error)
+        return steps, self._closed() if last else ""
+
+    def close(self) -> None:
+        self._closed()
+
+    def _step(self, env: TextEnv, action: str) -> Step:
+        return checked_step(env.step(action), self.task.env.max_state_chars)
+
+    def _closed(self) -> str:
+        """Closes the world; returns what went wrong."""
+        env, self._env = self._env, None
+        try:
+            if env is not None:
+                self._call("close", env.close)
+        except WorldError as error:
+            return str(error)
+        return ""
+
+    def _call(self, what: str, do: Callable[[], T]) -> T:
+        return guarded(do, what, self.task.env.step_timeout)
+
+
+class ProcessHost:
+    """A world in a process of its own, forked from this one and killed if it does not answer in time."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    def ready(self) -> None:
+        """Forks the process if there is none: best done where no other thread runs."""
+        if self._process is not None and self._process.is_alive():
+            return
+        self.close()
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_host, args=(self.task, theirs), daemon=True)
+        with warnings.catch_warnings():  # about forking with threads: ours wait
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def start(self, seed: int, noise_seed: int) -> Started:
+        self.ready()
+        started, failure = self._ask(3, "start", seed, noise_seed)
+        if failure:
+            raise WorldError(failure)
+        return Started(*started)
+
+    def run(self, actions: Sequence[str], last: bool) -> tuple[list[Step], str]:
+        found, failure = self._ask(len(actions) + 1, "run", list(actions), last)
+        return ([], failure) if failure else found
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _ask(self, calls: int, *message: Any) -> Any:
+        """The process's answer to a message for which it makes so many calls of the world; result and failure."""
+        assert self._pipe is not None, "start comes first"
+        limit = self.task.env.step_timeout
+        try:
+            self._pipe.send(message)
+            if self._pipe.poll(calls * limit + _GRACE if limit else None):
+                return self._pipe.recv()
+            failure = (
+                f"its process gave no answer within {calls} times env.step_timeout={limit:g} seconds and was killed"
+            )
+        except (EOFError, OSError):
+            self._process.join(_GRACE)
+            failure = f"its process died (exit code {self._process.exitcode})"
+        self.close()
+        return None, f"{message[0]}: {failure}"
+
+
+def _host(task: Task, pipe: Connection) -> None:
+    """Serves a ``ProcessHost`` until it closes the pipe."""
+    leave_to_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    host = LocalHost(task)
+    while True:
+        try:
+            method, *arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send((getattr(host, method)(*arguments), ""))
+        except WorldError as error:
+            pipe.send((None, str(error)))
+
+
+class Hosts:
+    """The hosts of a rollout: with ``env.processes`` as many processes, and a thread for each that waits for it.
+
+    Attributes:
+        threads: None where all worlds are in this process.
+    """
+
+    def __init__(self, task: Task, most: int) -> None:
+        count = min(task.env.processes, most) if can_fork() else 0
+        self.task = task
+        self.processes = [ProcessHost(task) for _ in range(count)]
+        self.threads = ThreadPoolExecutor(count) if count else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for host in self.processes:
+            host.close()
+        if self.threads:
+            self.threads.shutdown()
+
+    def waves(self, keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+        """The keys of episodes, as many at a time as there are hosts."""
+        size = len(self.processes) or max(1, len(keys))
+        return (keys[start : start + size] for start in range(0, len(keys), size))
+
+    def start(self, start: Callable[[Key, Host], T], wave: Sequence[Key]) -> list[T]:
+        """``start(key, host)`` for every key of a wave, concurrently where there are processes."""
+        if not self.threads:
+            return [start(key, LocalHost(self.task)) for key in wave]
+        for host in self.processes:
+            host.ready()
+        return list(self.threads.map(start, wave, self.processes))

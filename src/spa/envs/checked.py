@@ -1,0 +1,167 @@
+"""What a world may return, and what becomes of a world that does anything else: a ``WorldError``. Imports no torch."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from spa.common.limits import TimeLimit, limited
+from spa.envs.seeded import one_line
+
+T = TypeVar("T")
+
+MAX_REWARD = 1e6  # a larger one is a defect, and its square would drown every other in an update
+MAX_CHARS = 100_000  # of a state, without another limit
+
+
+class WorldError(Exception):
+    """A world failed or broke the contract; the message is one line and valid Unicode."""
+
+
+class Step(NamedTuple):
+    """What a world returned from ``step``, checked and as plain data (see ``checked_step``)."""
+
+    state: str
+    reward: int | float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+def guarded(do: Callable[[], T], what: str, seconds: float = 0.0) -> T:
+    """``do()``, a call of a world's code, for at most ``seconds`` (0: no limit).
+
+    Raises:
+        WorldError: it raised anything but Ctrl-C, ``SystemExit`` included, or took too long; ``what`` begins the message.
+    """
+    try:
+        return limited(do, seconds)
+    except KeyboardInterrupt:
+        raise
+    except TimeLimit:
+        raise WorldError(f"{what}: no end within {seconds:g} seconds (env.step_timeout)") from None
+    except WorldError as error:
+        raise WorldError(f"{what}: {error}") from None
+    except BaseException as error:
+        raise WorldError(f"{what}: {_describe(error)}") from error
+
+
+def checked_reset(returned: Any, max_chars: int = MAX_CHARS) -> tuple[str, dict[str, Any]]:
+    """State and info that ``reset`` returned.
+
+    Raises:
+        WorldError: they are not of the types of ``checked_step``.
+    """
+    state, info = _unpacked(returned, "reset", "state, info")
+    return checked_state(state, max_chars), _info(info, max_chars)
+
+
+def checked_step(returned: Any, max_chars: int = MAX_CHARS) -> Step:
+    """What ``step`` returned.
+
+    Raises:
+        WorldError: the state is not text, has lone surrogates or more than ``max_chars`` characters; the reward is not a finite
+            real number (NumPy's and tensors with one element are) up to ``MAX_REWARD``; a flag is not true or false; info is
+            not a mapping from texts.
+    """
+    state, reward, terminated, truncated, info = _unpacked(
+        returned, "step", "state, reward, terminated, truncated, info"
+    )
+    return Step(
+        checked_state(state, max_chars),
+        checked_reward(reward),
+        _flag(terminated, "terminated"),
+        _flag(truncated, "truncated"),
+        _info(info, max_chars),
+    )
+
+
+def checked_state(state: Any, max_chars: int = MAX_CHARS) -> str:
+    return _text(state, max_chars, "a state")
+
+
+def checked_reward(reward: Any) -> int | float:
+    value = _scalar(reward)
+    if isinstance(value, bool):
+        value = int(value)
+    if not isinstance(value, (int, float)):
+        if not isinstance(value, numbers.Real):
+            raise WorldError(f"the reward must be a number, not {_shown(reward)}")
+        return checked_reward(float(value))
+    if not -MAX_REWARD <= value <= MAX_REWARD:
+        raise WorldError(f"the reward must be a finite number of at most {MAX_REWARD:g}, not {_shown(value)}")
+    return value
+
+
+def _text(value: Any, max_chars: int, what: str) -> str:
+    if not isinstance(value, str):
+        raise WorldError(f"{what} must be text, not {_shown(value)}")
+    text = str.__str__(value)
+    if len(text) > max_chars:
+        raise WorldError(f"{what} has {len(text)} characters, more than env.max_state_chars={max_chars}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WorldError(f"{what} is not valid Unicode: a lone surrogate at character {error.start}") from None
+    return text
+
+
+def _flag(value: Any, name: str) -> bool:
+    found = _scalar(value)
+    if not isinstance(found, (bool, int)) or found not in (0, 1):
+        raise WorldError(f"{name} must be true or false, not {_shown(value)}")
+    return bool(found)
+
+
+def _info(info: Any, max_chars: int) -> dict[str, Any]:
+    """As a plain dictionary; numbers of other libraries as Python's."""
+    if not isinstance(info, Mapping):
+        raise WorldError(f"info must be a mapping, not {_shown(info)}")
+    found: dict[str, Any] = {}
+    for key, value in dict(info).items():
+        name = _text(key, max_chars, "a key of info")
+        value = _scalar(value)
+        found[name] = _text(value, max_chars, f"info[{name[:40]!r}]") if isinstance(value, str) else value
+    if "success" in found:
+        found["success"] = _flag(found["success"], "info['success']")
+    return found
+
+
+def _unpacked(returned: Any, method: str, names: str) -> tuple[Any, ...]:
+    wanted = names.count(",") + 1
+    if not isinstance(returned, (tuple, list)):
+        raise WorldError(f"{method}() must return {names}, not {_shown(returned)}")
+    if len(returned) != wanted:
+        raise WorldError(f"{method}() must return {wanted} values ({names}), not {len(returned)}")
+    return tuple(returned)
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number of a NumPy number or of an array or tensor with one element and no dimension."""
+    if isinstance(value, np.generic) or (hasattr(value, "item") and getattr(value, "shape", None) == ()):
+        return value.item()
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: short, and safe even where its ``repr`` is not."""
+    try:
+        text = repr(value) if value is None or isinstance(value, (str, bool, int, float, complex)) else ""
+    except Exception:  # an int with too many digits
+        text = ""
+    name = type(value).__name__
+    return _clean(text[:60] if text else f"an object of type {name}")
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return _clean(one_line(error))
+    except Exception:  # its own text fails
+        return type(error).__name__
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,106 @@
+"""Worlds in processes of their own: the same episodes as in this one, and their steps at the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import sys
+import time
+
+import pytest
+
+from spa.agent.conversation import Job, play_jobs
+from spa.agent.episode import Episode
+from spa.agent.random_engine import RandomReplies, random_responder
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
+from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_policy
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worlds are forked on Linux only")
+
+WORLDS = [World(seed, f"w{seed}") for seed in range(4)]
+SLIPPERY = {"size": 4, "is_slippery": True}
+
+
+class Slow:
+    """A step takes its time, and tells its process and when it was."""
+
+    actions = ("go",)
+
+    def reset(self, *, seed=None, options=None):
+        return f"{seed}", {}
+
+    def step(self, action):
+        begun = time.monotonic()
+        time.sleep(0.5)
+        return f"{os.getpid()} {begun} {time.monotonic()}", 1.0, False, False, {}
+
+
+def in_processes(task: Task, count: int) -> Task:
+    return dataclasses.replace(task, env=dataclasses.replace(task.env, processes=count))
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_the_same_episodes_as_in_this_process(window: int) -> None:
+    policy = tiny_policy()
+    task = lake_task(window, settings=SLIPPERY, max_turns=3)
+
+    def play(count: int) -> tuple[list[Episode], list[tuple[tuple[int, int], bool]]]:
+        ends: list[tuple[tuple[int, int], bool]] = []
+        episodes = policy.play(
+            in_processes(task, count),
+            WORLDS,
+            samples=2,
+            seed=3,
+            on_turn=lambda episode, ended: ends.append(((episode.group, episode.member), ended)),
+        )
+        return episodes, sorted(ends)
+
+    (expected, told), *others = [play(count) for count in (0, 3, 100)]
+    assert len({turn.response for episode in expected for turn in episode.turns}) > 4
+    for episodes, ends in others:
+        for episode, same in zip(episodes, expected, strict=True):
+            for one, two in zip(episode.sequences, same.sequences, strict=True):
+                assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)  # another batch is rounded differently
+                one.logprobs = two.logprobs
+        assert episodes == expected
+        assert ends == told
+    assert not multiprocessing.active_children()
+
+
+def test_so_do_engines_that_play_turn_by_turn() -> None:
+    task = lake_task(settings=SLIPPERY)
+    engines = [Scripted(lambda i: "</think><answer>Right || Down</answer>") for _ in range(2)]
+    played = [
+        rollout(engine, CHAT, in_processes(task, count), WORLDS, SamplingConfig(), seed=0, group_size=2)
+        for engine, count in zip(engines, (0, 8), strict=True)
+    ]
+    assert played[0] == played[1]
+
+
+def test_steps_of_different_worlds_take_place_at_the_same_time() -> None:
+    task = Task(
+        EnvConfig(id=f"{__name__}:Slow", tag="S", max_turns=2, processes=16), AgentConfig(style="terse", window=1)
+    )
+    engine = Scripted(lambda i: "</think><answer>go</answer>")
+    episodes = rollout(engine, CHAT, task, WORLDS, SamplingConfig(), seed=0, group_size=4)
+    for turn in range(2):
+        said = [episode.turns[turn].next_state.split() for episode in episodes]
+        assert len({process for process, _, _ in said} - {str(os.getpid())}) == 16
+        spans = [(float(begun), float(ended)) for _, begun, ended in said]
+        at_once = [sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans]
+        assert max(at_once) >= 4  # all 16, on a machine that has nothing else to do
+
+
+def test_conversations_use_them_too() -> None:
+    task = Task(dataclasses.replace(LAKE, settings=SLIPPERY), AgentConfig(style="terse"))
+    jobs = [Job(world, group, 0) for group, world in enumerate(WORLDS)]
+    played = [
+        play_jobs(RandomReplies(random_responder(task)), in_processes(task, count), jobs, SamplingConfig(), seed=1)
+        for count in (0, 2)
+    ]
+    assert played[0] == played[1]
+    assert not multiprocessing.active_children()
