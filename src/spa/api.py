@@ -16,6 +16,7 @@ from spa.config.schema import Config
 if TYPE_CHECKING:
     from spa.agent.episode import Episode
     from spa.evaluate.summary import ComparisonRow, EvalResult
+    from spa.report.compare import RunComparison
 
 
 def load_config(name: str | Path | Config | None = None, *settings: str) -> Config:
@@ -107,6 +108,20 @@ def play(
             )
     finally:
         policy.close()
+
+
+def compare(*runs: str | Path | Run) -> RunComparison:
+    """Paired differences between runs, on the test worlds that all of them played; the first run is the reference.
+
+    Args:
+        runs: folders of runs; those that differ in their seed alone are taken together.
+
+    Raises:
+        ValueError: fewer than two runs, or runs that cannot be compared (no variant or test world in common, other tasks).
+    """
+    from spa.report.compare import compare_runs
+
+    return compare_runs([run.folder if isinstance(run, Run) else run for run in runs])
 
 
 class Run:

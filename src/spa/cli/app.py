@@ -15,6 +15,7 @@ import typer
 
 from spa import __version__
 from spa.cli.arguments import split_words
+from spa.cli.compare import compare
 from spa.cli.data import data_app
 from spa.cli.diagnose import diagnose
 from spa.cli.env import env_app
@@ -238,6 +239,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
     print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
 
 
+app.command()(compare)
 app.command()(play)
 app.command()(perplexity)
 app.command()(diagnose)

@@ -70,6 +70,11 @@ def variant_names(out: Path, cfg: Config) -> list[str]:
     return sorted(names, key=lambda name: (["base", *cfg.variants, name].index(name), name))
 
 
+def changes(old: Config, new: Config) -> list[str]:
+    """The settings that differ and may change results."""
+    return [key for key in differences(old, new) if not key.startswith(_FREE)]
+
+
 def default_folder(cfg: Config) -> Path:
     """``runs/NAME-TIME``."""
     return Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -151,7 +156,7 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
-        changed = [key for key in differences(self.config(), cfg) if not key.startswith(_FREE)]
+        changed = changes(self.config(), cfg)
         if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
             if changed and (trained := self._trained_on_rows(cfg)):
                 raise ValueError(
