@@ -74,8 +74,8 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
             else:
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
         print(f"Report: {report(out)}")
-    if failed:
-        raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
+        if failed:
+            raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
 
 
 def _begin(

@@ -45,7 +45,12 @@ def begin(
     folder.check(cfg, command, resume)
     with locked(out):
         folder.open(cfg, command, resume)
-        yield
+        try:
+            yield
+        except BaseException as error:
+            folder.close(error)
+            raise
+        folder.close(None)
 
 
 def check_command(

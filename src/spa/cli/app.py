@@ -24,6 +24,7 @@ from spa.cli.model import model_app
 from spa.cli.perplexity import perplexity
 from spa.cli.play import play
 from spa.cli.reproduce import reproduce
+from spa.cli.view import view
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible
 from spa.config.overrides import current_name
@@ -241,6 +242,7 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
 
 app.command()(compare)
 app.command()(play)
+app.command()(view)
 app.command()(perplexity)
 app.command()(diagnose)
 app.command()(export)

@@ -145,6 +145,17 @@ class RunFolder:
         atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
         return self
 
+    def close(self, error: BaseException | None) -> None:
+        """Records how the last command ended: ``ended``, and the first line of what it failed with."""
+        data = self.info()
+        entries = data.get("commands")
+        if not isinstance(entries, list) or not entries or not isinstance(entries[-1], dict):
+            return
+        entries[-1]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
+        if error is not None:
+            entries[-1]["error"] = redact(f"{type(error).__name__}: {error}".splitlines()[0])
+        atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
+
     def check(self, cfg: Config, command: str, resume: bool) -> None:
         """Raises what ``open`` would raise, but writes nothing."""
         if self.path.exists() and not self.path.is_dir():
