@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.show import show_episode, show_sample
 from spa.cli import main
-from spa.cli.play import Screen, show_episode
+from spa.cli.play import Screen
 from spa.config.load import load_config
 from spa.models.folders import resolve_path
 from spa.runs.folder import RunFolder
@@ -57,6 +58,14 @@ def test_the_command_plays_test_worlds(planner: str, capsys: pytest.CaptureFixtu
 def test_without_a_config_it_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", "agent.planner=lookahead"]) == 2
     assert "spa play frozen_lake" in capsys.readouterr().err
+
+
+def test_a_sample_is_the_last_turn_and_the_outcome() -> None:
+    text = show_sample(Episode("Lake", 7, 0, turns=[turn(), turn(reward=0.5)], success=True))
+    assert text.splitlines()[:2] == [
+        "World 7, won after 2 actions, reward 1.5; the last turn:",
+        "Turn 1: Right; reward 0.5",
+    ]
 
 
 def test_turns_of_several_worlds_are_printed_world_by_world(capsys: pytest.CaptureFixture[str]) -> None:

@@ -326,6 +326,13 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
+    if not options.dry_run:  # said before anything heavy is imported
+        what = f"variant {chosen}" if chosen else f"variants {', '.join(cfg.variants)}"
+        note(f"spa {__version__} {command}: {cfg.name}, model {cfg.model.path}, {what}")
+        if options.out is None:
+            note(f"Run folder: {folder}")
+        if preset:
+            note(f"Preset: {preset}")
     pipeline = importlib.import_module("spa.pipeline")
     if options.dry_run:
         names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
@@ -339,10 +346,6 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model)]:
             print(f"# {redact(line)}".rstrip())
         return
-    if options.out is None:
-        note(f"Run folder: {folder}")
-    if preset:
-        note(f"Preset: {preset}")
     more = f" --variant {chosen}" if chosen else ""
     with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
         work(pipeline, cfg, variant, folder)

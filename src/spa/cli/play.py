@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +11,8 @@ from spa.cli.arguments import Words, config_of
 from spa.common.secrets import redact
 
 if TYPE_CHECKING:
-    from spa.agent.episode import Episode, Turn
+    from spa.agent.episode import Episode
     from spa.config.schema import Config, VariantConfig
-
-_WIDEST = 60  # characters of a column
 
 
 def play(
@@ -120,6 +117,8 @@ class Screen:
         self._group = 0
 
     def on_turn(self, episode: Episode, ended: bool) -> None:
+        from spa.agent.show import outcome, show_turn
+
         if episode.group < self._group:
             return
         self._waiting[episode.group] = episode, ended
@@ -128,59 +127,9 @@ class Screen:
             if not self._printed:
                 print(f"World {shown.seed}")
             for turn in shown.turns[self._printed :]:
-                print(redact("\n".join(["", *_show_turn(turn)])), flush=True)
+                print(redact("\n".join(["", *show_turn(turn)])), flush=True)
             self._printed = len(shown.turns)
             if not over:
                 return
-            print(redact("\n".join(["", _outcome(shown), ""])), flush=True)
+            print(redact("\n".join(["", outcome(shown), ""])), flush=True)
             self._group, self._printed = self._group + 1, 0
-
-
-def show_episode(episode: Episode) -> str:
-    """An episode as text: a table a turn, of the states before, imagined (where a planner played) and after."""
-    lines = [f"World {episode.seed}"]
-    for turn in episode.turns:
-        lines += ["", *_show_turn(turn)]
-    return "\n".join([*lines, "", _outcome(episode), ""])
-
-
-def _show_turn(turn: Turn) -> list[str]:
-    return [_headline(turn), *_side_by_side(_columns(turn))]
-
-
-def _outcome(episode: Episode) -> str:
-    outcome = "won" if episode.success else f"failed: {episode.error}" if episode.error else "not won"
-    actions = sum(len(turn.executed) for turn in episode.turns)
-    return f"{outcome} after {actions} actions, reward {episode.total_reward:g}"
-
-
-def _headline(turn: Turn) -> str:
-    played = ", ".join(turn.executed) or "nothing that the world understands"
-    text = f"Turn {turn.index + 1}: {played}; reward {turn.reward:g}"
-    path = turn.imagined.get("path")
-    if path:
-        plan, first = ", ".join(step["action"] for step in path), path[0]
-        expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
-        text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
-    elif turn.prediction:
-        text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"
-    return text
-
-
-def _columns(turn: Turn) -> list[tuple[str, str]]:
-    columns = [("before", turn.state)]
-    path = turn.imagined.get("path")
-    if path:
-        columns.append(("imagined", path[min(len(turn.executed), len(path)) - 1]["state"]))
-    elif turn.prediction:
-        columns.append(("predicted", turn.prediction.strip()))
-    return [*columns, ("came", turn.next_state)]
-
-
-def _side_by_side(columns: list[tuple[str, str]]) -> list[str]:
-    parts = [[title, *(line[:_WIDEST] for line in state.splitlines())] for title, state in columns]
-    widths = [max(map(len, part)) for part in parts]
-    rows = zip_longest(*parts, fillvalue="")
-    return [
-        "  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
