@@ -314,12 +314,17 @@ class _Options:
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, VariantConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, variant, folder."""
     from spa.common.progress import note, set_quiet
+
+    set_quiet(options.quiet)
+    begun = f"spa {__version__} {command}"
+    at_once = sys.stderr.isatty() and not options.dry_run
+    if at_once:  # reading the config takes a second
+        note(begun)
     from spa.config.load import load_variant, preset_of, to_yaml
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
 
-    set_quiet(options.quiet)
     cfg = _config(options)
     name, settings = _words(options.words)
     preset = preset_of(name, settings) if name is not None else None
@@ -327,8 +332,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
     if not options.dry_run:  # said before anything heavy is imported
-        what = f"variant {chosen}" if chosen else f"variants {', '.join(cfg.variants)}"
-        note(f"spa {__version__} {command}: {cfg.name}, model {cfg.model.path}, {what}")
+        named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
+        note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))
         if options.out is None:
             note(f"Run folder: {folder}")
         if preset:

@@ -221,7 +221,7 @@ def _start_display(file: TextIO, clock: Callable[[], float]) -> Any:
     shown = not _quiet and file.isatty() and console.is_terminal and not console.is_dumb_terminal
     display = bars.Progress(
         bars.TextColumn("{task.description}"),
-        bars.BarColumn(bar_width=28),
+        bars.BarColumn(bar_width=16),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         bars.TimeRemainingColumn(),

@@ -39,12 +39,12 @@ from spa.rl.update import Learner, TrainingDiverged, update
 
 Log = Callable[[int, dict[str, float]], None]
 
-_SHOWN = {  # beside the bar
+_SHOWN = {  # beside the bar; the first ones fit on a narrow terminal
     "success": "train/success",
-    "score": "train/score",
-    "format": "train/format_rate",
     "entropy": "losses/entropy",
     "kl": "losses/approx_kl",
+    "format": "train/format_rate",
+    "score": "train/score",
 }
 _EMPTY_STEPS = 3  # steps in a row without a usable episode before giving up
 
