@@ -53,10 +53,10 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
 
 
 def fails(code: int, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Runs a command that must fail; returns its one line on stderr."""
+    """Runs a command that must fail; returns its one line on stderr, below the banner where it began to work."""
     assert main(argv) == code
     captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
+    lines = [line for line in captured.err.strip().splitlines() if not line.startswith(f"spa {__version__} ")]
     assert len(lines) == 1, captured.err
     assert "Traceback" not in captured.err + captured.out
     return lines[0]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.show import show_episode, show_sample
 from spa.cli import main
-from spa.cli.play import show_episode
+from spa.cli.play import Screen
+from spa.config.load import load_config
+from spa.models.folders import resolve_path
+from spa.runs.folder import RunFolder
 
 LAKE = ["frozen_lake", "env.max_actions_per_turn=1", "env.max_turns=2"]
 
@@ -50,3 +58,49 @@ def test_the_command_plays_test_worlds(planner: str, capsys: pytest.CaptureFixtu
 def test_without_a_config_it_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", "agent.planner=lookahead"]) == 2
     assert "spa play frozen_lake" in capsys.readouterr().err
+
+
+def test_a_sample_is_the_last_turn_and_the_outcome() -> None:
+    text = show_sample(Episode("Lake", 7, 0, turns=[turn(), turn(reward=0.5)], success=True))
+    assert text.splitlines()[:2] == [
+        "World 7, won after 2 actions, reward 1.5; the last turn:",
+        "Turn 1: Right; reward 0.5",
+    ]
+
+
+def test_turns_of_several_worlds_are_printed_world_by_world(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (Episode("Lake", seed, seed, turns=[turn()], success=True) for seed in (0, 1))
+    screen = Screen()
+    screen.on_turn(second, False)
+    assert capsys.readouterr().out == ""
+    screen.on_turn(first, True)
+    assert capsys.readouterr().out == show_episode(first) + "\n" + show_episode(second).partition("\nwon")[0]
+    screen.on_turn(first, True)
+    screen.on_turn(second, True)
+    assert capsys.readouterr().out == "\nwon after 1 actions, reward 1\n\n"
+
+
+def test_a_run_plays_its_own_model_and_a_person_may_take_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["env.max_actions_per_turn=1", "env.max_turns=2", "variants=[spa]", "eval.worlds=1"]
+    cfg = load_config("frozen_lake", settings)
+    RunFolder(tmp_path).open(cfg, "run", resume=False)
+    ppo = tmp_path / "variants" / "spa" / "ppo"
+    shutil.copytree(resolve_path("builtin:tiny"), ppo / "model")
+    typed = iter(["Left", "nonsense"])
+    monkeypatch.setattr("builtins.input", lambda text: next(typed))
+    assert main(["play", str(tmp_path), "--take-over"]) == 2
+    assert "variant spa was not trained" in capsys.readouterr().err
+    (ppo / "done.json").write_text(json.dumps({"seconds": 1.0, "model": "model"}))
+    assert main(["play", str(tmp_path), "--take-over"]) == 0
+    shown = capsys.readouterr()
+    assert "variant spa: " in shown.err
+    assert "Turn 1: Left; reward 0" in shown.out and "Turn 2: nothing that the world understands" in shown.out
+    assert main(["play", str(tmp_path), "agent.prompt=world_model"]) == 0  # the model alone
+
+
+def test_a_planner_is_not_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", *LAKE, "agent.planner=lookahead", "--take-over"]) == 2
+    assert "add agent.planner=none" in capsys.readouterr().err
+    assert main(["play", *LAKE, "--variant", "spa"]) == 2

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spa.agent.episode import Turn as Turn
     from spa.agent.policy import Policy as Policy
     from spa.api import Run as Run
+    from spa.api import compare as compare
     from spa.api import episodes_frame as episodes_frame
     from spa.api import load_config as load_config
     from spa.api import play as play
@@ -38,6 +39,7 @@ _HOMES = {
     "Run": "spa.api",
     "TextEnv": "spa.envs",
     "Turn": "spa.agent.episode",
+    "compare": "spa.api",
     "episodes_frame": "spa.api",
     "load_config": "spa.api",
     "make_env": "spa.envs",

@@ -15,7 +15,10 @@ from spa.config.schema import Config
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode
+    from spa.agent.rollout import OnTurn
+    from spa.agent.take_over import Ask
     from spa.evaluate.summary import ComparisonRow, EvalResult
+    from spa.report.compare import RunComparison
 
 
 def load_config(name: str | Path | Config | None = None, *settings: str) -> Config:
@@ -70,6 +73,8 @@ def play(
     samples: int = 1,
     split: str = "test",
     skip: int = 0,
+    on_turn: OnTurn | None = None,
+    take_over: Ask | None = None,
 ) -> list[Episode]:
     """Plays worlds with a model, or with its planner if ``agent.planner`` is set.
 
@@ -79,6 +84,8 @@ def play(
         model: a checkpoint, a stage's folder or a hub name; default ``model.path``, or the chat server of ``engine``.
         worlds: number of worlds of ``split`` (test, val, selfplay or train), after the first ``skip``.
         samples: episodes per world.
+        on_turn: called after each turn with the episode and whether it has ended; replaces the progress bar.
+        take_over: given the state before each turn, returns a person's actions for it; empty lets the model play.
 
     Returns:
         ``worlds * samples`` episodes, world by world.
@@ -87,6 +94,7 @@ def play(
         ValueError: a wrong setting, model or world.
     """
     from spa.agent.policy import Policy, make_task
+    from spa.agent.take_over import play_with_person
     from spa.agent.worlds import SPLITS, WorldSource
     from spa.common.names import choose
     from spa.config.seeds import first_seed
@@ -100,14 +108,39 @@ def play(
     chosen = source.take(skip + worlds)[skip:]
     policy = Policy.load(cfg, model_of(str(model), "model") if model else None, engine=cfg.engine)
     try:
+        if take_over is not None:
+            if cfg.agent.planner != "none":
+                raise ValueError("a planner cannot be taken over: add agent.planner=none")
+            return play_with_person(policy, task, chosen, take_over, seed=cfg.seeds.run, on_turn=on_turn)
         if cfg.agent.planner == "none":
-            return policy.play(task, chosen, samples=samples, seed=cfg.seeds.run)
+            return policy.play(task, chosen, samples=samples, seed=cfg.seeds.run, on_turn=on_turn)
         with planning_model(cfg, policy, task) as world_model:
             return play_with_planner(
-                world_model, task, chosen, cfg.agent.planner, cfg.planner, seed=cfg.seeds.run, group_size=samples
+                world_model,
+                task,
+                chosen,
+                cfg.agent.planner,
+                cfg.planner,
+                seed=cfg.seeds.run,
+                group_size=samples,
+                on_turn=on_turn,
             )
     finally:
         policy.close()
+
+
+def compare(*runs: str | Path | Run) -> RunComparison:
+    """Paired differences between runs, on the test worlds that all of them played; the first run is the reference.
+
+    Args:
+        runs: folders of runs; those that differ in their seed alone are taken together.
+
+    Raises:
+        ValueError: fewer than two runs, or runs that cannot be compared (no variant or test world in common, other tasks).
+    """
+    from spa.report.compare import compare_runs
+
+    return compare_runs([run.folder if isinstance(run, Run) else run for run in runs])
 
 
 class Run:

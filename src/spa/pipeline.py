@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from spa.common.checkpoints import latest_checkpoint
-from spa.common.progress import note
+from spa.common.progress import note, stages
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
@@ -55,11 +55,17 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     with begin(cfg, out, "run", resume, variants=variants):
         # Shared stages are named after the first variant that uses them.
         played = {selfplay_folder(out, each): each for each in reversed(tuned) if not given_data(cfg, each)}
-        for variant in played.values():
+        models = {sft_folder(out, each): each for each in reversed(tuned)}
+        practised = {practice_folder(out, each): each for each in reversed(tuned) if each.practice}
+        clock = stages(len([*played, *models, *practised]) + sum(1 + each.rl for each in variants))
+        for folder, variant in played.items():
+            clock.begin(folder.name)
             generate(cfg, out, resume=True, variant=variant, begun=True)
-        for variant in {sft_folder(out, each): each for each in reversed(tuned)}.values():
+        for folder, variant in models.items():
+            clock.begin(folder.name)
             sft(cfg, out, resume=True, variant=variant, begun=True)
-        for variant in {practice_folder(out, each): each for each in reversed(tuned) if each.practice}.values():
+        for folder, variant in practised.items():
+            clock.begin(folder.name)
             practice(cfg, variant, out, resume=True, begun=True)
         for variant in variants:
             if variant.continues in failed:
@@ -67,15 +73,17 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
                 continue
             try:
                 if variant.rl:
+                    clock.begin(f"PPO, variant {variant.name}")
                     ppo(cfg, variant, out, resume=True, begun=True)
             except TrainingFailed as error:
                 note(f"variant {variant.name}: {error}")
                 failed[variant.name] = str(error)
             else:
+                clock.begin(f"evaluation, variant {variant.name}")
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
         print(f"Report: {report(out)}")
-    if failed:
-        raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
+        if failed:
+            raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
 
 
 def _begin(

@@ -47,7 +47,12 @@ def begin(
     check_disk(cfg, out, stage, variants)
     with locked(out):
         folder.open(cfg, command, resume)
-        yield
+        try:
+            yield
+        except BaseException as error:
+            folder.close(error)
+            raise
+        folder.close(None)
 
 
 def check_command(

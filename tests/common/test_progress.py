@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from spa.common import progress as module
-from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet
+from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet, stages
 from spa.engines.processes import in_processes
 
 
@@ -70,7 +70,7 @@ def test_unknown_length() -> None:
     assert out.getvalue() == "count: 4, 0 s\n"
 
 
-def test_inner_bars_speak_only_while_they_are_slow() -> None:
+def test_a_line_says_what_the_inner_bars_are_at() -> None:
     out, clock = io.StringIO(), Clock()
     with progress(2, "outer", file=out, clock=clock) as bar:
         for seconds in (0.5, 12.0):
@@ -79,7 +79,11 @@ def test_inner_bars_speak_only_while_they_are_slow() -> None:
                     clock.now += seconds
                     inner.advance()
             bar.advance()
-    assert out.getvalue().splitlines() == ["inner: 1/2 (50%), 12 s", "outer: 2/2, 25 s"]
+    assert out.getvalue().splitlines() == [
+        "outer: 1/2 (50%), 13 s; inner 1/2",
+        "outer: 1/2 (50%), 25 s; inner 2/2",
+        "outer: 2/2, 25 s",
+    ]
 
 
 def test_a_slow_step_prints_a_line_every_ten_seconds() -> None:
@@ -97,8 +101,8 @@ def test_a_slow_step_prints_a_line_every_ten_seconds() -> None:
             print_due()
         bar.advance()
     assert out.getvalue().splitlines() == [
-        "playing: 0/4, 10 s, tokens/s 50",
-        "playing: 0/4, 20 s, tokens/s 50",
+        "PPO: 0/1, 10 s; playing, tokens/s 50",
+        "PPO: 0/1, 20 s; playing, tokens/s 50",
         "PPO: 0/1, 30 s",
         "PPO: 1/1, 36 s",
     ]
@@ -136,6 +140,15 @@ def test_work_done_before_does_not_count_for_the_time_left() -> None:
             clock.now += 6.0
             bar.advance()
         assert out.getvalue() == "PPO: 92/100 (92%), 12 s, 48 s left\n"
+
+
+def test_stages_are_numbered_under_one_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    counted = stages(2, clock)
+    counted.begin("self-play")
+    clock.now = 185.0
+    counted.begin("SFT")
+    assert capsys.readouterr().err == "[1/2] self-play\n[2/2] SFT, 3 min 05 s since the start\n"
 
 
 def test_failure_prints_no_final_line() -> None:

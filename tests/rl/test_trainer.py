@@ -338,3 +338,14 @@ def test_what_the_stage_records(tmp_path) -> None:
     assert json.loads(json.dumps(result)) == result
     assert logged == [0, 1, 2]
     assert np.isfinite(list(load_state(tmp_path / result["model"])["learner"]["critic"]["head.weight"].numpy())).all()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sample_episode_is_shown_on_a_terminal(tmp_path, monkeypatch, capsys, terminal: bool) -> None:
+    monkeypatch.setattr("spa.rl.trainer.on_terminal", lambda: terminal)
+    cfg = tiny_config(steps=2, val_every=0)
+    cfg.report.sample_every = 2
+    train_ppo(cfg, VariantConfig("vanilla"), "builtin:tiny", tmp_path, resume=False, log=lambda step, row: None)
+    shown = capsys.readouterr().err
+    assert shown.count("; the last turn:") == int(terminal)
+    assert "entropy" in shown and "kl" in shown and "format" in shown

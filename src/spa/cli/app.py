@@ -15,6 +15,7 @@ import typer
 
 from spa import __version__
 from spa.cli.arguments import split_words
+from spa.cli.compare import compare
 from spa.cli.data import data_app
 from spa.cli.diagnose import diagnose
 from spa.cli.env import env_app
@@ -23,6 +24,7 @@ from spa.cli.model import model_app
 from spa.cli.perplexity import perplexity
 from spa.cli.play import play
 from spa.cli.reproduce import reproduce
+from spa.cli.view import view
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible
 from spa.config.overrides import current_name
@@ -240,7 +242,9 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar
     print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
 
 
+app.command()(compare)
 app.command()(play)
+app.command()(view)
 app.command()(perplexity)
 app.command()(diagnose)
 app.command()(export)
@@ -312,18 +316,30 @@ class _Options:
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, VariantConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, variant, folder."""
     from spa.common.progress import note, set_quiet
+
+    set_quiet(options.quiet)
+    begun = f"spa {__version__} {command}"
+    at_once = sys.stderr.isatty() and not options.dry_run
+    if at_once:  # reading the config takes a second
+        note(begun)
     from spa.config.load import load_variant, preset_of, to_yaml
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
 
-    set_quiet(options.quiet)
     cfg = _config(options)
     name, settings = _words(options.words)
     preset = preset_of(name, settings) if name is not None else None
     folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
+    if not options.dry_run:  # said before anything heavy is imported
+        named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
+        note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))
+        if options.out is None:
+            note(f"Run folder: {folder}")
+        if preset:
+            note(f"Preset: {preset}")
     pipeline = importlib.import_module("spa.pipeline")
     if options.dry_run:
         names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
@@ -337,10 +353,6 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model)]:
             print(f"# {redact(line)}".rstrip())
         return
-    if options.out is None:
-        note(f"Run folder: {folder}")
-    if preset:
-        note(f"Preset: {preset}")
     more = f" --variant {chosen}" if chosen else ""
     with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
         work(pipeline, cfg, variant, folder)

@@ -9,10 +9,10 @@ import typer
 
 from spa.cli.arguments import Words, config_of
 from spa.common.secrets import redact
-from spa.common.tables import side_by_side
 
 if TYPE_CHECKING:
-    from spa.agent.episode import Episode, Turn
+    from spa.agent.episode import Episode
+    from spa.config.schema import Config, VariantConfig
 
 
 def play(
@@ -23,14 +23,66 @@ def play(
     ] = None,
     worlds: Annotated[int, typer.Option("--worlds", min=1, help="Test worlds to play.")] = 1,
     skip: Annotated[int, typer.Option("--skip", min=0, help="Test worlds to leave out before.")] = 0,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="Of a run: whose model. Default: the recipe's.", show_default=False)
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Before each turn, type actions for it, or Enter to let the model play.")
+    ] = False,
 ) -> None:
-    """Watch a model play test worlds; with agent.planner=lookahead, what it expected of each move beside what came."""
+    """Watch a model play test worlds, turn by turn; NAME may be a run: its model, with its predictions beside what came."""
     from spa import api
 
-    words, model = _exported(words, model)
-    cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
-    for episode in api.play(cfg, model=model, worlds=worlds, skip=skip):
-        print(redact(show_episode(episode)))
+    folder = Path(words[0]).expanduser() if words else None
+    if words and folder and (folder / "config.yaml").is_file():
+        cfg, model = _of_run(folder, words[1:], variant, model)
+    else:
+        if variant:
+            raise ValueError("--variant chooses a model of a run: give the run's folder first, as in `spa play runs/a`")
+        words, model = _exported(words, model)
+        cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
+    screen = Screen()
+    ask = _ask if take_over else None
+    episodes = api.play(cfg, model=model, worlds=worlds, skip=skip, on_turn=screen.on_turn, take_over=ask)
+    for episode in episodes:
+        screen.on_turn(episode, True)  # those that another process played
+
+
+def _of_run(folder: Path, settings: list[str], name: str | None, model: str | None) -> tuple[Config, str]:
+    """The config and the model of a run's variant, which is asked for predictions if it writes any.
+
+    Raises:
+        ValueError: the variant has no model yet, or a wrong setting.
+    """
+    from spa.common.progress import note
+    from spa.config.load import load_config, load_variant
+    from spa.config.overrides import apply_overrides
+    from spa.config.variants import variant_config
+    from spa.evaluate.verdict import VariantScore, main_variant
+    from spa.pipeline import trained_model
+    from spa.runs.folder import variant_names, variants_folder
+
+    cfg = load_config(folder / "config.yaml", missing_ok=True)
+    names = variant_names(folder, cfg) or cfg.variants
+    chosen = load_variant(name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
+    own = variant_config(cfg, chosen)
+    own.env.state_format = chosen.state_format
+    own = apply_overrides(own, settings)  # last: a variant's settings must not undo them
+    asked = any(setting.startswith("agent.prompt=") for setting in settings)
+    if own.agent.planner == "none" and not asked and _predicts(variants_folder(folder) / chosen.name, chosen):
+        own.agent.prompt = "world_model"
+    model = model or trained_model(cfg, chosen, folder)
+    note(f"{folder}, variant {chosen.name}: {model}")
+    return own, model
+
+
+def _predicts(folder: Path, variant: VariantConfig) -> bool:
+    """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it."""
+    from spa.report.collect import read_result
+
+    result = read_result(folder / "eval" / "result.json")
+    coverage = result.world_model.get("world_model/coverage") if result else None
+    return variant.sft and not variant.rl if coverage is None else coverage > 0.5
 
 
 def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | None, str | None]:
@@ -44,36 +96,40 @@ def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | N
     if not words or not (folder := Path(words[0]).expanduser()).is_dir():
         return words, model
     if not (folder / TASK).is_file():
-        raise ValueError(f"{folder} names no world (no {TASK}): use `spa play NAME --model {folder}`")
+        raise ValueError(f"{folder} is no run and names no world (no {TASK}): use `spa play NAME --model {folder}`")
     return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 
 
-def show_episode(episode: Episode) -> str:
-    """An episode as text: a table a turn, of the states before, imagined (where a planner played) and after."""
-    lines = [f"World {episode.seed}"]
-    for turn in episode.turns:
-        lines += ["", _headline(turn), *side_by_side(_columns(turn))]
-    outcome = "won" if episode.success else f"failed: {episode.error}" if episode.error else "not won"
-    actions = sum(len(turn.executed) for turn in episode.turns)
-    return "\n".join([*lines, "", f"{outcome} after {actions} actions, reward {episode.total_reward:g}", ""])
+def _ask(state: str) -> str:
+    """A person's actions for a turn; empty to let the model play, which also the end of the input does."""
+    try:
+        return input(f"\n{redact(state)}\n\nYour actions (Enter: the model plays): ").strip()
+    except EOFError:
+        return ""
 
 
-def _headline(turn: Turn) -> str:
-    played = ", ".join(turn.executed) or "nothing that the world understands"
-    text = f"Turn {turn.index + 1}: {played}; reward {turn.reward:g}"
-    path = turn.imagined.get("path")
-    if path:
-        plan, first = ", ".join(step["action"] for step in path), path[0]
-        expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
-        text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
-    return text
+class Screen:
+    """Prints turns as they are played, one world after the other, however their turns interleave."""
 
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[Episode, bool]] = {}
+        self._printed = 0  # turns of the world being shown
+        self._group = 0
 
-def _columns(turn: Turn) -> list[tuple[str, str]]:
-    columns = [("before", turn.state)]
-    path = turn.imagined.get("path")
-    if path:
-        columns.append(("imagined", path[min(len(turn.executed), len(path)) - 1]["state"]))
-    elif turn.prediction is not None:
-        columns.append(("predicted", turn.prediction.strip()))
-    return [*columns, ("came", turn.next_state)]
+    def on_turn(self, episode: Episode, ended: bool) -> None:
+        from spa.agent.show import outcome, show_turn
+
+        if episode.group < self._group:
+            return
+        self._waiting[episode.group] = episode, ended
+        while self._group in self._waiting:
+            shown, over = self._waiting[self._group]
+            if not self._printed:
+                print(f"World {shown.seed}")
+            for turn in shown.turns[self._printed :]:
+                print(redact("\n".join(["", *show_turn(turn)])), flush=True)
+            self._printed = len(shown.turns)
+            if not over:
+                return
+            print(redact("\n".join(["", outcome(shown), ""])), flush=True)
+            self._group, self._printed = self._group + 1, 0

@@ -33,6 +33,26 @@ def check_free(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process is writing to ``folder``.
+
+    The lock is tried only if the process named in the file may be alive: trying it keeps a starting one out for a moment.
+    """
+    try:
+        data = json.loads((folder / NAME).read_bytes())
+        if sys.platform != "win32" and data["host"] == socket.gethostname():
+            os.kill(int(data["pid"]), 0)
+    except PermissionError:  # it is alive, and another user's
+        return True
+    except (OSError, OverflowError, ValueError, KeyError, TypeError):
+        return False
+    try:
+        check_free(folder)
+    except ValueError:
+        return True
+    return False
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Prevents other processes from writing to ``folder``, created if missing, during the block.

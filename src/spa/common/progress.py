@@ -10,8 +10,8 @@
             ...
             bar.advance(reward=1.2)
 
-Rich keeps counts and times in both cases. The plain lines are what it does not have; a thread prints them, since one forward
-pass may take longer than ten seconds.
+A plain line is that of the outermost bar, then what the bars inside it are at. A thread prints it, since one forward pass may
+take longer than ten seconds; rich keeps counts and times in both cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INTERVAL = 10.0  # seconds between plain lines
 _quiet = False
 _open: list[progress] = []  # the bars in use, outermost first
 _display: Any = None  # their shared rich display: a terminal can have only one
-_last_line = 0.0  # time of the last plain line of any bar
+_last_line = 0.0  # time of the last plain line
 _lock = threading.RLock()  # of the bars, against the thread that prints
 _tokens = 0  # sampled by this process
 
@@ -43,6 +43,11 @@ def note(text: str, file: TextIO | None = None) -> None:
     """Prints a status line ("self-play: already done, skipped") on stderr; nothing when quiet."""
     if not _quiet:
         print(redact(text), file=file or sys.stderr, flush=True)
+
+
+def on_terminal() -> bool:
+    """Whether bars are being drawn on a terminal."""
+    return _display is not None and not _display.disable
 
 
 def count_tokens(number: int) -> None:
@@ -64,6 +69,19 @@ def leave_to_parent() -> None:
 def sampled_tokens() -> int:
     """Tokens that this process (without its forks) has sampled so far."""
     return _tokens
+
+
+class stages:
+    """Numbers the stages of a run and shows the time since its start: ``[2/7] SFT, 3 min 05 s since the start``."""
+
+    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.number = total, 0
+        self._clock, self._started = clock, clock()
+
+    def begin(self, title: str) -> None:
+        self.number += 1
+        passed = f", {duration(self._clock() - self._started)} since the start" if self.number > 1 else ""
+        note(f"[{self.number}/{self.total}] {title}{passed}")
 
 
 class progress:
@@ -99,9 +117,8 @@ class progress:
     def __enter__(self) -> progress:
         global _display, _last_line
         with _lock:
-            self._printed = self._clock()
             if not _open:
-                _display, _last_line = _start_display(self._file, self._clock), self._printed
+                _display, _last_line = _start_display(self._file, self._clock), self._clock()
                 self._ended = threading.Event()
                 threading.Thread(target=_print_lines, args=(self._ended,), daemon=True).start()
             _open.append(self)
@@ -117,9 +134,9 @@ class progress:
             if _open:
                 _display.remove_task(self._task.id)
                 return
-            if kind is None:
-                self._print()
             self._ended.set()
+            if kind is None and not on_terminal():
+                note(self._line(), self._file)
             _display.stop()
             _display = None
 
@@ -142,8 +159,7 @@ class progress:
         with _lock:
             self.values |= values
             _display.update(self._task.id, completed=self.done, values=self._values())
-            if self._clock() - self._printed >= INTERVAL and self.done != self.total:
-                self._print()
+            print_due()
 
     def _values(self) -> str:
         values = dict(self.values)
@@ -151,19 +167,20 @@ class progress:
             values["tokens/s"] = round(self.tokens / self._task.elapsed)
         return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
 
-    def _print(self) -> None:
-        global _last_line
-        _last_line = self._printed = self._clock()
-        if not _display.disable:
-            _display.update(self._task.id, values=self._values())
-            return
+    def _line(self) -> str:
+        """``PPO: 3/100 (3%), 40 s, 21 min 33 s left, success 0.2``."""
         count, times = str(self.done), duration(self._task.elapsed or 0.0)
         if self.total is not None:
             count += f"/{self.total}"
             if 0 < self.done < self.total:
                 count += f" ({self._task.percentage:.0f}%)"
                 times += f", {duration(left)} left" if (left := self._task.time_remaining) else ""
-        note(f"{self.description}: {', '.join(filter(None, [count, times, self._values()]))}", self._file)
+        return f"{self.description}: {', '.join(filter(None, [count, times, self._values()]))}"
+
+    def _inner(self) -> str:
+        """``playing 64/256, tokens/s 1300``; without a count before the first is done."""
+        count = f" {self.done}" + (f"/{self.total}" if self.total is not None else "") if self.done else ""
+        return ", ".join(filter(None, [self.description + count, self._values()]))
 
 
 def _print_lines(ended: threading.Event) -> None:
@@ -172,10 +189,18 @@ def _print_lines(ended: threading.Event) -> None:
 
 
 def print_due() -> None:
-    """Prints the innermost bar's line if there was none for ten seconds."""
+    """Prints a line if there was none for ten seconds; on a terminal, brings the bars' rates up to date."""
+    global _last_line
     with _lock:
-        if _open and _open[-1]._clock() - _last_line >= INTERVAL:
-            _open[-1]._print()
+        if not _open or (now := _open[0]._clock()) - _last_line < INTERVAL or _open[0].done == _open[0].total:
+            return
+        _last_line = now
+        if on_terminal():
+            for bar in _open:
+                _display.update(bar._task.id, values=bar._values())
+        else:
+            outer, *inner = _open
+            note("; ".join([outer._line(), *(bar._inner() for bar in inner)]), outer._file)
 
 
 def duration(seconds: float) -> str:
@@ -196,7 +221,7 @@ def _start_display(file: TextIO, clock: Callable[[], float]) -> Any:
     shown = not _quiet and file.isatty() and console.is_terminal and not console.is_dumb_terminal
     display = bars.Progress(
         bars.TextColumn("{task.description}"),
-        bars.BarColumn(bar_width=28),
+        bars.BarColumn(bar_width=16),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         bars.TimeRemainingColumn(),

@@ -333,6 +333,7 @@ class ReportConfig:
     """The report and the trackers."""
 
     episodes: Count = setting(6, "Episodes shown per variant.")
+    sample_every: Count = setting(10, "Steps of stage 3 between sample episodes shown on a terminal; 0 = never.")
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], DISTINCT] = setting(
         [], "Trackers, besides metrics.jsonl."
     )

@@ -15,11 +15,12 @@ import numpy as np
 from spa.agent.episode import Episode, read_episodes, write_episodes
 from spa.agent.failures import Failures
 from spa.agent.policy import Policy, make_task
+from spa.agent.show import show_sample
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.clock import measuring
-from spa.common.progress import note, progress
+from spa.common.progress import note, on_terminal, progress
 from spa.config.schema import Config, VariantConfig, check_ppo_sampling
 from spa.config.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
 from spa.engines.base import BrokenModel
@@ -39,6 +40,13 @@ from spa.rl.update import Learner, TrainingDiverged, update
 
 Log = Callable[[int, dict[str, float]], None]
 
+_SHOWN = {  # beside the bar; the first ones fit on a narrow terminal
+    "success": "train/success",
+    "entropy": "losses/entropy",
+    "kl": "losses/approx_kl",
+    "format": "train/format_rate",
+    "score": "train/score",
+}
 _EMPTY_STEPS = 3  # steps in a row without a usable episode before giving up
 
 
@@ -184,7 +192,7 @@ class PPOTrainer:
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
         if config.log_episodes:
-            write_episodes(self.out / "episodes" / f"step_{step:06d}.jsonl", episodes[: config.log_episodes])
+            write_episodes(step_file(self.out, step), episodes[: config.log_episodes])
         chosen, filtered = self._filter(episodes)
         metrics |= filtered
         if chosen:
@@ -417,6 +425,11 @@ class PPOTrainer:
         self.learner.load_state(state["learner"])
 
 
+def step_file(out: Path, step: int) -> Path:
+    """The file of a step's first training episodes."""
+    return out / "episodes" / f"step_{step:06d}.jsonl"
+
+
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Means over a step's training episodes, under the names ``train/*``."""
     played = [episode for episode in episodes if episode.status != "error"]
@@ -455,12 +468,13 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     task = make_task(cfg, state_format=variant.state_format)
     knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
     probe = make_task(cfg, state_format=variant.state_format, prompt="world_model") if knows else None
+    config = cfg.report
     with progress(cfg.ppo.steps, f"PPO, variant {variant.name}") as bar:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
-            bar.advance(
-                1, **{name: metrics[f"train/{name}"] for name in ("success", "score") if f"train/{name}" in metrics}
-            )
+            bar.advance(1, **{name: metrics[metric] for name, metric in _SHOWN.items() if metric in metrics})
+            if config.sample_every and step % config.sample_every == 0 and on_terminal() and cfg.ppo.log_episodes:
+                note(show_sample(next(read_episodes(step_file(out, step)))))
 
         trainer = PPOTrainer(cfg, policy, task, out, log, probe, on_step, start)
         if found:

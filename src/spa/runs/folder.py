@@ -75,6 +75,11 @@ def variant_names(out: Path, cfg: Config) -> list[str]:
     return sorted(names, key=lambda name: (["base", *cfg.variants, name].index(name), name))
 
 
+def changes(old: Config, new: Config) -> list[str]:
+    """The settings that differ and may change results."""
+    return [key for key in differences(old, new) if not key.startswith(_FREE)]
+
+
 def default_folder(cfg: Config) -> Path:
     """``runs/NAME-TIME``."""
     return Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -145,6 +150,17 @@ class RunFolder:
         atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
         return self
 
+    def close(self, error: BaseException | None) -> None:
+        """Records how the last command ended: ``ended``, and the first line of what it failed with."""
+        data = self.info()
+        entries = data.get("commands")
+        if not isinstance(entries, list) or not entries or not isinstance(entries[-1], dict):
+            return
+        entries[-1]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
+        if error is not None:
+            entries[-1]["error"] = redact(f"{type(error).__name__}: {error}".splitlines()[0])
+        atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
+
     def check(self, cfg: Config, command: str, resume: bool) -> None:
         """Raises what ``open`` would raise, but writes nothing."""
         if self.path.exists() and not self.path.is_dir():
@@ -156,7 +172,7 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
-        changed = [key for key in differences(self.config(), cfg) if not key.startswith(_FREE)]
+        changed = changes(self.config(), cfg)
         if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
             if changed and (trained := self._trained_on_rows(cfg)):
                 raise ValueError(

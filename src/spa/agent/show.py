@@ -1,0 +1,55 @@
+"""Episodes as text for a terminal. Imports no torch."""
+
+from __future__ import annotations
+
+from spa.agent.episode import Episode, Turn
+from spa.common.tables import side_by_side
+
+
+def show_episode(episode: Episode) -> str:
+    """An episode as text: a table a turn, of the states before, imagined (where a planner played) and after."""
+    lines = [f"World {episode.seed}"]
+    for turn in episode.turns:
+        lines += ["", *show_turn(turn)]
+    return "\n".join([*lines, "", outcome(episode), ""])
+
+
+def show_sample(episode: Episode) -> str:
+    """The last turn of an episode and how it ended, for a look at training now and then."""
+    lines = [line for turn in episode.turns[-1:] for line in show_turn(turn)]
+    return "\n".join([f"World {episode.seed}, {outcome(episode)}; the last turn:", *lines])
+
+
+def show_turn(turn: Turn) -> list[str]:
+    """A headline and a table of the states."""
+    return [_headline(turn), *side_by_side(_columns(turn))]
+
+
+def outcome(episode: Episode) -> str:
+    """``won after 3 actions, reward 1``."""
+    result = "won" if episode.success else f"failed: {episode.error}" if episode.error else "not won"
+    actions = sum(len(turn.executed) for turn in episode.turns)
+    return f"{result} after {actions} actions, reward {episode.total_reward:g}"
+
+
+def _headline(turn: Turn) -> str:
+    played = ", ".join(turn.executed) or "nothing that the world understands"
+    text = f"Turn {turn.index + 1}: {played}; reward {turn.reward:g}"
+    path = turn.imagined.get("path")
+    if path:
+        plan, first = ", ".join(step["action"] for step in path), path[0]
+        expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
+        text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
+    elif turn.prediction:
+        text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"
+    return text
+
+
+def _columns(turn: Turn) -> list[tuple[str, str]]:
+    columns = [("before", turn.state)]
+    path = turn.imagined.get("path")
+    if path:
+        columns.append(("imagined", path[min(len(turn.executed), len(path)) - 1]["state"]))
+    elif turn.prediction:
+        columns.append(("predicted", turn.prediction.strip()))
+    return [*columns, ("came", turn.next_state)]

@@ -1,0 +1,68 @@
+"""A person plays turns of a model's episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from spa.agent.chat import Chat
+from spa.agent.episode import Episode
+from spa.agent.policy import Policy, ServedPolicy
+from spa.agent.response import STATE_TAGS, tagged
+from spa.agent.rollout import OnTurn
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.config.schema import SamplingConfig
+from spa.engines.base import Completion, Engine
+
+Ask = Callable[[str], str]
+"""Given the state, returns a person's actions for the turn; empty lets the model play."""
+
+
+class TakeOver:
+    """An engine of one episode, which asks a person first; what is typed becomes the answer after ``thought``.
+
+    Its log-probs are 0 where the model did not sample: such episodes must not be trained on. ``state`` is the present one.
+    """
+
+    def __init__(self, engine: Engine, chat: Chat, thought: str, ask: Ask, state: str) -> None:
+        self.engine, self.chat, self.thought, self.ask, self.state = engine, chat, thought, ask, state
+
+    def generate(
+        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    ) -> list[Completion]:
+        (context,) = contexts
+        if not (actions := self.ask(self.state)):
+            return self.engine.generate([context], sampling, stop_ids=stop_ids, seed=seed)
+        encoded = self.chat.encode_response(self.thought + tagged("answer", actions))
+        ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
+        return [Completion(ids, [0.0] * len(ids), "stop")]
+
+
+def play_with_person(
+    policy: Policy, task: Task, worlds: Sequence[World], ask: Ask, *, seed: int, on_turn: OnTurn | None = None
+) -> list[Episode]:
+    """Plays one world after the other, once each; ``ask`` is called before every turn.
+
+    Raises:
+        ValueError: the policy is a chat server's.
+    """
+    if isinstance(policy, ServedPolicy):
+        raise ValueError("--take-over needs a model that plays here: engine=transformers")
+    states = "".join(tagged(tag, "") for tag in STATE_TAGS) if task.agent.prompt == "world_model" else ""
+    thought = tagged("think", states) if task.agent.think else ""
+    episodes = []
+    for group, world in enumerate(worlds):
+        env = task.make_env()
+        state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+        env.close()
+        engine = TakeOver(policy.engine, policy.chat, thought, ask, state)
+
+        def seen(episode: Episode, ended: bool, group: int = group, engine: TakeOver = engine) -> None:
+            engine.state = episode.turns[-1].next_state
+            if on_turn:
+                on_turn(replace(episode, group=group), ended)
+
+        played = replace(policy, engine=engine).play(task, [world], samples=1, seed=seed, on_turn=seen)
+        episodes += [replace(episode, group=group) for episode in played]
+    return episodes

@@ -1,0 +1,321 @@
+"""Compares run folders: paired differences on the test worlds that they all played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spa.common.secrets import redact, shown
+from spa.common.tables import text_table
+from spa.config.schema import Config
+from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
+from spa.evaluate.passk import pass_at_k
+from spa.evaluate.summary import EvalResult
+from spa.evaluate.two_way import two_way
+from spa.evaluate.verdict import VariantScore, verdict
+from spa.report.charts import Chart, chart, series, variant_colors
+from spa.report.collect import read_result
+from spa.report.html import flatten, render
+from spa.report.svg import Axes, Line, interval_chart
+from spa.runs.folder import RunFolder, changes, variant_names, variants_folder
+from spa.runs.metrics import read_metrics
+
+_NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
+_NOTE = (
+    "Percent, with 95% intervals: for other seeds and other worlds where there are several seeds, else for other worlds alone "
+    "(other training runs would differ by more). Differences are paired by world and, where runs share them, by seed."
+)
+WorldKey = tuple[int, str]  # seed and content
+
+
+@dataclass
+class Group:
+    """Runs of one recipe: their configs differ in nothing that matters but the seed.
+
+    ``results`` holds the evaluations by variant and seed, ``curves`` the rows of ``metrics.jsonl`` of stage 3.
+    """
+
+    label: str
+    config: Config
+    folders: dict[int, Path]
+    results: dict[str, dict[int, EvalResult]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A group's results for a variant, on the compared worlds; shares in [0, 1]. ``differences`` (by k) are to the first group."""
+
+    label: str
+    by_seed: Mapping[int, float]
+    passes: Mapping[int, Interval]
+    differences: Mapping[int, Interval]
+    shared_seeds: int  # with the first group
+
+
+@dataclass(frozen=True)
+class VariantTable:
+    """One variant in the groups that evaluated it, the first of which is the reference."""
+
+    variant: str
+    worlds: int
+    played: Mapping[str, int]  # worlds by group
+    rows: Sequence[Row]
+
+    @property
+    def ks(self) -> list[int]:
+        return list(self.rows[0].passes)
+
+    def sentences(self) -> list[str]:
+        """What the differences in Pass@1 to the first group say, one sentence per other group."""
+        first, *others = self.rows
+        out = []
+        for row in others:
+            difference = row.differences[1]
+            if difference.low == difference.high == 0:
+                relation = "wins every world as often as"
+            elif difference.low > 0 or difference.high < 0:
+                relation = "is above" if difference.low > 0 else "is below"
+            else:
+                relation = "is not clearly different from"
+            text = f"{self.variant}: {row.label} {relation} {first.label}: {percent(difference, sign=True)}"
+            out.append(f"{text} on {self.worlds} common worlds, {_rests_on(row, first)}.")
+        return out
+
+    def header(self) -> list[str]:
+        return [f"Pass@{k}{end}" for end in ("", " - first") for k in self.ks] + ["by seed"]
+
+    def cells(self, row: Row) -> list[str]:
+        seeds = ", ".join(f"{100 * value:.1f}" for _, value in sorted(row.by_seed.items()))
+        changes = [percent(row.differences.get(k), sign=True) for k in self.ks]
+        return [*(percent(row.passes[k]) for k in self.ks), *changes, seeds]
+
+
+def _rests_on(row: Row, first: Row) -> str:
+    if row.shared_seeds > 1:
+        return f"{row.shared_seeds} seeds"
+    if len(row.by_seed) == len(first.by_seed) == 1:
+        return "one training run each: this compares these models, not their settings"
+    return "fewer than two seeds in common: this compares these models, not their settings"
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """The comparison of runs: prints as its tables, and shows so in a notebook.
+
+    ``settings`` are those that differ: name -> value in each group.
+    """
+
+    groups: Sequence[Group]
+    tables: Sequence[VariantTable]
+    verdicts: Mapping[str, Sequence[str]]
+    settings: Mapping[str, Sequence[str]]
+
+    def __str__(self) -> str:
+        lines = [self._worlds(), ""]
+        for table in self.tables:
+            rows = [[row.label, *table.cells(row)] for row in table.rows]
+            lines += [*table.sentences(), "", *text_table([table.variant, *table.header()], rows), ""]
+        for label, sentences in self.verdicts.items():
+            lines.append(f"Within {label}: {' '.join(sentences)}")
+        for group in self.groups:
+            if len(group.folders) > 1:
+                lines.append(f"{group.label}: {', '.join(str(path) for _, path in sorted(group.folders.items()))}")
+        if self.settings:
+            labels = [group.label for group in self.groups]
+            lines += ["", *text_table(["setting", *labels], [[key, *values] for key, values in self.settings.items()])]
+        return redact("\n".join([*lines, _NOTE]))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def _worlds(self) -> str:
+        counts = dict.fromkeys(table.worlds for table in self.tables)
+        played = {label: number for table in self.tables for label, number in table.played.items()}
+        of = ", ".join(f"{label} played {number}" for label, number in played.items())
+        return f"Compared on {' or '.join(map(str, counts))} test worlds that all played ({of})."
+
+    def html(self) -> str:
+        """The comparison as one HTML document that loads nothing."""
+        colors = variant_colors([group.label for group in self.groups])
+        return render(
+            "compare.html.jinja",
+            redact(" against ".join(group.label for group in self.groups)),
+            about=redact(self._worlds()),
+            tables=self.tables,
+            charts={table.variant: self._charts(table, colors) for table in self.tables},
+            verdicts=self.verdicts,
+            groups=self.groups,
+            settings=self.settings,
+            colors=colors,
+            note=_NOTE,
+        )
+
+    def _charts(self, table: VariantTable, colors: Mapping[str, str]) -> list[Chart]:
+        intervals = {row.label: {f"Pass@{k}": value for k, value in row.passes.items()} for row in table.rows}
+        note = "Pass@1 filled." if len(table.ks) == 1 else f"Pass@1 filled, Pass@{table.ks[-1]} hollow."
+        lines = []
+        for group in self.groups:
+            for number, path in enumerate(folder for _, folder in sorted(group.folders.items())):
+                rows = read_metrics(variants_folder(path) / table.variant / "ppo" / "metrics.jsonl")
+                points = series(rows, "val/pass@1")
+                lines.append(Line(group.label, points, colors[group.label], named=not number))
+        drawn = Chart("", note, interval_chart(intervals, colors, "success on the common worlds"))
+        return [drawn, *chart("Validation Pass@1", "One line per run.", lines, Axes("PPO step", "Pass@1"))]
+
+
+def compare_runs(folders: Sequence[str | Path]) -> RunComparison:
+    """Compares the evaluated variants of at least two runs; later runs with the first.
+
+    Runs whose configs differ in their seed alone are taken together, as seeds of one recipe, unless all do.
+
+    Raises:
+        ValueError: fewer than two runs, a folder without one, or runs that cannot be compared: other tasks, no variant or no test
+            world in common.
+    """
+    paths = [Path(folder) for folder in folders]
+    if len({path.resolve() for path in paths}) < max(2, len(paths)):
+        raise ValueError("compare at least two different run folders: spa compare runs/a runs/b")
+    groups = _groups(paths)
+    every = [group.results.keys() for group in groups]
+    names = [name for name in dict.fromkeys(n for names in every for n in names) if sum(name in n for n in every) > 1]
+    if not names:
+        have = "; ".join(f"{group.label} has {', '.join(group.results) or 'no evaluation'}" for group in groups)
+        raise ValueError(f"no variant was evaluated in two of the runs: {have}")
+    tables = [_compare(name, [group for group in groups if name in group.results]) for name in names]
+    return RunComparison(groups, tables, _verdicts(groups, tables), _settings(groups))
+
+
+def _groups(paths: Sequence[Path]) -> list[Group]:
+    runs = []
+    for path in paths:
+        config = RunFolder(path).config()
+        runs.append((path, config, _results(path, config)))
+    groups: list[Group] = []
+    for path, config, results in runs:
+        seed = config.seeds.run
+        group = next((g for g in groups if seed not in g.folders and _same_recipe(g.config, config)), None)
+        if group is None:
+            group = Group("", config, {})
+            groups.append(group)
+        group.folders[seed] = path
+        for name, result in results.items():
+            group.results.setdefault(name, {})[seed] = result
+    if len(groups) == 1:  # seeds of one recipe: each is compared by itself
+        groups = [
+            Group("", config, {config.seeds.run: path}, {name: {config.seeds.run: r} for name, r in results.items()})
+            for path, config, results in runs
+        ]
+    for group in groups:
+        first = next(iter(group.folders.values()))
+        group.label = f"{first} ({len(group.folders)} seeds)" if len(group.folders) > 1 else str(first)
+    return groups
+
+
+def _settings(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The settings in which groups differ, with their values."""
+    changed = tuple({key for group in groups[1:] for key in changes(groups[0].config, group.config)} - {"name"})
+    flat = [flatten(shown(group.config)) for group in groups]
+    values = {key: [each.get(key, "-") for each in flat] for key in {name: 0 for each in flat for name in each}}
+    several = any(len(group.folders) > 1 for group in groups)
+    return {
+        key: each
+        for key, each in values.items()
+        if len(set(each)) > 1 and key.startswith(changed) and not (several and key == "seeds.run")
+    }
+
+
+def _same_recipe(one: Config, other: Config) -> bool:
+    return not [key for key in changes(one, other) if not key.startswith(_NOT_TRAINING)]
+
+
+def _results(path: Path, config: Config) -> dict[str, EvalResult]:
+    names = variant_names(path, config)
+    files = [variants_folder(path) / n / "eval" / file for n in names for file in ("result.json", "planner.json")]
+    return {result.name: result for file in files if (result := read_result(file)) is not None}
+
+
+def _worlds(results: Mapping[int, EvalResult]) -> set[WorldKey]:
+    """The worlds that every seed played."""
+    return set.intersection(*({(world.seed, world.content) for world in result.worlds} for result in results.values()))
+
+
+def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
+    """Raises ValueError if there is nothing to compare the groups on."""
+    tasks = {group.label: next(iter(group.results[variant].values())).task for group in groups}
+    if len(set(tasks.values())) > 1:
+        played = ", ".join(f"{label} played {task}" for label, task in tasks.items())
+        raise ValueError(f"different tasks cannot be compared: {played}")
+    worlds = {group.label: _worlds(group.results[variant]) for group in groups}
+    common = sorted(set.intersection(*worlds.values()))
+    if not common:
+        same_seeds = set.intersection(*({seed for seed, _ in keys} for keys in worlds.values()))
+        why = (
+            "their seeds are the same, the worlds are not: compare env.settings" if same_seeds else "compare seeds.test"
+        )
+        raise ValueError(f"{variant}: {' and '.join(worlds)} have no test world in common ({why})")
+    first = groups[0].results[variant]
+    ks = sorted(set.intersection(*(set(result.ks) for group in groups for result in group.results[variant].values())))
+    ks = [1, *ks[-1:]] if ks[-1:] != [1] else [1]
+    rows = []
+    for group in groups:
+        results = group.results[variant]
+        passes = {k: _interval(_table(results, sorted(results), common, k)) for k in ks}
+        apart = {k: _difference(results, first, common, k) for k in ks} if group is not groups[0] else {}
+        by_seed = {seed: float(_table(results, [seed], common, 1).mean()) for seed in results}
+        rows.append(Row(group.label, by_seed, passes, apart, len(results.keys() & first.keys())))
+    return VariantTable(variant, len(common), {label: len(keys) for label, keys in worlds.items()}, rows)
+
+
+def _table(
+    results: Mapping[int, EvalResult], seeds: Sequence[int], worlds: Sequence[WorldKey], k: int
+) -> NDArray[np.float64]:
+    """Pass@k of (seeds, worlds)."""
+    out = []
+    for seed in seeds:
+        found = {(world.seed, world.content): world for world in results[seed].worlds}
+        played = [found[key] for key in worlds]
+        out.append(pass_at_k([world.successes for world in played], [world.samples for world in played], k))
+    return np.stack(out)
+
+
+def _interval(values_SW: NDArray[np.float64]) -> Interval:
+    """For other seeds and worlds; for other worlds alone where there is one seed, as in a run's report."""
+    return two_way(values_SW) if len(values_SW) > 1 else bootstrap_mean(values_SW[0])
+
+
+def _difference(
+    results: Mapping[int, EvalResult], first: Mapping[int, EvalResult], worlds: Sequence[WorldKey], k: int
+) -> Interval:
+    """Paired by world and seed; by world alone, with the mean over each side's seeds, if they share no seed."""
+    if shared := sorted(results.keys() & first.keys()):
+        return _interval(_table(results, shared, worlds, k) - _table(first, shared, worlds, k))
+    means = [_table(side, sorted(side), worlds, k).mean(axis=0, keepdims=True) for side in (results, first)]
+    return _interval(means[0] - means[1])
+
+
+def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[str, list[str]]:
+    """What each group says by itself of the recipe against its base and plain RL, on the common worlds."""
+    out = {}
+    for group in groups:
+        scores: dict[str, VariantScore] = {}
+        for table in tables:
+            row = next((row for row in table.rows if row.label == group.label), None)
+            if row is None:
+                continue
+            mine, apart = group.results[table.variant], {}
+            for other in ("base", "vanilla"):
+                if other != table.variant and (theirs := group.results.get(other)):
+                    both = sorted(_worlds(mine) & _worlds(theirs))
+                    if both:
+                        apart[other] = _difference(mine, theirs, both, 1)
+            scores[table.variant] = VariantScore(row.by_seed, apart)
+        if sentences := verdict(scores):
+            out[group.label] = sentences
+    return out

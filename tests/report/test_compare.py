@@ -1,0 +1,101 @@
+"""Runs side by side, on made-up evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import spa
+from spa.cli import main
+from spa.config.load import load_config, to_yaml
+from spa.evaluate.summary import EvalResult, WorldResult
+from spa.report.compare import compare_runs
+
+
+def make_run(
+    folder: Path,
+    wins: dict[str, list[int]],
+    *settings: str,
+    seed: int = 0,
+    task: str = "Lake",
+    first: int = 0,
+    content: str = "w",
+) -> Path:
+    """A run whose variants won ``wins`` of 4 samples in worlds ``first``, ``first + 1``, ..."""
+    folder.mkdir(parents=True)
+    cfg = load_config("frozen_lake", [f"seeds.run={seed}", "variants=[vanilla,spa]", *settings])
+    (folder / "config.yaml").write_text(to_yaml(cfg))
+    for name, won in wins.items():
+        worlds = [WorldResult(i, first + i, f"{content}{first + i}", n, 4) for i, n in enumerate(won)]
+        out = folder / "variants" / name / "eval"
+        out.mkdir(parents=True)
+        EvalResult(name, task, worlds, ks=[1, 4]).write(out / "result.json")
+    return folder
+
+
+def test_differences_are_paired_on_the_common_worlds(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", {"spa": [0, 1, 2, 3, 4, 0]})
+    two = make_run(tmp_path / "two", {"spa": [2, 3, 4, 1]}, "ppo.actor_lr=0.001", first=1)
+    comparison = compare_runs([one, two])
+    (table,) = comparison.tables
+    assert (table.worlds, table.played) == (4, {str(one): 6, str(two): 4})
+    row = table.rows[1]
+    # Worlds 1 to 4: 1, 2, 3, 4 wins against 2, 3, 4, 1.
+    assert (row.passes[1].mean, row.differences[1].mean) == (10 / 16, 0.0)
+    assert row.differences[1].low < 0 < row.differences[1].high
+    assert f"spa: {two} is not clearly different from {one}: +0.0" in str(comparison)
+    assert "on 4 common worlds, one training run each: this compares these models" in str(comparison)
+    assert comparison.settings["ppo.actor_lr"][1] == "0.001"
+
+
+def test_runs_of_the_same_recipe_are_its_seeds(tmp_path: Path) -> None:
+    slow = [make_run(tmp_path / f"slow{s}", {"spa": [s, 1, 1, 0]}, seed=s) for s in range(3)]
+    fast = [make_run(tmp_path / f"fast{s}", {"spa": [s + 2, 3, 4, 3]}, "ppo.actor_lr=0.001", seed=s) for s in range(3)]
+    (table,) = compare_runs([*slow, *fast]).tables
+    assert [row.label for row in table.rows] == [f"{slow[0]} (3 seeds)", f"{fast[0]} (3 seeds)"]
+    assert table.rows[1].shared_seeds == 3
+    assert table.rows[1].differences[1].mean == pytest.approx((2 + 2 + 3 + 3) / 16)
+    assert "is above" in table.sentences()[0] and "on 4 common worlds, 3 seeds." in table.sentences()[0]
+
+
+def test_seeds_of_one_recipe_are_compared_with_each_other(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"run{s}", {"spa": [s, 1]}, seed=s) for s in range(2)]
+    comparison = compare_runs(runs)
+    assert len(comparison.tables[0].rows) == 2
+    assert comparison.settings == {"seeds.run": ["0", "1"]}
+
+
+def test_a_run_repeated_says_that_nothing_differs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, {"base": [1], "vanilla": [2], "spa": [3]}) for name in "ab"]
+    text = str(spa.compare(*runs))
+    assert f"spa: {runs[1]} wins every world as often as {runs[0]}: +0.0 [+0.0, +0.0] on 1 common worlds" in text
+    assert f"Within {runs[0]}: One training run of each variant: no claim about the recipe" in text
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"task": "Sokoban"}, "different tasks cannot be compared: .*one played Lake, .*two played Sokoban"),
+        ({"first": 9}, "spa: .* have no test world in common .compare seeds.test."),
+        ({"content": "x"}, "the worlds are not: compare env.settings"),
+        ({"wins": {"vanilla": [1]}}, "no variant was evaluated in two of the runs: .*one has spa; .*two has vanilla"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path: Path, other: dict, message: str) -> None:
+    one = make_run(tmp_path / "one", {"spa": [1, 2]})
+    two = make_run(tmp_path / "two", **({"wins": {"spa": [1, 2]}} | other))
+    with pytest.raises(ValueError, match=message):
+        compare_runs([one, two])
+
+
+def test_the_command_prints_and_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(make_run(tmp_path / name, {"spa": [1, 2]})) for name in ("a", "<b>")]
+    page = tmp_path / "page.html"
+    assert main(["compare", *runs, "--html", str(page)]) == 0
+    assert "Compared on 2 test worlds" in capsys.readouterr().out
+    html = page.read_text()
+    assert "default-src 'none'" in html and "<script" not in html
+    assert "<b>" not in html.replace("<b>Validation", "")
+    assert main(["compare", runs[0]]) == 2 and main(["compare", runs[0], runs[0]]) == 2
+    assert "compare at least two different run folders" in capsys.readouterr().err
