@@ -23,6 +23,7 @@ from spa.cli.model import model_app
 from spa.cli.perplexity import perplexity
 from spa.cli.play import play
 from spa.cli.reproduce import reproduce
+from spa.cli.verify import verify
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible
 from spa.config.overrides import current_name
@@ -242,6 +243,7 @@ app.command()(play)
 app.command()(perplexity)
 app.command()(diagnose)
 app.command()(export)
+app.command()(verify)
 app.command()(reproduce)
 
 
