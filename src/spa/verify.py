@@ -130,7 +130,7 @@ def _files(stage: Path) -> str:
     if done is None:
         return "the stage is not finished"
     if lines := damaged_files(stage, done):
-        raise Wrong(f"{lines[0]}{f', and {len(lines) - 1} more' if len(lines) > 1 else ''}")
+        raise Wrong("; ".join(lines))
     return f"{len(done['files'])} as recorded" if "files" in done else "not recorded (an earlier version)"
 
 

@@ -41,8 +41,13 @@ def read_done(folder: Path) -> dict[str, Any] | None:
 
 
 def damaged_files(folder: Path, done: Mapping[str, Any] | None) -> list[str]:
-    """A line for each file of a finished stage that is missing or not as recorded; earlier versions recorded none."""
-    return find_damage(folder, done["files"]) if done is not None and "files" in done else []
+    """Lines about files of a finished stage that are missing or not as recorded: three, and how many more there are.
+
+    Earlier versions recorded none.
+    """
+    lines = find_damage(folder, done["files"]) if done is not None and "files" in done else []
+    more = f"{len(lines) - 3} more files of {folder} are missing or damaged"
+    return lines if len(lines) <= 3 else [*lines[:3], more]
 
 
 def check_recorded(folder: Path, *names: str) -> None:
