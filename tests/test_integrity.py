@@ -29,7 +29,7 @@ SETTINGS = [
     *SMALL,
     "variants=[spa]",
     "sft.eval_worlds=0",
-    "sft.save_every=2",
+    "sft.save_every=1",
     "sft.batch_size=6",
     "ppo.val_worlds=1",
     "ppo.save_every=1",
