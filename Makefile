@@ -1,5 +1,5 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
-# make test: lint, types and tests
+# make test: lint, types, security and tests
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
 # All make a virtual environment in .venv with the tested versions of constraints.txt.
 
@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real lint format bench docs clean
+.PHONY: help demo test test-real lint security format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,7 +30,7 @@ demo: $(VENV)/.installed
 	@echo && echo "A test world, played with plans over the predictions of stage 2:"
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
-test: lint
+test: lint security
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"
 
 test-real: $(VENV)/.installed-dev
@@ -41,6 +41,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# make security: what bandit finds in the package; SECURITY.md has the threat model
+security: $(VENV)/.installed-dev
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
 
 # make format: what ruff can repair
 format: $(VENV)/.installed-dev

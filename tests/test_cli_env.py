@@ -195,3 +195,23 @@ def test_the_terminal_is_restored_when_the_world_raises(terminal, capsys, tmp_pa
         os.write(person, key)
         assert main(["env", "play", "raising_lake:World"]) == code
         assert termios.tcgetattr(stream) == before
+
+
+def test_a_configs_name_is_its_world(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from spa.cli.env import named_world
+
+    assert named_world("sokoban", {}) == ("sokoban", {})
+    assert named_world("frozen_lake_6x6", {"p": 0.5})[1] == {"size": 6, "p": 0.5, "is_slippery": True}
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["env", "play", "sokoban_easy"]) == 0
+    assert "P" in capsys.readouterr().out
+
+
+def test_a_worlds_id_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "gym:Taxi-v4", "--dry-run", "env.max_turns=50", "env.max_actions=50"]) == 0
+    printed = capsys.readouterr().out
+    assert "name: Taxi-v4\n" in printed
+    assert "# world: Taxi-v4 (gym:Taxi-v4), 50 turns of 5 actions, 50 in all" in printed
+    assert main(["run", "gym:Nowhere-v0", "--dry-run"]) == 2
+    assert main(["run", "subprocess:getoutput", "--dry-run"]) == 2
+    assert "is not a world: give a class with reset() and step()" in capsys.readouterr().err

@@ -31,6 +31,7 @@ LAYERS = [
     "pipeline",
     "api",
     "diagnose",
+    "verify",
     "view",
     "cli",
 ]

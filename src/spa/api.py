@@ -176,7 +176,7 @@ class Run:
     def table(self, baseline: str = "vanilla") -> Comparison:
         """Pass@1, Pass@k and paired differences with 95% intervals, under a verdict in words."""
         from spa.evaluate.summary import comparison_table
-        from spa.runs.records import trainings
+        from spa.runs.trainings import trainings
 
         return Comparison(comparison_table(self.results(), baseline, trainings(self.folder)))
 

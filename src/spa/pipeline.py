@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from spa.common.checkpoints import latest_checkpoint
+from spa.common.manifest import say
 from spa.common.progress import note, stages
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
@@ -36,6 +37,7 @@ from spa.config.variants import (
 from spa.dry_run import plan
 from spa.preflight import begin
 from spa.runs.folder import selection, variants_folder
+from spa.runs.record import check_recorded, damaged_files
 from spa.runs.stage import Stage, model_of, read_done, reopen_as, reopen_episodes
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
@@ -82,6 +84,10 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
                 clock.begin(f"evaluation, variant {variant.name}")
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
         print(f"Report: {report(out)}")
+        if cfg.report.trackers:
+            from spa.report.track import track_comparison
+
+            track_comparison(cfg, out)
         if failed:
             raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
 
@@ -100,10 +106,10 @@ def generate(
     command = f"generate {selfplay_name(variant)}".rstrip()
     with _begin(begun, cfg, out, command, resume, None, variant):
         folder, source = selfplay_folder(out, variant), source_config(cfg, variant)
-        if resume and _selected_otherwise(folder, source):
+        if resume and (_rows_damaged(folder) or _selected_otherwise(folder, source)):
             note(f"{folder.name}: the rows are selected anew; nothing is played again")
             reopen_episodes(folder)
-        stage = Stage(folder, folder.name, resume, keep=True)
+        stage = Stage(folder, folder.name, resume, keep=True, remake=True)
         if stage.finished:
             return
         from spa.sft.selfplay import selfplay
@@ -111,9 +117,24 @@ def generate(
         stage.finish(selfplay(source, stage.folder))
 
 
+def _rows_damaged(folder: Path) -> bool:
+    """Whether only the rows and counts of a finished stage 1 are damaged, not the episodes that they come from; says so."""
+    try:
+        damaged = damaged_files(folder, read_done(folder))
+    except ValueError:  # said by the stage
+        return False
+    only = bool(damaged) and not any("episodes.jsonl" in line for line in damaged)
+    for line in damaged if only else []:
+        say(line)
+    return only
+
+
 def _selected_otherwise(folder: Path, source: Config) -> bool:
     """Whether a finished stage 1 has rows that were selected with other settings."""
-    done = read_done(folder)
+    try:
+        done = read_done(folder)
+    except ValueError:  # said by the stage, which makes the record again
+        return False
     return done is not None and done.get("selection", selection(source)) != selection(source)
 
 
@@ -129,6 +150,7 @@ def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None =
 
         source = source_config(cfg, variant)
         data = data_folder(cfg, variant, out)
+        check_recorded(data, "train.parquet", "val.parquet")
         if not given_data(cfg, variant) and _selected_otherwise(data, source):
             raise ValueError(f"the rows in {data} were selected with other settings: run `spa generate --resume` first")
         with stage.metrics(source) as log:
@@ -187,12 +209,16 @@ def evaluate(
         model = trained_model(cfg, variant, out)
     with _begin(begun, cfg, out, f"eval {variant.name}", resume, model, variant):
         folder = variants_folder(out) / variant.name / "eval"
-        stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True)
+        stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True, remake=True)
         if stage.finished:
             return
         from spa.evaluate.play import evaluate_model
 
         stage.finish(evaluate_model(own, variant, model, stage.folder))
+        if own.report.trackers:
+            from spa.report.track import track_evaluation
+
+            track_evaluation(own, variant.name, stage.folder)
 
 
 def report(out: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,13 +47,25 @@ def begin(
     folder.check(cfg, command, resume)
     check_disk(cfg, out, stage, variants)
     with locked(out):
-        folder.open(cfg, command, resume)
+        folder.open(cfg, command, resume, _device(cfg))
         try:
             yield
         except BaseException as error:
             folder.close(error)
             raise
         folder.close(None)
+
+
+def _device(cfg: Config) -> str:
+    """The device that models run on, with a GPU's name; empty where the checks needed no torch (a chat server plays)."""
+    if "torch" not in sys.modules:
+        return ""
+    import torch
+
+    from spa.models.load import pick_device
+
+    device = pick_device(cfg.model.device)
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
 def check_command(
@@ -115,7 +128,7 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
         ValueError: a check failed; the message names the setting and, if it belongs to one, the variant.
     """
     check_tasks(cfg, variants)
-    if stage in ("run", "sft", "ppo"):
+    if stage in ("run", "sft", "ppo", "eval"):
         check_trackers(cfg.report.trackers)
     if stage in ("run", "sft"):
         tuned = [source_config(cfg, variant) for variant in variants if stage == "sft" or needs_sft(cfg, variant)]
@@ -186,7 +199,7 @@ def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Ch
 
     check_model(cfg.model, model)
     path = model or cfg.model.path
-    return None if local_only and not Path(resolve_path(path)).is_dir() else Chat(load_tokenizer(path))
+    return None if local_only and not Path(resolve_path(path)).is_dir() else Chat(load_tokenizer(path, cfg.model))
 
 
 def _check_players(
@@ -200,6 +213,8 @@ def _check_players(
         local = cfg.engine.kind == "openai" and model is not None
         if not local:
             check_engine(cfg.engine)
+    if cfg.model.revision and cfg.engine.kind == "vllm":
+        raise ValueError("engine=vllm loads no model.revision: download that commit and give its folder as model.path")
     if stage == "run":
         for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
             _check_model(cfg, model_of(str(start)), local_only)

@@ -33,7 +33,12 @@ def test_a_resumed_stage_adds_up(now: list[Elapsed], tmp_path: Path) -> None:
     stage = Stage(tmp_path / "one", "one", resume=False)
     now.append(Elapsed(10, 8))
     stage.finish({"model": "m"})
-    assert read_done(tmp_path / "one") == {"seconds": 10, "cpu_seconds": 8, "model": "m"}
+    done = read_done(tmp_path / "one") or {}
+    assert {key: done[key] for key in ("seconds", "cpu_seconds", "model")} == {
+        "seconds": 10,
+        "cpu_seconds": 8,
+        "model": "m",
+    }
     reopen_as(tmp_path / "one", tmp_path / "two")
     assert json.loads((tmp_path / "two" / "seconds.json").read_text()) == {"seconds": 10, "cpu_seconds": 8}
     (tmp_path / "two" / "checkpoints" / "global_step_1").mkdir(parents=True)
@@ -42,7 +47,8 @@ def test_a_resumed_stage_adds_up(now: list[Elapsed], tmp_path: Path) -> None:
     now.append(Elapsed(13, 9))
     again.finish({})
     expected = {"seconds": 13, "cpu_seconds": 9} if again.resume else {"seconds": 3, "cpu_seconds": 1}
-    assert again.resume and read_done(tmp_path / "two") == expected
+    assert again.resume
+    assert expected.items() <= (read_done(tmp_path / "two") or {}).items()
 
 
 def test_processor_time_is_not_that_of_the_wall() -> None:

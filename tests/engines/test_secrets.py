@@ -318,7 +318,7 @@ def test_paths_stay_legible(out: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     config = load_config("sokoban", ["model.path=${oc.env:SCRATCH}/model"])
     assert config.model.path == f"{tmp_path}/model"
-    assert config.model.path in to_yaml(config)
+    assert "path: ${oc.env:SCRATCH}/model\n" in to_yaml(config), "files stay as they were written"
     assert secrets.redact(config.model.path) == config.model.path
 
 
@@ -362,3 +362,19 @@ def test_redacting_takes_time_in_proportion_to_length(unit: str) -> None:
         return min(times)
 
     assert seconds(80_000) < max(4 * seconds(20_000) * 2, 0.1)
+
+
+@pytest.mark.parametrize("text", ["${oc.env:WHERE}", "${oc.env:UNSET,cpu}"])
+def test_references_are_saved_as_they_were_written(out: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Also those to what is no secret: a file says where a value comes from, not what it was here."""
+    monkeypatch.setenv("WHERE", "cpu")
+    Path("plain.yaml").write_text(f"model: {{device: '{text}'}}\n")
+    Path("composed.yaml").write_text(f"defaults: [base, _self_]\nmodel: {{device: '{text}'}}\n")
+    for name, settings in (("plain.yaml", []), ("composed.yaml", []), ("sokoban", [f"model.device={text}"])):
+        config = load_config(name, settings)
+        assert config.model.device == "cpu"
+        assert f"device: {text}\n" in to_yaml(config).replace("'", "")
+        RunFolder(out / Path(name).stem).open(config, "generate", resume=False)
+        assert load_config(out / Path(name).stem / "config.yaml") == config
+        secrets.forget()
+        assert "device: cpu\n" in to_yaml(config), "a setting of the same value is another's"

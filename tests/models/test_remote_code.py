@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import spa
 from spa.config.schema import ModelConfig
-from spa.models.load import load_config, load_model, load_tokenizer
+from spa.models.load import check_model, hub_options, load_config, load_model, load_tokenizer
 
 CODE = """
 from pathlib import Path
@@ -44,3 +46,39 @@ def test_a_models_code_is_not_run(folder: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(ValueError, match="cannot load a model"):
         load_model(ModelConfig(path=str(folder)))
     assert not (folder.parent / "ran").exists()
+
+
+def test_one_setting_lets_it_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ModelConfig(path=str(folder), trust_remote_code=True)
+    assert type(load_config(str(folder), settings)).__name__ == "Mine"
+    assert (folder.parent / "ran").exists()
+    assert capsys.readouterr().err == f"model.trust_remote_code=true: Python code that {folder} brings along is run\n"
+
+
+def test_a_revision_is_that_of_model_path_alone() -> None:
+    settings = ModelConfig(path="org/name", revision="0123abc")
+    assert hub_options("org/name", settings) == {"trust_remote_code": False, "revision": "0123abc"}
+    assert hub_options("org/other", settings) == {"trust_remote_code": False}
+    assert hub_options("org/name") == {"trust_remote_code": False}
+
+
+def test_a_folder_has_no_revision(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^model.revision=main is of a hub name, and .* is a folder"):
+        check_model(ModelConfig(path=str(folder), revision="main", device="cpu"))
+
+
+def test_every_call_of_transformers_says_whether_code_may_run() -> None:
+    root = Path(spa.__file__).parent
+    calls = 0
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(getattr(node, "func", None), "attr", "")
+            owner = getattr(getattr(getattr(node, "func", None), "value", None), "id", "")
+            if isinstance(node, ast.Call) and name in ("from_pretrained", "from_config") and owner.startswith("Auto"):
+                calls += 1
+                given = {word.arg for word in node.keywords}
+                options = [ast.unparse(word.value) for word in node.keywords if word.arg is None]
+                assert "trust_remote_code" in given or any("hub_options(" in text for text in options), (
+                    f"{path}:{node.lineno}"
+                )
+    assert calls == 6

@@ -10,7 +10,8 @@ import pytest
 from spa.config.load import load_config
 from spa.report.collect import collect
 from spa.report.html import render_report
-from spa.runs.folder import RunFolder, environment
+from spa.runs.folder import RunFolder
+from spa.runs.provenance import environment
 
 
 def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> None:
@@ -19,7 +20,9 @@ def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> N
     assert data.versions["python"] == here["python"]
     assert data.versions["torch"] == metadata.version("torch")
     assert data.versions["transformers"] == metadata.version("transformers")
-    assert data.machine == {"processor": here["cpu"], "cores": str(here["cpu_count"]), "system": here["platform"]}
+    machine = {"processor": here["cpu"], "cores": str(here["cpu_count"]), "system": here["platform"]}
+    assert machine.items() <= data.machine.items()
+    assert "pytest" in data.machine["command"]
     page = render_report(data)
     for shown in ("Versions", metadata.version("transformers"), "Machine", here["cpu"]):
         assert shown in page
@@ -34,7 +37,7 @@ def test_a_damaged_run_json_leaves_them_out(tmp_path: Path) -> None:
 def test_the_machine_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path)
     for command, cores in (("generate", 64), ("sft", 64), ("eval spa", 96)):
-        monkeypatch.setattr("spa.runs.folder.usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("spa.runs.provenance.usable_cores", lambda cores=cores: cores)
         folder.open(load_config("sokoban"), command, resume=False)
-    monkeypatch.setattr("spa.runs.folder.usable_cores", lambda: 2)
+    monkeypatch.setattr("spa.runs.provenance.usable_cores", lambda: 2)
     assert collect(tmp_path).machine["cores"] == "64; 96"

@@ -11,12 +11,12 @@ import numpy as np
 from spa.agent.chat import Chat
 from spa.agent.response import tagged
 from spa.agent.task import Task
-from spa.config.schema import Config
+from spa.config.schema import Config, ModelConfig
 from spa.envs.checked import guarded
 
 WORLDS = 8  # played for an estimate
 ROOM = 1.5  # of the longest true answer: the rest is for thoughts
-_known: dict[tuple[str, str], int] = {}
+_known: dict[tuple[str, str | None, bool, str], int] = {}
 
 
 def true_answers(task: Task) -> Iterator[str]:
@@ -39,12 +39,15 @@ def true_answers(task: Task) -> Iterator[str]:
     env.close()
 
 
-def longest_answer(task: Task, model: str) -> int | None:
+def longest_answer(task: Task, model: str, settings: ModelConfig | None = None) -> int | None:
     """Tokens of the longest of some true answers to the world-model prompt; None without a tokenizer or if the world fails."""
-    key = model, repr(dataclasses.replace(task, max_tokens=0))
+    settings = settings or ModelConfig()
+    # The revision is that of model.path alone.
+    source = (model, settings.revision if settings.path == model else None, settings.trust_remote_code)
+    key = *source, repr(dataclasses.replace(task, max_tokens=0))
     if key not in _known:
         try:
-            chat = _chat(model)
+            chat = _chat(*source)
             answers = guarded(lambda: list(true_answers(task)), "random play", task.env.step_timeout)
             _known[key] = max(len(chat.encode(answer)) + 1 for answer in answers)
         except Exception:  # of the tokenizer or of a world: reported where they are used
@@ -53,11 +56,12 @@ def longest_answer(task: Task, model: str) -> int | None:
 
 
 @lru_cache(maxsize=2)
-def _chat(model: str) -> Chat:
+def _chat(path: str, revision: str | None, trusted: bool) -> Chat:
     from spa.models.load import load_config, load_tokenizer
 
-    load_config(model, local_only=True)
-    return Chat(load_tokenizer(model))
+    model = ModelConfig(path=path, revision=revision, trust_remote_code=trusted)
+    load_config(path, model, local_only=True)
+    return Chat(load_tokenizer(path, model))
 
 
 def stated_length(task: Task, config: Config) -> int:
@@ -66,7 +70,7 @@ def stated_length(task: Task, config: Config) -> int:
     limit = config.sampling.max_tokens
     if (task.agent.style, task.agent.prompt) != ("paper", "world_model") or config.engine.kind == "openai":
         return limit
-    longest = longest_answer(task, config.selfplay.model or config.model.path)
+    longest = longest_answer(task, config.selfplay.model or config.model.path, config.model)
     return limit if longest is None else min(limit, -(-int(ROOM * longest) // 10) * 10)
 
 
@@ -74,7 +78,7 @@ def length_notes(task: Task, config: Config) -> list[str]:
     """What is wrong with the lengths of stage 1: a limit or a stated length that a true answer exceeds."""
     if task.agent.prompt != "world_model" or config.selfplay.policy == "random" or config.engine.kind == "openai":
         return []
-    longest = longest_answer(task, config.selfplay.model or config.model.path) or 0
+    longest = longest_answer(task, config.selfplay.model or config.model.path, config.model) or 0
     limit, hint = config.sampling.max_tokens, task.env.response_hint
     what = f"note: a true answer in {task.tag} takes up to {longest} tokens"
     notes = []

@@ -88,7 +88,7 @@ class Policy:
 
         set_threads(config.model)
         name = path or config.model.path
-        tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(name, config.model)
         chat = Chat(tokenizer, forced=forced_tag(config.agent.think))
         if engine is not None and engine.kind == "vllm":
             from spa.engines.vllm import VLLMEngine

@@ -24,6 +24,7 @@ from spa.cli.model import model_app
 from spa.cli.perplexity import perplexity
 from spa.cli.play import play
 from spa.cli.reproduce import reproduce
+from spa.cli.verify import verify
 from spa.cli.view import view
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible
@@ -248,6 +249,7 @@ app.command()(view)
 app.command()(perplexity)
 app.command()(diagnose)
 app.command()(export)
+app.command()(verify)
 app.command()(reproduce)
 
 

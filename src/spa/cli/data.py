@@ -137,6 +137,41 @@ def convert(
     print(f"{len(rows)} rows from {path} ({layout}) to {out} ({to})")
 
 
+@data_app.command()
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="EPISODES", help="A file of episodes, or the folder of a stage: .../variants/spa/eval."),
+    ],
+    form: Annotated[str, typer.Option("--format", help="inspect (its viewer opens it) or verifiers (JSON lines).")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write: .json for inspect, .jsonl for verifiers.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Whose answers they are. Default: as recorded.", show_default=False)
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write played episodes in the format of another tool."""
+    from datetime import UTC, datetime
+
+    from spa.common.names import choose
+    from spa.data.eval_log import FORMATS, write_episode_log
+    from spa.evaluate.samples import read_any
+    from spa.runs.record import read_done
+
+    choose("format", form, FORMATS)
+    suffix = {"inspect": ".json", "verifiers": ".jsonl"}[form]
+    if out.suffix != suffix:
+        raise ValueError(f"{out} must end in {suffix}")
+    if out.is_dir() or (out.exists() and not force):
+        raise ValueError(f"{out} exists; add --force to overwrite it")
+    episodes, path = read_any(source)
+    done = read_done(path.parent) or {}
+    named = model or Path(str(done.get("model", "model"))).name
+    created = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    write_episode_log(out, episodes, form, model=f"spa/{named}", created=created)
+    print(f"{len(episodes)} episodes from {path} to {out} ({form})")
+
+
 def _read(file: Path) -> tuple[list[Row], Path, str]:
     """The rows of a file, or of a stage's training file, its path and layout; says what was skipped."""
     from spa.common.progress import note

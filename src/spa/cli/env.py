@@ -11,7 +11,10 @@ env_app = typer.Typer(help="List, check and play worlds.", no_args_is_help=True)
 
 Settings = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings.", show_default=False)]
 World = Annotated[
-    str, typer.Argument(help="A world (spa env list), a Gymnasium id, module:Class, gym:NAME, textarena:NAME, ...")
+    str,
+    typer.Argument(
+        help="A world or config (spa env list), a Gymnasium id, module:Class, gym:NAME, textarena:NAME, ..."
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
 
@@ -49,7 +52,7 @@ def env_check(
     from spa.envs.check import Finding, check_world
     from spa.envs.seeded import one_line
 
-    values = world_settings(settings)
+    name, values = named_world(name, world_settings(settings))
     try:
         make_env(name, **values)
     except (ValueError, OSError):  # an unknown name or a bad setting is the user's error, not a finding
@@ -79,7 +82,8 @@ def env_play(
     from spa.envs import make_env
     from spa.envs.play import arrow_actions, play_world, terminal_keys
 
-    env = make_env(name, **world_settings(settings))
+    name, values = named_world(name, world_settings(settings))
+    env = make_env(name, **values)
     arrows = arrow_actions(env.actions)
     try:
         if arrows and not lines and sys.stdin.isatty():
@@ -89,6 +93,17 @@ def env_play(
             play_world(env, seed, iter(sys.stdin.readline, ""), sys.stdout)
     finally:
         env.close()
+
+
+def named_world(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The world and settings of a config's name (``sokoban_easy``), the given settings over them; other names stay as they are."""
+    from spa.config.load import config_names, env_block
+    from spa.envs.registry import env_names
+
+    if name in env_names() or name not in config_names():
+        return name, settings
+    block = env_block(name)
+    return block.id, {**block.settings, **settings}
 
 
 def world_settings(settings: list[str] | None) -> dict[str, Any]:

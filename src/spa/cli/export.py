@@ -29,15 +29,27 @@ def export(
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapters alone, for peft.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace --to.")] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push", metavar="REPO", help="Then upload it to this repository of the hub.", show_default=False
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
 ) -> None:
     """Write a trained model as a plain Hugging Face folder with a card, without the trainer's state."""
     from spa.common.names import choose
     from spa.models.export import Choice, find_checkpoint
     from spa.models.export import export as write
+    from spa.models.hub import check_push, upload
     from spa.report.model_card import export_files
 
     choose("--which", which, _WHICH)
+    if push:
+        check_push(push)
     checkpoint = find_checkpoint(source, Choice(variant, sft, which, step))
     files = export_files(checkpoint, adapter=adapter)
     write(checkpoint, to, files=files, dtype=dtype, adapter=adapter, force=force)
     print(f"{checkpoint} -> {to}")
+    if push:
+        print(f"{to} -> {upload(to, push, public=public)}")

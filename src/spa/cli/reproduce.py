@@ -50,7 +50,7 @@ def reproduce(
     from spa.reproduce.results import collect_cells, read_numbers, to_json
     from spa.reproduce.scale import cells, load_scale
     from spa.reproduce.table import markdown
-    from spa.runs.folder import usable_cores
+    from spa.runs.provenance import usable_cores
 
     chosen = load_scale(scale)
     if worlds:

@@ -1,4 +1,4 @@
-"""Checkpoint folders ``checkpoints/global_step_N``: listing and rotation. Imports no torch."""
+"""Checkpoint folders ``checkpoints/global_step_N``: listing, rotation, and which of them are whole. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from spa.common.files import remove_folder
+from spa.common.manifest import damage, has_manifest, say
 
 _NAME = re.compile(r"global_step_(\d+)")
 
@@ -15,14 +16,50 @@ def checkpoint_folder(root: Path, step: int) -> Path:
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """(step, folder) in ascending order of steps; only complete ones exist, since folders appear and vanish atomically."""
-    folder = root / "checkpoints"
-    return sorted((int(m[1]), path) for path in folder.glob("global_step_*") if (m := _NAME.fullmatch(path.name)))
+    """(step, folder) in ascending order of steps.
+
+    Folders appear and vanish atomically. Left out are those with a missing file or one of another size than their manifest says,
+    and those without a manifest, unless they are an earlier version's. ``latest_checkpoint`` also compares contents.
+    """
+    return [(step, folder) for step, folder, why in _looked_at(root, content=False) if not why]
 
 
 def latest_checkpoint(root: Path) -> tuple[int, Path] | None:
-    checkpoints = list_checkpoints(root)
-    return checkpoints[-1] if checkpoints else None
+    """The newest checkpoint that is whole, or None if there is no checkpoint; says which newer ones are damaged, and how.
+
+    Raises:
+        ValueError: there are checkpoints, and all are damaged.
+    """
+    first = ""
+    for step, folder, why in reversed(_looked_at(root, content=True)):
+        if not why:
+            if first:
+                say(f"{first}; going back to {folder}")
+            if not has_manifest(folder):
+                say(f"{folder} has no manifest, as checkpoints of earlier versions: damage would not be noticed")
+            return step, folder
+        first = first or why
+    if first:
+        raise ValueError(f"{first}; no other checkpoint is there: delete {root} to train this stage again")
+    return None
+
+
+def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
+    """Step, folder and damage (empty if whole) of what is called a checkpoint. Stops looking at contents after the newest whole."""
+    paths = (root / "checkpoints").glob("global_step_*")
+    folders = sorted((int(m[1]), path) for path in paths if (m := _NAME.fullmatch(path.name)))
+    new = [step for step, folder in folders if has_manifest(folder)]
+    found: list[tuple[int, Path, str]] = []
+    for step, folder in reversed(folders):
+        if has_manifest(folder):
+            lines = damage(folder, content=content)
+            content = content and bool(lines)
+        elif new and min(new) <= step:
+            lines = [f"{folder} has no manifest.json: it is not whole"]
+        else:
+            lines = [] if any(folder.glob("*")) else [f"{folder} is empty"]
+        found.append((step, folder, lines[0] if lines else ""))
+    return found[::-1]
 
 
 def prune_checkpoints(root: Path, keep: int, always: tuple[int, ...] = ()) -> None:

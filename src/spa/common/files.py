@@ -1,10 +1,11 @@
-"""Atomic writes: a reader sees the old file or the new one, never half of one.
+"""Atomic writes: a reader sees the old file or the new one, never half of one, also after a power failure.
 
 Incomplete files are named ``.NAME.RANDOM.tmp``; a killed process leaves them behind, and ``sweep`` removes them.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import shutil
@@ -36,6 +37,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o644)
+        _sync(temporary)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -51,11 +53,29 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)
+        for path in [*temporary.rglob("*"), temporary]:
+            _sync(path)
         remove_folder(target)
         temporary.rename(target)
+        _sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's or folder's content is on the disk, where the system can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:

@@ -23,6 +23,7 @@ COMMON = ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY
 REDACTED = "[redacted]"
 
 _known: dict[str, str] = {}  # value -> its environment variable
+_written: dict[tuple[str, str], str] = {}  # dotted key and value of a setting -> how the config wrote it
 
 _REFERENCE = re.compile(r"""\$\{\s*oc\.env\s*:\s*(['"]?)(\w+)\1\s*(?:,\s*([^{}]*?)\s*)?\}""")
 _ANY_REFERENCE = re.compile(r"oc\.env\s*:")
@@ -48,6 +49,7 @@ def learn(variable: str) -> None:
 def forget() -> None:
     """Forgets all secrets except those of ``COMMON``; for tests."""
     _known.clear()
+    _written.clear()
 
 
 def redact(text: str) -> str:
@@ -73,9 +75,15 @@ def _without_user(match: re.Match[str]) -> str:
 
 
 def shown(config: Any) -> dict[str, Any]:
-    """A config (any dataclass) as nested dictionaries to print and save; secrets are written as ``${oc.env:NAME}``."""
+    """A config (any dataclass) as nested dictionaries to print and save.
 
-    def hide(text: str) -> str:
+    A setting that was read from the environment is written as the config wrote it (``${oc.env:NAME}/model``), and so is a secret
+    wherever it occurs.
+    """
+
+    def hide(text: str, key: str) -> str:
+        if (key, text) in _written:
+            return _written[key, text]
         for value, variable in _secrets():
             text = text.replace(value, f"${{oc.env:{variable}}}")
         return text
@@ -84,10 +92,11 @@ def shown(config: Any) -> dict[str, Any]:
     return result
 
 
-def from_environment(value: Any, *, missing_ok: bool = False) -> Any:
+def from_environment(value: Any, key: str = "", *, missing_ok: bool = False) -> Any:
     """Text, or containers of it, with environment variables substituted for ``${oc.env:NAME}`` and ``${oc.env:NAME,default}``.
 
     Args:
+        key: the dotted key of the setting ``value``; empty for a whole config.
         missing_ok: whether references to unset variables are kept unchanged.
 
     Raises:
@@ -104,24 +113,32 @@ def from_environment(value: Any, *, missing_ok: bool = False) -> Any:
             return match[0]
         raise ValueError(f"the environment variable {name} is not set; the config reads it ({match[0]})")
 
-    def read(text: str) -> str:
+    def read(text: str, key: str) -> str:
         _check_references(_REFERENCE.sub("", text) if "${" in text else "")
-        return _REFERENCE.sub(value_of, text)
+        found = _REFERENCE.sub(value_of, text)
+        if found != text:
+            _written[key, found] = text
+        return found
 
-    return _texts(value, read)
+    return _texts(value, read, key)
 
 
-def learn_references(value: Any) -> None:
-    """Registers as secrets the environment variables referenced in text or containers of it.
+def learn_references(value: Any, resolve: Callable[[str], Any]) -> None:
+    """Registers as secrets the environment variables referenced in the texts of a config, and how it wrote these settings.
+
+    Args:
+        resolve: dotted key -> the setting with its references replaced.
 
     Raises:
         ValueError: a reference does not name its variable.
     """
 
-    def look(text: str) -> str:
+    def look(text: str, key: str) -> str:
         _check_references(_NAMED.sub("", text))
         for name in _NAMED.findall(text):
             learn(name)
+        if _REFERENCE.search(text):
+            _written[key, str(resolve(key))] = text
         return text
 
     _texts(value, look)
@@ -144,12 +161,12 @@ def _secrets() -> Iterator[tuple[str, str]]:
     return iter(sorted(_known.copy().items(), key=lambda pair: -len(pair[0])))
 
 
-def _texts(value: Any, change: Callable[[str], str]) -> Any:
-    """``value`` with ``change`` applied to every string except keys of mappings."""
+def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """``value`` with ``change`` applied to every string and its dotted key, except keys of mappings."""
     if isinstance(value, str):
-        return change(value)
+        return change(value, key)
     if isinstance(value, Mapping):
-        return {key: _texts(item, change) for key, item in value.items()}
+        return {name: _texts(item, change, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_texts(item, change) for item in value]
+        return [_texts(item, change, f"{key}.{index}".lstrip(".")) for index, item in enumerate(value)]
     return value

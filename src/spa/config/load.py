@@ -8,7 +8,9 @@ takes the place of the model file.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,8 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
 
     Args:
         name: a packaged config (``config_names()``), an alias of the original code (``_2_sokoban``, ...), or the path
-            of a YAML file; None for the default. A YAML file holds blocks of the schema. With a ``defaults`` list it is
+            of a YAML file; None for the default; or a world's id with a colon (``gym:Taxi-v4``, ``module:Class``), played with
+            the default limits. A YAML file holds blocks of the schema. With a ``defaults`` list it is
             composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is merged over
             the default config, except that an ``env`` block with an ``id`` replaces the default one.
         overrides: ``key=value`` settings; ``env=NAME`` and ``model=NAME`` choose a file of that group, ``model=PATH``
@@ -66,9 +69,13 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     choices, settings = split_choices(overrides)
     preset = preset_of(name, overrides)
     if name is None or not is_file_name(str(name)):
-        if name is not None:
+        world = name is not None and ":" in str(name)
+        if name is not None and not world:
             choices = {"env": choice_of("env", str(name)), **choices}
         config = from_mapping(Config, compose_files("base", conf_folder(), choices, preset)[0])
+        if world:
+            tag = str(name).rpartition(":")[2]
+            config.name, config.env = re.sub(r"[^\w.-]", "-", tag), EnvConfig(id=str(name), tag=tag)
     else:
         config = _load_file(Path(name).expanduser(), choices, missing_ok, preset)
     config = apply_overrides(config, settings)
@@ -279,7 +286,7 @@ def compose_files(
             composed = compose(name, overrides, return_hydra_config=True)
             with open_dict(composed):
                 chosen = composed.pop("hydra").runtime.choices
-            learn_references(OmegaConf.to_container(composed))
+            learn_references(OmegaConf.to_container(composed), partial(OmegaConf.select, composed))
             data = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(" ".join(str(error).split())) from error

@@ -46,7 +46,7 @@ def apply_overrides(config: T, overrides: Sequence[str]) -> T:
     for override in overrides:
         key, text = split_override(override)
         *blocks, name = key.split(".")
-        value = from_environment(_parse(key, text, node_of(cls, key)))
+        value = from_environment(_parse(key, text, node_of(cls, key)), key)
         entries = data
         for block in blocks:
             if not isinstance(entries.get(block), dict):

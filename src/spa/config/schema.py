@@ -110,6 +110,11 @@ class ModelConfig:
     path: Text = setting(
         "builtin:tiny", "builtin:tiny, cache:NAME (`spa model get`), a Hugging Face folder or a hub name."
     )
+    revision: str | None = setting(None, "Commit, tag or branch of a hub name; null = its newest.")
+    trust_remote_code: Flag = setting(
+        False,
+        "Run the Python code that a model brings along: only for authors whom you trust as you trust the code here.",
+    )
     dtype: Precision = setting("float32", "Type of the weights.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     threads: Count = setting(0, "CPU threads of torch; 0 = torch's default.")

@@ -7,7 +7,7 @@ inherits the model, the worlds and the tokenizer, and its changes stay private.
 from __future__ import annotations
 
 import multiprocessing
-import pickle
+import pickle  # only what this process and its own forks sent each other # nosec B403
 import signal
 import sys
 import time
@@ -88,7 +88,7 @@ def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
     try:
         data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         if answer[1] is not None:
-            pickle.loads(data)  # some exceptions can be pickled but not unpickled
+            pickle.loads(data)  # pickled above; some exceptions cannot be unpickled # nosec B301
     except Exception:
         return
     sender.send_bytes(data)
@@ -97,6 +97,8 @@ def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
 def _receive(receiver: Connection, patience: float) -> Any:
     """The data sent by a process, or None if it sent nothing."""
     try:
-        return pickle.loads(receiver.recv_bytes()) if receiver.poll(patience) else None
+        if not receiver.poll(patience):
+            return None
+        return pickle.loads(receiver.recv_bytes())  # a pipe to a fork of this process # nosec B301
     except (EOFError, OSError):
         return None

@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 import os
-import pickle
+import pickle  # a world that was just made # nosec B403
 import random
 import subprocess
 import sys
@@ -323,7 +323,7 @@ def _pickle(make: MakeEnv) -> None:
     env = make()
     env.reset(seed=1)
     try:
-        copy = pickle.loads(pickle.dumps(env))
+        copy = pickle.loads(pickle.dumps(env))  # this process pickled it # nosec B301
     except Exception as error:
         raise _Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
     for action, step in _steps(env, 1, 20):

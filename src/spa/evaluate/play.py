@@ -20,6 +20,7 @@ from spa.common.progress import progress
 from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
+from spa.evaluate.samples import SAMPLES, write_samples
 from spa.evaluate.summary import EvalResult
 
 CHUNK = 32  # worlds played at once
@@ -63,6 +64,7 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     # One sample per world, and as many from the probe, which shows predictions: enough for inspection.
     shown = [episode for episode in episodes if episode.member == 0] + probe
     write_episodes(out / "episodes.jsonl", shown)
+    write_samples(out / SAMPLES, episodes)  # enough to compute the result again
     scores = {f"pass@{k}": result.metrics[f"pass@{k}"] for k in result.ks}
     if cfg.agent.planner != "none":
         from spa.evaluate.planned import evaluate_planner

@@ -19,7 +19,7 @@ from spa.common.tables import text_table
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.verdict import BASE, VariantScore, counterparts, main_variant, verdict
-from spa.runs.records import NO_TRAINING, Training
+from spa.runs.trainings import NO_TRAINING, Training
 
 
 def _failed(episode: Episode) -> bool:
@@ -268,7 +268,7 @@ def comparison_table(
 ) -> list[ComparisonRow]:
     """One row per variant, in the order of ``results``; differences to ``baseline`` if that variant is present.
 
-    ``trained`` is what the variants took (``spa.runs.records.trainings``), for the verdict.
+    ``trained`` is what the variants took (``spa.runs.trainings.trainings``), for the verdict.
     """
     played = [result for result in results.values() if result.worlds]
     sampled = [result for result in played if result.ks != [1]]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
+from spa.common.manifest import MANIFEST
 from spa.common.names import choose
 from spa.runs.folder import variants_folder
 from spa.runs.stage import model_of, read_done
 
-_NOT_A_MODEL = ("trainer_state.pt", "adapter")
+_NOT_A_MODEL = ("trainer_state.pt", "adapter", MANIFEST)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def convert(file: Path, folder: Path) -> str:
         fields = GGUFReader(str(file)).fields
         facts = {name: fields[name].contents() for name in ("tokenizer.ggml.pre", "general.license") if name in fields}
         with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
-            tokenizer = AutoTokenizer.from_pretrained(**source)
-            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # many types, for a damaged file or an unknown architecture
         raise ValueError(f"cannot convert {file}: {' '.join(str(error).split()) or type(error).__name__}") from error
     _repair_tokenizer(tokenizer, facts.get("tokenizer.ggml.pre", ""), model.config.max_position_embeddings)

@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from spa.common import manifest
 from spa.common.files import atomic_folder
+from spa.common.progress import note
 from spa.config.schema import ModelConfig
 from spa.models.folders import check_folder, check_tokenizer, check_weights, resolve_path
+
+_SMALL = ("*.json", "*.jinja", "*.txt", "*.model")  # what a tokenizer consists of
 
 
 def check_model(config: ModelConfig, path: str | None = None) -> None:
@@ -23,11 +27,36 @@ def check_model(config: ModelConfig, path: str | None = None) -> None:
         ValueError: as ``load_model`` and ``load_tokenizer`` for a missing or damaged folder or a missing device.
     """
     check_folder(path or config.path)
+    if config.revision and Path(resolve_path(config.path)).is_dir():
+        raise ValueError(
+            f"model.revision={config.revision} is of a hub name, and {config.path} is a folder: set it to null"
+        )
     pick_device(config.device)
 
 
-def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model folder or hub name, with a pad token.
+def hub_options(path: str, model: ModelConfig | None = None) -> dict[str, Any]:
+    """Whether a model's own code is run, and which revision of a hub name is loaded, as arguments of ``from_pretrained``.
+
+    Args:
+        model: the settings; None runs no code and loads the newest. The revision is that of ``model.path`` alone.
+    """
+    if model is None:
+        return {"trust_remote_code": False}
+    if model.trust_remote_code:
+        _say_trusted(path)
+    return {
+        "trust_remote_code": model.trust_remote_code,
+        **({"revision": model.revision} if model.revision and path == model.path else {}),
+    }
+
+
+@cache
+def _say_trusted(path: str) -> None:
+    note(f"model.trust_remote_code=true: Python code that {path} brings along is run")
+
+
+def load_tokenizer(path: str, model: ModelConfig | None = None) -> Any:
+    """The tokenizer of a model folder or hub name, with a pad token; ``model`` as in ``hub_options``.
 
     Raises:
         ValueError: the folder has no tokenizer, or the name cannot be loaded.
@@ -36,8 +65,9 @@ def load_tokenizer(path: str) -> Any:
 
     folder = resolve_path(path)
     check_tokenizer(folder, path)
+    manifest.check(folder, *_SMALL)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **hub_options(path, model))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
@@ -45,7 +75,7 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def load_config(path: str, *, local_only: bool = False) -> Any:
+def load_config(path: str, model: ModelConfig | None = None, *, local_only: bool = False) -> Any:
     """The transformers config of a model folder or hub name (``local_only``: only if already on disk).
 
     Raises:
@@ -55,7 +85,7 @@ def load_config(path: str, *, local_only: bool = False) -> Any:
 
     folder = resolve_path(path)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=local_only, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read the model config of {path!r}: {_first_line(error)}") from error
 
@@ -86,14 +116,15 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
     device = pick_device(config.device)
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
+    manifest.check(folder, "*config.json", "*.safetensors*")
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or getattr(torch, config.dtype),
             attn_implementation="sdpa",
             use_safetensors=True,
-            trust_remote_code=False,
             output_loading_info=True,
+            **hub_options(path or config.path, config),
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
@@ -155,8 +186,9 @@ def set_threads(config: ModelConfig) -> None:
 def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None) -> None:
     """Atomically writes a plain Hugging Face folder and, next to the weights, ``trainer_state.pt``.
 
-    ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``. LoRA adapters
-    are merged into the weights and also written separately to ``adapter/``.
+    ``state`` may hold tensors, numbers, strings and containers of them; it is read back with ``weights_only=True``. With it the
+    folder gets a manifest, which loading compares with what it reads. LoRA adapters are merged into the weights and also written
+    separately to ``adapter/``.
     """
     from spa.models import lora
 
@@ -169,6 +201,7 @@ def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state
         tokenizer.save_pretrained(temporary)
         if state is not None:
             torch.save(state, temporary / "trainer_state.pt")
+            manifest.write_manifest(temporary)
 
 
 def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -182,6 +215,7 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(
             f"{folder} has no trainer_state.pt: training cannot be resumed from it (it can still be loaded)"
         )
+    manifest.check(path.parent, path.name)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a damaged archive

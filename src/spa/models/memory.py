@@ -114,8 +114,13 @@ def count_parameters(config: Any) -> int:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=_trusted(config))
     return sum({id(p): p.numel() for p in model.parameters()}.values())
+
+
+def _trusted(config: Any) -> bool:
+    """Whether the config is of a class that its model brought along, whose code ``model.trust_remote_code`` has let run."""
+    return type(config).__module__.startswith("transformers_modules.")
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
+from spa.common.manifest import say
 from spa.common.secrets import redact, shown
 from spa.evaluate.summary import EvalResult
 from spa.report.data import ReportData, VariantReport
-from spa.runs.folder import PACKAGES, RunFolder, variant_names, variants_folder
+from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
-from spa.runs.records import trainings
-from spa.runs.stage import read_done
+from spa.runs.provenance import PACKAGES, described
+from spa.runs.record import damaged_files, read_done
+from spa.runs.trainings import trainings
 
-_MACHINE = {"processor": "cpu", "cores": "cpu_count", "system": "platform"}  # as shown -> as in run.json
+_MACHINE = {  # as shown -> as in run.json
+    "processor": "cpu",
+    "cores": "cpu_count",
+    "memory, GiB": "memory_gib",
+    "device": "device",
+    "system": "platform",
+    "command": "argv",
+    "commit of the package": "package_git",
+    "commit of the working directory": "directory_git",
+    "hub revisions": "revisions",
+}
 # Stages that variants share, by folder; FOLDER-VARIANT is a variant's own.
 _SHARED_STAGES = {"selfplay": "self-play", "imagined": "imagined worlds", "sft": "SFT", "practice": "practice"}
 
@@ -30,6 +43,7 @@ def collect(out: Path) -> ReportData:
     folder = RunFolder(out)
     if not folder.holds_run:
         raise ValueError(f"{out} holds no run (no config.yaml)")
+    folder.say_damage()
     cfg = folder.config()
     timings: dict[str, float] = {}
     contents: dict[str, set[str]] = {}
@@ -37,6 +51,8 @@ def collect(out: Path) -> ReportData:
 
     def add_stage(stage: Path, title: str) -> None:
         done = read_done(stage)
+        for line in damaged_files(stage, done):
+            say(line)
         if done is not None:
             timings[title] = float(done["seconds"])
             for split, keys in done.get("worlds", {}).items():
@@ -82,8 +98,14 @@ def collect(out: Path) -> ReportData:
 
 def _machine(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The machines that the commands ran on; several if stages or a resumed run used different ones."""
-    facts = {title: dict.fromkeys(str(c[key]) for c in commands if key in c) for title, key in _MACHINE.items()}
+    facts = {title: dict.fromkeys(_text(c[key]) for c in commands if key in c) for title, key in _MACHINE.items()}
     return {title: "; ".join(values) for title, values in facts.items() if values}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return shlex.join(map(str, value))
+    return described(value)
 
 
 def read_result(path: Path) -> EvalResult | None:

@@ -22,7 +22,7 @@ from spa.report.charts import Chart, chart, series, variant_colors
 from spa.report.collect import read_result
 from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
-from spa.runs.folder import RunFolder, changes, variant_names, variants_folder
+from spa.runs.folder import RunFolder, changed_settings, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 
 _NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
@@ -220,7 +220,9 @@ def _groups(paths: Sequence[Path]) -> list[Group]:
 
 def _settings(groups: Sequence[Group]) -> dict[str, list[str]]:
     """The settings in which groups differ, with their values."""
-    changed = tuple({key for group in groups[1:] for key in changes(groups[0].config, group.config)} - {"name"})
+    changed = tuple(
+        {key for group in groups[1:] for key in changed_settings(groups[0].config, group.config)} - {"name"}
+    )
     flat = [flatten(shown(group.config)) for group in groups]
     values = {key: [each.get(key, "-") for each in flat] for key in {name: 0 for each in flat for name in each}}
     several = any(len(group.folders) > 1 for group in groups)
@@ -232,7 +234,7 @@ def _settings(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def _same_recipe(one: Config, other: Config) -> bool:
-    return not [key for key in changes(one, other) if not key.startswith(_NOT_TRAINING)]
+    return not [key for key in changed_settings(one, other) if not key.startswith(_NOT_TRAINING)]
 
 
 def _results(path: Path, config: Config) -> dict[str, EvalResult]:

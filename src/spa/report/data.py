@@ -8,7 +8,7 @@ from typing import Any
 
 from spa.agent.episode import Episode
 from spa.evaluate.summary import EvalResult
-from spa.runs.records import Training
+from spa.runs.trainings import Training
 
 MetricsRow = Mapping[str, Any]
 """One logged row: ``step`` and any metrics (``val/pass@1``, ``losses/entropy``, ...); other values are ignored."""

@@ -27,7 +27,7 @@ from spa.evaluate.verdict import PLANNED, counterparts, main_variant
 from spa.reproduce.scale import BASELINE, Cell, Scale
 from spa.runs.folder import variants_folder
 from spa.runs.metrics import read_metrics
-from spa.runs.records import stage_records
+from spa.runs.trainings import stage_records
 
 Curve = list[tuple[float, float]]
 

@@ -34,7 +34,7 @@ def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[Vari
     """One line with a time for each of the ``wanted`` stages, and one with the assumptions; none where they would not be sound:
     for a chat server, vLLM, a model of fewer than 10 million parameters, or one whose config is not on this disk."""
     try:
-        model = load_config(cfg.model.path, local_only=True)
+        model = load_config(cfg.model.path, cfg.model, local_only=True)
         device = pick_device(cfg.model.device)
     except ValueError:
         return []

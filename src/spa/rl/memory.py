@@ -45,7 +45,7 @@ def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
     Raises:
         ValueError: the model's config cannot be read.
     """
-    config, model = cfg.ppo, load_config(cfg.model.path, local_only=local_only)
+    config, model = cfg.ppo, load_config(cfg.model.path, cfg.model, local_only=local_only)
     weights = weight_bytes(cfg.model)
     compute = min(weights, compute_dtype_bytes(config.precision))
 

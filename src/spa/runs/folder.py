@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import platform
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from spa import __version__
 from spa.common.files import atomic_write
+from spa.common.manifest import own_digest, say
+from spa.common.progress import note
 from spa.common.secrets import redact
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.schema import Config
+from spa.runs.provenance import changes, provenance
 
 TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "gymnasium", "peft", "vllm")
 # A run may be resumed with other values of these. They do not change the results, except in the last digits (model.device and
 # model.threads change the order of sums).
 _FREE = (
@@ -75,7 +75,7 @@ def variant_names(out: Path, cfg: Config) -> list[str]:
     return sorted(names, key=lambda name: (["base", *cfg.variants, name].index(name), name))
 
 
-def changes(old: Config, new: Config) -> list[str]:
+def changed_settings(old: Config, new: Config) -> list[str]:
     """The settings that differ and may change results."""
     return [key for key in differences(old, new) if not key.startswith(_FREE)]
 
@@ -88,8 +88,8 @@ def default_folder(cfg: Config) -> Path:
 class RunFolder:
     """The folder of one run; several commands (``generate``, ``sft``, ...) may share it if their config is the same.
 
-    ``config.yaml`` is the resolved config. ``run.json`` lists every command with its start time, the versions, the
-    machine and the seed. Nothing is written before ``open``.
+    ``config.yaml`` is the resolved config. ``run.json`` lists every command with its start time, seed,
+    ``provenance`` and how it ended. Nothing is written before ``open``.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -120,18 +120,19 @@ class RunFolder:
     def info(self) -> dict[str, Any]:
         """The content of ``run.json``; empty if missing or damaged."""
         try:
-            data = json.loads(self.info_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            data = json.loads(self.info_path.read_bytes())
+        except (OSError, ValueError, RecursionError):
             return {}
-        return data if isinstance(data, dict) else {}
+        whole = isinstance(data, dict) and data.get("sha256", own_digest(data)) == own_digest(data)
+        return data if whole else {}
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""
         entries = self.info().get("commands", [])
         return list(dict.fromkeys(str(entry.get("command", "")) for entry in entries if isinstance(entry, dict)))
 
-    def open(self, cfg: Config, command: str, resume: bool) -> RunFolder:
-        """Creates the folder and records config and command; returns itself.
+    def open(self, cfg: Config, command: str, resume: bool, device: str = "") -> RunFolder:
+        """Creates the folder and records config and command; returns itself. Notes what changed since the command before.
 
         ``command`` is the command, with the variant if there is one (``"ppo spa"``). A command not yet run here may join
         a run of the same config; ``run`` and its stages exclude each other.
@@ -142,12 +143,15 @@ class RunFolder:
         """
         self.check(cfg, command, resume)
         self.path.mkdir(parents=True, exist_ok=True)
-        atomic_write(self.config_path, to_yaml(cfg))
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        entry = {"command": command, "resume": resume, "started": started, **environment(), "seed": cfg.seeds.run}
+        started, config = datetime.now(UTC).isoformat(timespec="seconds"), to_yaml(cfg)
+        facts = {**provenance(cfg, device), "seed": cfg.seeds.run, "config_sha256": _sha256(config)}
+        self.say_damage()
         entries = self.info().get("commands", [])
-        data = {"name": redact(cfg.name), "commands": [*(entries if isinstance(entries, list) else []), entry]}
-        atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
+        entries = entries if isinstance(entries, list) else []
+        self._compare(entries, facts)
+        atomic_write(self.config_path, config)
+        entry = {"command": command, "resume": resume, "started": started, **facts}
+        self._write({"name": redact(cfg.name), "commands": [*entries, entry]})
         return self
 
     def close(self, error: BaseException | None) -> None:
@@ -159,7 +163,32 @@ class RunFolder:
         entries[-1]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
         if error is not None:
             entries[-1]["error"] = redact(f"{type(error).__name__}: {error}".splitlines()[0])
-        atomic_write(self.info_path, json.dumps(data, indent=2) + "\n")
+        self._write(data)
+
+    def _write(self, data: dict[str, Any]) -> None:
+        data.pop("sha256", None)
+        atomic_write(self.info_path, json.dumps({**data, "sha256": own_digest(data)}, indent=2) + "\n")
+
+    def _compare(self, entries: list[Any], facts: dict[str, Any]) -> None:
+        """Notes how the machine, versions or commits differ from the last command's."""
+        last = entries[-1] if entries and isinstance(entries[-1], dict) else {}
+        if last and (changed := changes(last, facts)):
+            note(f"{self.path} was run with other versions or on another machine: {'; '.join(changed)}")
+
+    def say_damage(self) -> None:
+        """Says whether run.json is damaged, and whether config.yaml is not what the last command wrote."""
+        if self.config_path.is_file() and not self.info():
+            say(f"{self.info_path} is missing or damaged: what earlier commands ran with is not known")
+        if self.edited():
+            say(f"{self.config_path} is not as the last command wrote it: it was edited or is damaged")
+
+    def edited(self) -> bool:
+        """Whether config.yaml differs from what the last command wrote."""
+        entries = self.info().get("commands", [])
+        last = entries[-1] if isinstance(entries, list) and entries and isinstance(entries[-1], dict) else {}
+        if "config_sha256" not in last or not self.config_path.is_file():
+            return False
+        return str(last["config_sha256"]) != _sha256(self.config_path.read_text(encoding="utf-8", errors="replace"))
 
     def check(self, cfg: Config, command: str, resume: bool) -> None:
         """Raises what ``open`` would raise, but writes nothing."""
@@ -172,7 +201,7 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
-        changed = changes(self.config(), cfg)
+        changed = changed_settings(self.config(), cfg)
         if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
             if changed and (trained := self._trained_on_rows(cfg)):
                 raise ValueError(
@@ -194,27 +223,8 @@ class RunFolder:
         return [str(each.relative_to(self.path)) for each in sorted([*stages, *variants]) if any(each.iterdir())]
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, for ``run.json``. Imports none of the packages."""
-    versions: dict[str, str] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "spa": __version__,
-        "python": platform.python_version(),
-        **versions,
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cpu_count": usable_cores(),
-    }
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: fewer than the machine has if a scheduler or container restricts it."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _clash(done: str, command: str) -> bool:
@@ -223,12 +233,3 @@ def _clash(done: str, command: str) -> bool:
         return True
     words = (done.partition(" ")[0], command.partition(" ")[0])
     return "run" in words and all(word in (*_STAGES, "run") for word in words)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

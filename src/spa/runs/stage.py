@@ -12,23 +12,15 @@ from typing import Any
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.clock import Elapsed, training_time
 from spa.common.files import atomic_folder, atomic_write, remove_folder, sweep
+from spa.common.manifest import damage, say
 from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog
+from spa.runs.record import DONE as DONE
+from spa.runs.record import damaged_files, write_record
+from spa.runs.record import read_done as read_done
 from spa.runs.trackers import make_trackers
-
-
-def read_done(folder: Path) -> dict[str, Any] | None:
-    """The record of a finished stage (``seconds``, ``cpu_seconds`` and its results), or None if it has not finished."""
-    path = folder / "done.json"
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it to run the stage again") from error
-    return data if isinstance(data, dict) else None
 
 
 def model_of(path: str, setting: str = "ppo.start") -> str:
@@ -70,6 +62,33 @@ def reopen_episodes(folder: Path) -> None:
     (folder / "done.json").unlink()
 
 
+def _whole_record(folder: Path, remake: bool) -> tuple[dict[str, Any] | None, bool]:
+    """The record of a finished stage, or None if it must go on because something is damaged, and whether it must start again.
+
+    The damage is said. What is left is an unfinished stage.
+    """
+    try:
+        done = read_done(folder)
+    except ValueError as error:
+        say(f"{error}")
+        (folder / DONE).unlink()
+        return None, False
+    if done is None:
+        return None, False
+    lines, model = damaged_files(folder, done), str(done.get("model"))
+    product = folder / model if model.startswith("checkpoints/") else None
+    broken = [] if product is None else damage(product) if product.is_dir() else [f"{product} is missing"]
+    kept = "" if remake else "; it can be made again only with the whole stage, and stays as it is"
+    for line in [*broken, *(f"{line}{kept}" for line in lines)]:
+        say(line)
+    again = remake and bool(lines)
+    if not (again or broken):
+        return done, False
+    atomic_write(folder / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
+    (folder / DONE).unlink()
+    return None, again
+
+
 class Stage:
     """A stage about to run in ``folder``.
 
@@ -77,14 +96,17 @@ class Stage:
     starts again if it has none. Without it, files of an earlier attempt are removed. With ``resume``, ``keep``
     preserves files of an attempt without a checkpoint, for a stage that can use them.
 
+    Damage in a finished stage is named. If it is in the record or in the model that the stage gives, the stage continues from its
+    newest whole checkpoint; if it is in other files, the stage runs again with ``remake``, and without it they stay as they are.
+
     Times are measured by ``spa.common.clock``, which excludes validation.
     """
 
-    def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False) -> None:
+    def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False, remake: bool = False) -> None:
         self.folder = folder
         self.title = title
         sweep(folder)
-        done = read_done(folder) if resume else None
+        done, again = _whole_record(folder, remake) if resume else (None, False)
         self.finished = done is not None
         if done is not None:
             note(f"{title}: done before ({folder}), skipped")
@@ -94,7 +116,7 @@ class Stage:
         self.resume = checkpoint is not None
         if checkpoint:
             note(f"{title}: resuming from {checkpoint[1]}")
-        elif folder.exists() and not (resume and keep):
+        elif folder.exists() and (again or not (resume and keep)):
             remove_folder(folder)
         self.started = training_time()
         self.before = self._elapsed_before(self.resume or (resume and keep))
@@ -102,7 +124,13 @@ class Stage:
 
     def _elapsed_before(self, continued: bool) -> Elapsed:
         path = self.folder / "seconds.json"
-        return Elapsed.from_record(json.loads(path.read_text())) if continued and path.is_file() else Elapsed()
+        if not continued or not path.is_file():
+            return Elapsed()
+        try:
+            return Elapsed.from_record(json.loads(path.read_bytes()))
+        except (ValueError, LookupError, TypeError):
+            say(f"{path} is damaged: the time of the stage counts from here")
+            return Elapsed()
 
     def _elapsed(self) -> Elapsed:
         return self.before + (training_time() - self.started)
@@ -129,6 +157,6 @@ class Stage:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and reports how long it took."""
         elapsed = self._elapsed()
-        atomic_write(self.folder / "done.json", json.dumps({**elapsed.record(), **result}, indent=1) + "\n")
+        atomic_write(self.folder / DONE, write_record(self.folder, {**elapsed.record(), **result}))
         (self.folder / "seconds.json").unlink(missing_ok=True)
         note(f"{self.title}: {duration(elapsed.wall)}")

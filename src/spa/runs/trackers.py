@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,19 +12,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from spa.common.tables import markdown_table
+
 PROJECT = "spa"
+Cell = str | float | bool
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """Interface used by ``MetricsLog``: ``log`` with a step and its finite numbers, ``close`` at the end of the run."""
+    """``log`` takes a step and its finite numbers, ``table`` a name, a header and rows; ``close`` ends the run."""
 
     log: Callable[[int, Mapping[str, float]], None]
     close: Callable[[], None]
+    table: Callable[[str, Sequence[str], Sequence[Sequence[Cell]]], None] = lambda name, header, rows: None
 
 
 def _tensorboard(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
-    """Event files in ``folder/tensorboard``."""
+    """Event files in ``folder/tensorboard``; tables and config as text."""
     _import("tensorboard", "tensorboard")
     module = _import("torch.utils.tensorboard", "tensorboard")
     writer = module.SummaryWriter(log_dir=str(folder / "tensorboard"))
@@ -33,7 +38,13 @@ def _tensorboard(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
             writer.add_scalar(key, value, step)
         writer.flush()
 
-    return Tracker(log, writer.close)
+    def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        lines = markdown_table(header, [[_short(cell) for cell in row] for row in rows])
+        writer.add_text(title, "\n".join(lines))
+
+    if config:
+        writer.add_text("config", "    " + json.dumps(config, indent=1, default=str).replace("\n", "\n    "))
+    return Tracker(log, writer.close, table)
 
 
 def _wandb(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
@@ -42,11 +53,15 @@ def _wandb(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
     folder.mkdir(parents=True, exist_ok=True)
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
-    return Tracker(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
+
+    def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        run.log({title: wandb.Table(columns=list(header), data=[list(row) for row in rows])})
+
+    return Tracker(lambda step, metrics: run.log(dict(metrics), step=step), run.finish, table)
 
 
 def _trackio(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
-    """A local Trackio project."""
+    """A local Trackio project; it gets no tables."""
     trackio = _import("trackio", "trackio")
     trackio.init(project=PROJECT, name=name, config=dict(config))
     return Tracker(lambda step, metrics: trackio.log(dict(metrics), step=step), trackio.finish)
@@ -82,6 +97,11 @@ def check_trackers(names: Iterable[str]) -> None:
         spec = find_spec(tracker)
         if spec is None or spec.origin is None:  # a folder `wandb` in the working directory is not a package
             raise ValueError(_missing(tracker))
+
+
+def _short(cell: Cell) -> str:
+    text = f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return " ".join(text.replace("|", "/").split())[:200]
 
 
 def _import(module: str, extra: str) -> Any:

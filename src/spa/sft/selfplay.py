@@ -104,33 +104,23 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     played = [episode for episode in episodes if episode.status != "error"]
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
-    rows, reasons = training_rows(cfg, played)
+    train, val, reasons = rows_for_training(cfg, played)
     dropped = {**({"failed episode": len(episodes) - len(played)} if len(played) < len(episodes) else {}), **reasons}
     turns = [turn for episode in episodes for turn in episode.turns]
     kept = sum(why_dropped(turn, play) is None for turn in turns) / max(1, len(turns))
-    if not rows:
+    if not train:
         raise ValueError(f"self-play left no row to train on; dropped: {dropped}. {remedies(cfg, turns)}")
-    note(summary(cfg, episodes, dropped, len(rows)))
+    note(summary(cfg, episodes, dropped, len(train) + len(val)))
     if kept < play.min_kept:
         raise too_few(cfg, turns)
-    train, val = split_rows(rows, play.val_fraction, cfg.seeds.run)
-    train = repeat_rare(train, play.outcome_share)
     write_rows(out / "train.parquet", train)
     write_rows(out / "val.parquet", val)
     stats: dict[str, Any] = {
-        "episodes": len(episodes),
-        "worlds": len({world.content for world in worlds}),
-        "turns": len(turns),
+        **episode_statistics(episodes),
         "kept": kept,
-        "distinct_states": distinct_states(episodes),
         "rows_train": len(train),
         "rows_val": len(val),
         "dropped": dropped,
-        "tries": sum(turn.tries for turn in turns),
-        "format_rate": sum(turn.format_ok for turn in turns) / max(1, len(turns)),
-        "valid_rate": sum(bool(turn.executed) for turn in turns) / max(1, len(turns)),
-        "success": sum(e.success for e in episodes) / len(episodes),
-        "belief": world_model_metrics(episodes),
     }
     atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
     store.remove()
@@ -143,6 +133,29 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         "selection": selection(cfg),
         "worlds": {"selfplay": world_keys([*worlds, *shown])},
     }
+
+
+def episode_statistics(episodes: list[Episode]) -> dict[str, Any]:
+    """Of the episodes of stage 1, for ``stats.json``: counts, shares and the accuracy of the states that the model wrote."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    return {
+        "episodes": len(episodes),
+        "worlds": len({episode.content for episode in episodes}),
+        "turns": len(turns),
+        "distinct_states": distinct_states(episodes),
+        "tries": sum(turn.tries for turn in turns),
+        "format_rate": sum(turn.format_ok for turn in turns) / max(1, len(turns)),
+        "valid_rate": sum(bool(turn.executed) for turn in turns) / max(1, len(turns)),
+        "success": sum(e.success for e in episodes) / len(episodes),
+        "belief": world_model_metrics(episodes),
+    }
+
+
+def rows_for_training(cfg: Config, played: list[Episode]) -> tuple[list[Row], list[Row], Counter[str]]:
+    """Training rows (rare outcomes repeated), validation rows and the number of dropped rows by reason."""
+    rows, reasons = training_rows(cfg, played)
+    train, val = split_rows(rows, cfg.selfplay.val_fraction, cfg.seeds.run)
+    return repeat_rare(train, cfg.selfplay.outcome_share), val, reasons
 
 
 def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:

@@ -71,7 +71,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         ValueError: data that cannot be read or trained on, a model that cannot be loaded or does not fit, divergence.
     """
     sft = cfg.sft
-    chat = Chat(load_tokenizer(cfg.model.path), forced=forced_tag(cfg.agent.think))
+    chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced=forced_tag(cfg.agent.think))
     train, val = load_examples(cfg, data, chat)
     check_memory(cfg, max(len(example.ids) for example in train))
     found = latest_checkpoint(out) if resume else None
@@ -130,7 +130,7 @@ def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> M
     sft = cfg.sft
     tokens = max(longest, min(sft.micro_batch_tokens, sft.batch_size * longest))
     return estimate_training(
-        load_config(cfg.model.path, local_only=local_only),
+        load_config(cfg.model.path, cfg.model, local_only=local_only),
         tokens=tokens,
         scored=tokens,
         weight_bytes=weight_bytes(cfg.model),

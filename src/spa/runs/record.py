@@ -1,0 +1,57 @@
+"""``done.json``, the record of a finished stage: its results, the digests of its files and one of itself. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spa.common.manifest import digests, find_damage, own_digest
+
+DONE = "done.json"
+# Checkpoints have manifests of their own; trackers write when they like.
+_NOT_RECORDED = ("checkpoints", "tensorboard", "wandb", "seconds.json", DONE)
+
+
+def write_record(folder: Path, result: Mapping[str, Any]) -> str:
+    """The text of the record of a stage that has just finished in ``folder``."""
+    record = {**result, "files": digests(folder, leave_out=_NOT_RECORDED)}
+    return json.dumps({**record, "sha256": own_digest(record)}, indent=1) + "\n"
+
+
+def read_done(folder: Path) -> dict[str, Any] | None:
+    """The record of a finished stage (``seconds``, ``cpu_seconds`` and its results), or None if it has not finished.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / DONE
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_bytes())
+        if not isinstance(data, dict):
+            raise ValueError("no JSON object")
+        if data.get("sha256", own_digest(data)) != own_digest(data):  # records of earlier versions have none
+            raise ValueError("its content is not what was written")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}): continue with --resume, which makes it again") from error
+    return data
+
+
+def damaged_files(folder: Path, done: Mapping[str, Any] | None) -> list[str]:
+    """Lines about files of a finished stage that are missing or not as recorded: three, and how many more there are.
+
+    Earlier versions recorded none.
+    """
+    lines = find_damage(folder, done["files"]) if done is not None and "files" in done else []
+    more = f"{len(lines) - 3} more files of {folder} are missing or damaged"
+    return lines if len(lines) <= 3 else [*lines[:3], more]
+
+
+def check_recorded(folder: Path, *names: str) -> None:
+    """Raises ValueError if one of these files of a finished stage is missing or not as recorded."""
+    done = read_done(folder) if folder.is_dir() else None
+    if done is not None and "files" in done and (lines := find_damage(folder, done["files"], names)):
+        raise ValueError(lines[0])

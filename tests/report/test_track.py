@@ -1,0 +1,76 @@
+"""What the trackers get of evaluations and of the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spa.agent.episode import Episode, Turn
+from spa.config.load import load_config
+from spa.evaluate.samples import SAMPLES, write_samples
+from spa.evaluate.summary import EvalResult
+from spa.report.track import track_comparison, track_evaluation
+from spa.runs.trackers import Tracker
+
+CFG = load_config("frozen_lake", ["report.trackers=[wandb]", "variants=[vanilla]"])
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    made: list[tuple[Any, ...]] = []
+
+    def make(names: list[str], folder: Path, name: str, config: Mapping[str, Any]) -> list[Tracker]:
+        made.append(("start", name, config["name"]))
+        return [
+            Tracker(lambda *a: made.append(("log", *a)), lambda: made.append(("close",)), lambda *a: made.append(a))
+        ]
+
+    monkeypatch.setattr("spa.report.track.make_trackers", make)
+    return made
+
+
+def evaluation(out: Path, variant: str, won: bool) -> Path:
+    folder = out / "variants" / variant / "eval"
+    turns = [Turn(0, "P_", "u", "<answer>Up", executed=["Up"], reward=1.0)]
+    episodes = [Episode("FrozenLake", seed, seed, turns=turns, success=won) for seed in range(3)]
+    EvalResult.from_episodes(variant, episodes, [1], 10).write(folder / "result.json")
+    write_samples(folder / SAMPLES, episodes)
+    return folder
+
+
+def test_an_evaluation(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+    track_evaluation(CFG, "vanilla", evaluation(tmp_path, "vanilla", True))
+    start, log, table, close = calls
+    assert start == ("start", "frozen_lake, evaluation, vanilla", "frozen_lake")
+    assert log[1] == 0
+    assert log[2]["eval/pass@1"] == 1.0
+    assert table[0] == "eval/episodes"
+    assert dict(zip(table[1], table[2][2], strict=True)) == {
+        "seed": 2,
+        "member": 0,
+        "success": True,
+        "status": "completed",
+        "reward": 1.0,
+        "turns": 1,
+        "actions": "Up",
+        "last response": "<answer>Up",
+    }
+    assert close == ("close",)
+
+
+def test_the_comparison(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+    evaluation(tmp_path, "base", False)
+    evaluation(tmp_path, "vanilla", True)
+    track_comparison(CFG, tmp_path)
+    _, log, table, _ = calls
+    assert log[2] == {"comparison/base": 0.0, "comparison/vanilla": 1.0}
+    assert table[1][:2] == ("variant", "Pass@1")
+    assert [row[0] for row in table[2]] == ["base", "vanilla"]
+
+
+def test_nothing_to_compare(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
+    track_comparison(CFG, tmp_path)
+    assert calls == []
