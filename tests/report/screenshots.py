@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, Playwright, sync_playwright
 
 from spa.report.collect import collect
 from spa.report.html import write_report
 from tests.report.pages import made_up
 
-CHROMIUM = "/usr/bin/chromium"
 WORLDS = ("frozen_lake", "sokoban", "sudoku", "countdown")
+
+
+def launch(playwright: Playwright) -> Browser:
+    """The chromium of the system, or that of ``SPA_CHROMIUM``; else the one that playwright has installed."""
+    chromium = os.environ.get("SPA_CHROMIUM") or shutil.which("chromium")
+    return playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
 
 
 def main(folder: Path, run: str = "") -> None:
@@ -20,7 +27,7 @@ def main(folder: Path, run: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pages = {"run": collect(Path(run))} if run else {world: made_up(world) for world in WORLDS}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = launch(playwright)
         for name, data in pages.items():
             file = write_report(data, folder / f"{name}.html").resolve()
             for width in (390, 1400):

@@ -17,7 +17,7 @@ from spa.report.data import VariantReport
 from spa.report.turns import LONGEST, choose_episodes, cut
 
 TEST, PREDICTED, TRAINING = "test", "test, with predictions", "training"
-BUDGET = 150_000  # characters of embedded data; the same episodes as text take somewhat more
+BUDGET = 110_000  # characters of embedded data; the same episodes as text take somewhat more
 
 Decode = Callable[[int], str]
 """A token's text."""

@@ -112,10 +112,11 @@ function theatre(root, data) {
   }
 
   function rematch() {
-    const left = shown()[0];
-    const before = data.episodes[beside];
+    const [left, before] = [data.episodes[choice("left").value], data.episodes[beside]];
     const same = data.episodes.map((e, i) => [e, i]).filter(([e]) => left && e !== left && world(e) === world(left));
-    const [, next] = same.find(([e]) => before && e.variant === before.variant && e.split === before.split) || [];
+    const like = ([e]) => e.variant === before.variant && e.split === before.split;
+    const other = ([e]) => e.variant !== left.variant && e.split === left.split;
+    const [, next] = (before && (same.find(like) || same.find(other))) || [];
     fill(choice("right"), [["", same.length ? "none" : "none was embedded"], ...same.map(option)], String(next));
     choice("right").disabled = !same.length;
     go(0);
@@ -128,8 +129,7 @@ function theatre(root, data) {
     refilter();
     choice("left").value = String(index);
     rematch();
-    stage.focus({ preventScroll: true });
-    root.scrollIntoView();
+    setTimeout(() => { stage.focus({ preventScroll: true }); root.scrollIntoView(); }); // after the browser's own jump
   }
 
   function go(to) {
@@ -203,7 +203,7 @@ function theatre(root, data) {
       for (const piece of now.response.split(/(<\/?(?:think|observation|prediction|answer)>)/)) {
         const name = /^<(\/?)(\w+)>$/.exec(piece);
         if (name) tag = !name[1] ? name[2] : /think|answer/.test(name[2]) ? "out" : "think";
-        if (piece) out.append(make("span", { class: `r-${name ? "tag" : tag}` }, [piece]));
+        if (piece) out.append(name ? piece : make("span", { class: `r-${tag}` }, [piece]));
       }
     } else {
       now.tokens.forEach((text, i) => {
@@ -258,7 +258,7 @@ function theatre(root, data) {
   for (const button of root.querySelectorAll("[data-save]")) button.addEventListener("click", () => save(button.dataset.save));
   root.addEventListener("keydown", (event) => {
     const key = { ArrowLeft: "back", ArrowRight: "on", Home: "first", End: "last", " ": "play" }[event.key];
-    const own = event.target.matches("select, input") || (event.key === " " && event.target.matches("button, a"));
+    const own = event.target.matches(event.key === " " ? "select, input, button, a" : "select, input");
     if (!key || own || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
     act(key);
@@ -267,7 +267,7 @@ function theatre(root, data) {
   root.hidden = false;
   beside = data.episodes.findIndex((e) => world(e) === world(data.episodes[0]) && e.variant !== data.episodes[0].variant);
   refilter();
-  open();
+  window.addEventListener("load", open);
 }
 
 // ---- Curves: exponential moving average; the measured curve stays as a thin line
