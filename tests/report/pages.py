@@ -1,16 +1,13 @@
-"""Made-up runs for the tests of the report, and the pages of ``make screenshots``: real worlds, played at random."""
+"""Made-up runs for the tests of the report and for ``make screenshots``: real worlds, played at random."""
 
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.envs import make_env
 from spa.evaluate.summary import EvalResult
 from spa.report.data import Correction, ReportData, SelfPlay, VariantReport
-from spa.report.html import write_report
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
@@ -82,7 +79,9 @@ def made_up(world: str = "frozen_lake", text: str = "", worlds: int = 12) -> Rep
             for step in range(21)
         ]
         trains = name in ("vanilla", "spa")
-        training = [(s, play(world, 100 + s + i, rng, skill=skill)) for s in (1, 10, 20) for i in (0, 1)] if trains else []
+        training = (
+            [(s, play(world, 100 + s + i, rng, skill=skill)) for s in (1, 10, 20) for i in (0, 1)] if trains else []
+        )
         measured = {} if planned else {"world_model/prediction_em": skill, "world_model/prediction_cell_acc": skill}
         result = EvalResult.from_episodes(name, played, [1], 200, world_model=measured)
         variants[name] = VariantReport(rows if trains else (), result, [*played, *told], training, 20 if trains else 0)
@@ -104,8 +103,3 @@ def made_up(world: str = "frozen_lake", text: str = "", worlds: int = 12) -> Rep
         changed={"ppo.steps": ("50", "20" + text)},
         decode=lambda token: PIECES[token],
     )
-
-
-if __name__ == "__main__":
-    for name in ("frozen_lake", "sokoban", "sudoku", "countdown"):
-        print(write_report(made_up(name), Path(sys.argv[1]) / f"{name}.html"))

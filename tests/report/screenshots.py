@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from playwright.sync_api import Browser, Playwright, sync_playwright
+from tests.report.pages import made_up
 
 from spa.report.collect import collect
 from spa.report.html import write_report
-from tests.report.pages import made_up
 
 WORLDS = ("frozen_lake", "sokoban", "sudoku", "countdown")
 

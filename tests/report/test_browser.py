@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the extra 'browser'")
 
-from playwright.sync_api import Browser, Page, sync_playwright
-
-from spa.report.html import write_report
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.report.pages import HOSTILE, made_up
 from tests.report.screenshots import launch
+
+from spa.report.html import write_report
 
 pytestmark = pytest.mark.browser
 
@@ -93,11 +93,13 @@ def test_it_plays_by_keys(page: Page) -> None:
     assert turn(page) == f"turn {last} of {last}"
     page.keyboard.press("ArrowLeft")
     assert turn(page) == f"turn {last - 1} of {last}"
-    page.keyboard.press("Home")
     page.keyboard.press("Space")
     assert page.get_attribute("[data-go=play]", "aria-label") == "Pause"
-    page.wait_for_function("document.querySelector('[data-turn]').textContent.startsWith('turn 2')")
     page.keyboard.press("Space")
+    assert page.get_attribute("[data-go=play]", "aria-label") == "Play"
+    page.keyboard.press("Home")
+    page.keyboard.press("Space")
+    expect(page.locator("[data-turn]")).to_have_text(f"turn {last} of {last}", timeout=20_000)
     assert page.get_attribute("[data-go=play]", "aria-label") == "Play"
 
 
@@ -144,7 +146,7 @@ def test_a_permalink_opens_its_episode(page: Page, files: dict[str, Path]) -> No
     link = page.get_attribute("[data-permalink]", "href")
     page.goto("about:blank")
     page.goto(f"{files['frozen_lake'].as_uri()}{link}")
-    page.wait_for_function("document.activeElement.matches('[data-stage]')")
+    expect(page.locator("[data-stage]")).to_be_focused()
     assert page.locator("select[name=left] option:checked").text_content() == wanted
 
 
@@ -225,5 +227,7 @@ def test_axe_finds_nothing_serious(page: Page, files: dict[str, Path], name: str
     page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
     page.select_option("select[name=colour]", "logprob")
     found = axe.Axe().run(page).response["violations"]
-    serious = {v["id"]: [n["html"][:200] for n in v["nodes"][:3]] for v in found if v["impact"] in ("serious", "critical")}
+    serious = {
+        v["id"]: [n["html"][:200] for n in v["nodes"][:3]] for v in found if v["impact"] in ("serious", "critical")
+    }
     assert serious == {}

@@ -8,12 +8,12 @@ from importlib import resources
 from typing import Any
 
 import pytest
+from tests.report.pages import HOSTILE, made_up
 
 from spa.report.boards import Alphabet, alphabet, board
 from spa.report.data import ReportData
 from spa.report.html import render_report
 from spa.report.theatre import BUDGET, choose_scenes
-from tests.report.pages import HOSTILE, made_up
 
 LAKE = alphabet("frozen_lake", {})
 

@@ -137,8 +137,10 @@ def _corrections(table: Path, most: int = 3) -> Iterator[Correction]:
     batch = next(pq.ParquetFile(table).iter_batches(batch_size=1000, columns=["response", "extra_info"]), None)
     rows = batch.to_pylist() if batch is not None else []
     rows.sort(key=lambda row: row["extra_info"].get("original_response") in (None, row["response"]))
-    worlds = {row["extra_info"].get("seed"): row for row in reversed(rows)}
-    for row in islice(reversed(worlds.values()), most):
+    worlds: dict[Any, Any] = {}
+    for row in rows:
+        worlds.setdefault(row["extra_info"].get("seed"), row)
+    for row in islice(worlds.values(), most):
         extra = row["extra_info"]
         yield Correction(extra.get("original_response"), row["response"], extra.get("executed") or [])
 
