@@ -88,6 +88,9 @@ def test_all_variants_show_the_same_worlds_with_their_own_ids(page: str) -> None
             seeds.setdefault(episode["variant"], set()).add(episode["seed"])
     assert list(seeds) == ["spa", "base", "vanilla"]
     assert len(set(map(frozenset, seeds.values()))) == 1
+    played = {name: {e["seed"] for e in episodes if e["variant"] == name and e["split"] == "test"} for name in seeds}
+    played["planned"] = {e["seed"] for e in episodes if e["variant"] == "spa+lookahead"}
+    assert len(set(map(frozenset, played.values()))) == 1
     for episode in episodes:  # the permalink works without the script too
         assert f'<details class="episode" id="{episode["id"]}">' in page
 

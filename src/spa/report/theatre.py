@@ -52,7 +52,7 @@ def choose_scenes(variants: Mapping[str, VariantReport], limit: int) -> list[Sce
     for name in sorted(variants, key=lambda name: name != leader):  # the page opens with the first
         report = variants[name]
         same = sorted((e for e in report.episodes if _world(e) in order), key=lambda e: order[_world(e)])
-        shown = same if len(same) >= min(limit, len(order)) else choose_episodes(report.episodes, limit)
+        shown = same or choose_episodes(report.episodes, limit)
         shown = sorted(shown[:limit], key=lambda episode: split_of(episode) != PREDICTED)
         scenes += [_scene(name, split_of(e), None, e) for e in shown]
         scenes += [_scene(name, TRAINING, step, e) for step, e in report.training[:limit]]
