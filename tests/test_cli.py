@@ -40,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
         setattr(pipeline, name, recorder(name, "cfg", "out"))
     pipeline.ppo = recorder("ppo", "cfg", "variant", "out")
     pipeline.evaluate = recorder("evaluate", "cfg", "variant", "out")
-    pipeline.report = lambda out: out / "report.html"
+    pipeline.report = lambda out, episodes=None: out / "report.html"
     pipeline.plan = lambda cfg, stages, variants, model: [
         f"stages {stages}",
         f"variants {[variant.name for variant in variants]}",

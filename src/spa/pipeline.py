@@ -221,8 +221,8 @@ def evaluate(
             track_evaluation(own, variant.name, stage.folder)
 
 
-def report(out: Path) -> Path:
-    """Writes ``report.html`` and prints the comparison; returns the path.
+def report(out: Path, episodes: int | None = None) -> Path:
+    """Writes ``report.html`` with ``episodes`` per variant (None: ``report.episodes``) and prints the comparison; returns the path.
 
     Raises:
         ValueError: ``out`` is not a run folder.
@@ -232,7 +232,7 @@ def report(out: Path) -> Path:
     from spa.report.html import write_report
     from spa.report.terminal import learning_curves
 
-    data = collect(out)
+    data = collect(out, episodes)
     path = write_report(data, out / "report.html")
     results = {name: variant.result for name, variant in data.variants.items() if variant.result is not None}
     if results:

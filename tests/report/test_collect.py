@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from importlib import metadata
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from spa.agent.episode import Episode, Turn, write_episodes
 from spa.config.load import load_config
 from spa.report.collect import collect
 from spa.report.html import render_report
@@ -41,3 +45,58 @@ def test_the_machine_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.Mon
         folder.open(load_config("sokoban"), command, resume=False)
     monkeypatch.setattr("spa.runs.provenance.usable_cores", lambda: 2)
     assert collect(tmp_path).machine["cores"] == "64; 96"
+
+
+def test_training_episodes_are_those_of_steps_from_first_to_last(tmp_path: Path) -> None:
+    RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
+    folder = tmp_path / "variants" / "vanilla" / "ppo" / "episodes"
+    folder.mkdir(parents=True)
+    for step in range(1, 12):
+        write_episodes(folder / f"step_{step:06d}.jsonl", [Episode("T", seed, seed) for seed in (7, 7, 8, 9)])
+    shown = collect(tmp_path, 6).variants["vanilla"]
+    assert [(step, episode.seed) for step, episode in shown.training] == [(s, w) for s in (1, 6, 11) for w in (7, 8)]
+    assert shown.training_steps == 11
+    assert collect(tmp_path, 0).variants["vanilla"].training == []
+
+
+def test_stage_1_is_shown_with_rows_that_the_correction_changed_first(tmp_path: Path) -> None:
+    RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
+    stage = tmp_path / "selfplay-plan"
+    stage.mkdir()
+    (stage / "stats.json").write_text(json.dumps({"episodes": 4, "rows_train": 1200}))
+    rows = [
+        {"response": "right", "extra_info": {"seed": seed, "original_response": text, "executed": ["Up"]}}
+        for seed, text in ((1, "right"), (2, None), (3, "wrong"), (3, "wrong, too"))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), stage / "train.parquet")
+    (shown,) = collect(tmp_path).selfplay
+    assert shown.title == "plan" and [sample.written for sample in shown.samples] == ["wrong", "right", None]
+    assert "1,200" in render_report(collect(tmp_path))
+
+
+def test_how_a_run_was_made_is_shown_as_it_is_in_run_json(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path).open(load_config("frozen_lake", ["ppo.steps=7"]), "run", resume=False)
+    info = folder.info()
+    info["commands"][-1] |= {"argv": ["spa", "run", "a b"], "git": {"commit": "0123abc"}, "anything": 5}
+    folder.info_path.write_text(json.dumps(info))
+    data = collect(tmp_path)
+    assert data.changed == {"ppo.steps": ("50", "7")}
+    page = render_report(data)
+    for shown in ("0123abc", "git.commit", "anything", "spa run &#39;a b&#39;"):
+        assert shown in page
+
+
+def test_tokens_are_decoded_by_the_runs_own_tokenizer(tmp_path: Path) -> None:
+    RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
+    decode = collect(tmp_path).decode
+    assert decode is not None and "<think>" in [decode(token) for token in range(512)]
+    RunFolder(tmp_path / "other").open(load_config("frozen_lake", ["model.path=nobody/nothing"]), "run", resume=False)
+    assert collect(tmp_path / "other").decode is None
+
+
+def test_a_turn_may_have_no_next_state(tmp_path: Path) -> None:
+    RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
+    folder = tmp_path / "variants" / "vanilla" / "eval"
+    folder.mkdir(parents=True)
+    write_episodes(folder / "episodes.jsonl", [Episode("T", 1, 1, turns=[Turn(0, "P_", "u", "r")], status="error")])
+    assert "episode-vanilla-test-1-0" in render_report(collect(tmp_path))

@@ -82,7 +82,7 @@ def test_everything_stays_inside(values: list[tuple[float, float]], share: bool)
             assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
 
 
-@given(numbers, st.floats(1e-9, 1e12))
+@given(numbers, st.floats(1e-5, 1e12))
 def test_ticks_are_few_round_and_inside(low: float, length: float) -> None:
     high = low + length
     if not high - low > 1e-6 * max(abs(low), abs(high)):
@@ -90,6 +90,6 @@ def test_ticks_are_few_round_and_inside(low: float, length: float) -> None:
     marks = ticks(low, high)
     assert 1 <= len(marks) <= 6
     assert all(low - 1e-6 * length <= mark <= high + 1e-6 * length for mark in marks)
-    steps = {round(b - a, 9) for a, b in pairwise(marks)}
+    steps = [b - a for a, b in pairwise(marks)]
     assert not steps or max(steps) - min(steps) <= 1e-6 * max(abs(low), abs(high), length)
     assert all(math.isfinite(mark) for mark in marks)

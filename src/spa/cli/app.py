@@ -236,11 +236,19 @@ def evaluate(
 
 
 @app.command()
-def report(run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")]) -> None:
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN_DIR")],
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            "--episodes", min=0, help="Episodes shown per variant. Default: report.episodes.", show_default=False
+        ),
+    ] = None,
+) -> None:
     """Write report.html of a run and print its path."""
     if not run_dir.is_dir():
         raise ValueError(f"no run folder {run_dir}")
-    print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir)}")
+    print(f"Report: {importlib.import_module('spa.pipeline').report(run_dir, episodes)}")
 
 
 app.command()(compare)

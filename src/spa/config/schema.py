@@ -337,7 +337,9 @@ class SeedConfig:
 class ReportConfig:
     """The report and the trackers."""
 
-    episodes: Count = setting(6, "Episodes shown per variant.")
+    episodes: Count = setting(
+        6, "Test episodes shown per variant, and as many of its training; fewer if they are long."
+    )
     sample_every: Count = setting(10, "Steps of stage 3 between sample episodes shown on a terminal; 0 = never.")
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], DISTINCT] = setting(
         [], "Trackers, besides metrics.jsonl."

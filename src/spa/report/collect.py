@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,11 @@ from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
 from spa.common.manifest import say
 from spa.common.secrets import redact, shown
+from spa.config.load import config_names, differences, load_config
+from spa.config.schema import Config
 from spa.evaluate.summary import EvalResult
-from spa.report.data import ReportData, VariantReport
+from spa.models.folders import resolve_path
+from spa.report.data import Correction, ReportData, SelfPlay, VariantReport
 from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.provenance import PACKAGES, described
@@ -34,8 +40,8 @@ _MACHINE = {  # as shown -> as in run.json
 _SHARED_STAGES = {"selfplay": "self-play", "imagined": "imagined worlds", "sft": "SFT", "practice": "practice"}
 
 
-def collect(out: Path) -> ReportData:
-    """Everything that the stages have written so far.
+def collect(out: Path, most_episodes: int | None = None) -> ReportData:
+    """Everything that the stages have written so far, with ``most_episodes`` per variant (None: ``report.episodes``).
 
     Raises:
         ValueError: ``out`` contains no run.
@@ -45,6 +51,7 @@ def collect(out: Path) -> ReportData:
         raise ValueError(f"{out} holds no run (no config.yaml)")
     folder.say_damage()
     cfg = folder.config()
+    limit = cfg.report.episodes if most_episodes is None else most_episodes
     timings: dict[str, float] = {}
     contents: dict[str, set[str]] = {}
     symmetries: dict[str, set[str]] = {}
@@ -71,12 +78,16 @@ def collect(out: Path) -> ReportData:
         add_stage(evaluation, f"evaluation, {name}")
         result = read_result(evaluation / "result.json")
         variants[name] = VariantReport(
-            read_metrics(ppo / "metrics.jsonl"), result, _episodes(evaluation / "episodes.jsonl")
+            read_metrics(ppo / "metrics.jsonl"),
+            result,
+            _episodes(evaluation / "episodes.jsonl"),
+            *_training(ppo / "episodes", limit),
         )
         if planned := read_result(evaluation / "planner.json"):
             episodes = _episodes(evaluation / "planner_episodes.jsonl")
             variants[planned.name] = VariantReport(result=planned, episodes=episodes)
-    commands = [entry for entry in folder.info().get("commands", []) if isinstance(entry, dict)]
+    info = folder.info()
+    commands = [entry for entry in info.get("commands", []) if isinstance(entry, dict)]
     last: dict[str, Any] = commands[-1] if commands else {}
     tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
     return ReportData(
@@ -92,7 +103,12 @@ def collect(out: Path) -> ReportData:
         timings=timings,
         trained=trainings(out),
         created=str(last.get("started", "")),
-        episodes_per_variant=cfg.report.episodes,
+        episodes_per_variant=limit,
+        all_episodes=most_episodes is not None,
+        selfplay=[_selfplay(stage) for stage in sorted(out.glob("selfplay*")) if (stage / "stats.json").is_file()],
+        info=_redacted(info),
+        changed=_changed(cfg),
+        decode=_decoder(out, cfg),
     )
 
 
@@ -115,3 +131,77 @@ def read_result(path: Path) -> EvalResult | None:
 
 def _episodes(path: Path) -> list[Episode]:
     return list(read_episodes(path)) if path.is_file() else []
+
+
+def _training(folder: Path, limit: int) -> tuple[list[tuple[int, Episode]], int]:
+    """Two episodes of different worlds from each of some steps, evenly spread from the first to the last; the number of steps."""
+    files = sorted(folder.glob("step_*.jsonl"))
+    wanted = min(len(files), (limit + 1) // 2)
+    chosen = dict.fromkeys(round(i * (len(files) - 1) / max(1, wanted - 1)) for i in range(wanted))
+    episodes = []
+    for index in chosen:
+        worlds: dict[int, Episode] = {}
+        for episode in read_episodes(files[index]):
+            worlds.setdefault(episode.seed, episode)
+        episodes += [(int(files[index].stem.removeprefix("step_")), episode) for episode in islice(worlds.values(), 2)]
+    return episodes[:limit], len(files)
+
+
+def _selfplay(stage: Path) -> SelfPlay:
+    variant = stage.name.removeprefix("selfplay").removeprefix("-")
+    stats = json.loads((stage / "stats.json").read_text(encoding="utf-8"))
+    table = stage / "train.parquet"
+    return SelfPlay(variant, stats, list(_corrections(table)) if table.is_file() else [])
+
+
+def _corrections(table: Path, most: int = 3) -> Iterator[Correction]:
+    """Rows of different worlds, those first that the correction changed, from the first thousand."""
+    import pyarrow.parquet as pq
+
+    batch = next(pq.ParquetFile(table).iter_batches(batch_size=1000, columns=["response", "extra_info"]), None)
+    rows = batch.to_pylist() if batch is not None else []
+    rows.sort(key=lambda row: row["extra_info"].get("original_response") in (None, row["response"]))
+    worlds: dict[Any, Any] = {}
+    for row in rows:
+        worlds.setdefault(row["extra_info"].get("seed"), row)
+    for row in islice(worlds.values(), most):
+        extra = row["extra_info"]
+        yield Correction(extra.get("original_response"), row["response"], extra.get("executed") or [])
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _redacted(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_redacted(entry) for entry in value]
+    return redact(value) if isinstance(value, str) else value
+
+
+def _changed(cfg: Config) -> dict[str, tuple[str, str]]:
+    """The settings that differ from the packaged config of the same name, or from the default one: (there, here)."""
+    try:
+        packaged = load_config(cfg.name if cfg.name in config_names() else None)
+    except ValueError:
+        return {}
+    old, new = shown(packaged), shown(cfg)
+    return {name: (_value(old, name), _value(new, name)) for name in differences(packaged, cfg)}
+
+
+def _value(config: Mapping[str, Any], name: str) -> str:
+    value: Any = config
+    for key in name.split("."):
+        value = value[key]
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _decoder(out: Path, cfg: Config) -> Callable[[int], str] | None:
+    """The text of a token, from a tokenizer of the run or of its model; None without one."""
+    from tokenizers import Tokenizer
+
+    files = sorted(out.glob("**/checkpoints/*/tokenizer.json"))
+    try:
+        file = files[0] if files else Path(resolve_path(cfg.model.path)) / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises plain exceptions; a report does without
+        return None
+    return lru_cache(None)(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))

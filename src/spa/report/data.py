@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,34 @@ MetricsRow = Mapping[str, Any]
 
 @dataclass
 class VariantReport:
-    """One variant: its rows of ``metrics.jsonl``, its final evaluation and episodes to show."""
+    """One variant: its rows of ``metrics.jsonl``, its final evaluation and episodes to show.
+
+    ``training`` holds some of the training episodes with their PPO step, ``training_steps`` the number of steps that kept any.
+    """
 
     metrics: Sequence[MetricsRow] = ()
     result: EvalResult | None = None
     episodes: Sequence[Episode] = ()
+    training: Sequence[tuple[int, Episode]] = ()
+    training_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A response of stage 1 as the model wrote it (None: the row was made without one) and as it was trained on."""
+
+    written: str | None
+    trained: str
+    executed: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SelfPlay:
+    """One stage 1: its ``stats.json`` and some of its rows."""
+
+    title: str
+    stats: Mapping[str, Any]
+    samples: Sequence[Correction] = ()
 
 
 @dataclass
@@ -41,7 +64,12 @@ class ReportData:
         trained: what the variants' training took, for the verdict.
         baseline: the variant that others are compared with.
         created: when the run was made, as printed.
-        episodes_per_variant: maximum number of episodes shown per variant.
+        episodes_per_variant: maximum number of episodes shown per variant, of the evaluation and of training each.
+        all_episodes: these are shown whatever the size of the page.
+        selfplay: the run's stage 1, then those of variants with their own.
+        info: ``run.json``.
+        changed: setting -> its value in the packaged config of the run's name, and here, where they differ.
+        decode: a token's text; None if the tokenizer is not there.
     """
 
     name: str
@@ -58,3 +86,8 @@ class ReportData:
     baseline: str = "vanilla"
     created: str = ""
     episodes_per_variant: int = 6
+    all_episodes: bool = False
+    selfplay: Sequence[SelfPlay] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+    changed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    decode: Callable[[int], str] | None = None

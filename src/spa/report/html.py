@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ from markupsafe import Markup
 from spa.common.files import atomic_write
 from spa.common.progress import duration
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
-from spa.evaluate.verdict import verdict
+from spa.evaluate.verdict import BASE, verdict
+from spa.report.boards import alphabet
 from spa.report.charts import comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
 from spa.report.data import MetricsRow, ReportData
-from spa.report.turns import choose_episodes, view
+from spa.report.predictions import examples, kept, pairs
+from spa.report.theatre import BUDGET, TRAINING, Scene, choose_scenes, data_block
+from spa.report.turns import cut, view
 
 _FACTS = (
     ("world", ("env.id",)),
@@ -126,13 +130,16 @@ def _minus(text: str) -> str:
 
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, Any]]:
-    """The last measurement of each SFT and of each evaluation."""
+    """The last measurement of each evaluation and SFT: the base, then after SFT, then the others."""
+    measured = {variant: r.result.world_model for variant, r in data.variants.items() if r.result is not None}
     rows: dict[str, Mapping[str, Any]] = {}
+    if BASE in measured:
+        rows[BASE] = measured[BASE]
     for variant, stage in _stages_2(data).items():
         for row in stage:
             if any(str(key).startswith("world_model/") for key in row):
                 rows[f"after SFT, {variant}" if variant else "after SFT"] = row
-    return rows | {variant: r.result.world_model for variant, r in data.variants.items() if r.result is not None}
+    return rows | measured
 
 
 def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
@@ -140,7 +147,8 @@ def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
 
 
 def render(template: str, title: str, **values: Any) -> str:
-    """A page from one of the templates. Its content security policy allows its own style sheet, by hash, and nothing else."""
+    """A page from one of the templates. Its content security policy allows its own style sheet and script, by their hashes, and
+    nothing else."""
     environment = Environment(
         loader=PackageLoader("spa.report"),
         autoescape=True,
@@ -148,9 +156,22 @@ def render(template: str, title: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    css = environment.get_template("report.css").render()
-    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
-    return environment.get_template(template).render(title=title, css=Markup(css), css_hash=digest, **values)
+    environment.filters["cut"] = cut
+    loader = environment.loader
+    assert loader is not None
+    css, script = (loader.get_source(environment, name)[0] for name in ("report.css", "theatre.js"))
+    return environment.get_template(template).render(
+        title=title,
+        css=Markup(css),
+        script=Markup(script),
+        css_hash=_digest(css),
+        script_hash=_digest(script),
+        **values,
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def write_page(text: str, path: str | os.PathLike[str]) -> Path:
@@ -166,7 +187,13 @@ def render_report(data: ReportData) -> str:
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
     rows = comparison_table(results, data.baseline, data.trained)
     config = flatten(data.config)
+    env = data.config.get("env")
+    settings = env.get("settings") if isinstance(env, Mapping) else None
     timings = {stage: seconds for stage, value in data.timings.items() if (seconds := number(value)) is not None}
+    letters = alphabet(config.get("env.id", ""), settings if isinstance(settings, Mapping) else {})
+    chosen = choose_scenes(data.variants, data.episodes_per_variant)
+    budget = 10**9 if data.all_episodes else BUDGET
+    block, scenes = data_block(chosen, letters, colors, data.decode, budget)
     return render(
         "report.html.jinja",
         f"{data.name} – SPA report",
@@ -177,29 +204,53 @@ def render_report(data: ReportData) -> str:
         config=config,
         comparison=_comparison(rows),
         play=_table({variant: result.metrics for variant, result in results.items()}, _PLAY),
+        stages_1=[(stage.title, kept(stage), pairs(stage)) for stage in data.selfplay],
         world_model=_table(_world_model_rows(data), _WORLD_MODEL),
+        examples=examples(data.variants, letters),
         skipped={variant: result.skipped_ks for variant, result in results.items() if result.skipped_ks},
         comparison_chart=comparison_chart(rows, colors),
         learning=learning_charts(data.variants, _stages_2(data), colors),
         diagnostics=diagnostic_charts(data.variants, colors),
-        episodes=[
-            (
-                variant,
-                [view(episode) for episode in choose_episodes(r.episodes, data.episodes_per_variant)],
-                len(r.episodes),
-            )
-            for variant, r in data.variants.items()
-            if r.episodes and data.episodes_per_variant > 0
-        ],
+        theatre=block if scenes else "",
+        scenes=[(scene, view(scene.episode)) for scene in scenes],
+        left_out=_left_out(data, scenes),
         timings=[(stage, duration(s), 100 * s / max(timings.values()) if s > 0 else 0) for stage, s in timings.items()],
         total=duration(sum(timings.values())),
+        provenance=_provenance(data.info),
     )
+
+
+def _left_out(data: ReportData, scenes: Sequence[Scene]) -> list[str]:
+    """What the theatre does not show, as sentences."""
+    shown = [scene for scene in scenes if scene.split != TRAINING]
+    total = sum(len(report.episodes) for report in data.variants.values())
+    most = max((len(report.episodes) for report in data.variants.values()), default=0)
+    steps = max((report.training_steps for report in data.variants.values()), default=0)
+    lines = []
+    if len(shown) < total:
+        lines.append(f"{len(shown)} of {total} test episodes; spa report RUN_DIR --episodes {most} shows all.")
+    training = len(scenes) - len(shown)
+    if steps:
+        lines.append(f"{training} training episodes, from the first to the last of {steps} steps.")
+    return lines
+
+
+def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """``run.json`` as it is, with the last of its commands."""
+    commands = info.get("commands")
+    entries = [entry for entry in commands if isinstance(entry, Mapping)] if isinstance(commands, list) else []
+    whole = {key: value for key, value in info.items() if key != "commands"} | dict(entries[-1] if entries else {})
+    whole |= {"commands": "; ".join(str(e.get("command", "")) for e in entries)} if len(entries) > 1 else {}
+    argv = whole.get("argv")
+    if isinstance(argv, list):
+        whole["argv"] = shlex.join(map(str, argv))
+    return list(flatten(whole).items())
 
 
 def write_report(data: ReportData, path: str | os.PathLike[str]) -> Path:
     """Writes the report as one HTML file, atomically, and returns its path.
 
-    The file holds everything it needs and no script; its content security policy forbids loading anything else. Parts without
-    data are left out.
+    The file holds everything it needs; its content security policy forbids loading or running anything else. Parts without data
+    are left out, and without JavaScript all but the theatre is there.
     """
     return write_page(render_report(data), path)

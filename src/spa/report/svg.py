@@ -110,7 +110,7 @@ def interval_chart(rows: Mapping[str, Mapping[str, Interval]], colors: Mapping[s
     """A row for each name with the means and intervals of its groups, shares: the first group filled, others hollow and below."""
     groups = list(dict.fromkeys(group for values in rows.values() for group in values))
     height = _ROW * len(rows) * len(groups) + _TOP + _BOTTOM
-    left = 7.0 * min(_LONGEST_NAME, max(map(len, rows))) + 16
+    left = 8.0 * min(_LONGEST_NAME, max(map(len, rows))) + 16
     root = Element("svg", {"viewBox": f"0 0 {WIDTH} {height}", "role": "img", "class": "plot"})
 
     def place(share: float) -> float:

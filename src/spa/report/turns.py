@@ -17,6 +17,12 @@ Segment = tuple[str, bool]
 
 _LONGEST = 2000  # maximum characters of a line to compare
 _COMPARED = 10_000  # maximum characters of a text to compare
+LONGEST = 6000  # characters of a text that are shown; more would make pages of megabytes
+
+
+def cut(text: str) -> str:
+    """``text``, or its beginning with a note on what is left out."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST} characters more)"
 
 
 def mark_response(text: str) -> list[tuple[str, str]]:
@@ -131,17 +137,18 @@ class Side:
     cells: float | None  # share of grid cells right; None without a grid
 
 
-def _side(title: str, truth_title: str, written: str | None, truth: str) -> Side:
+def _side(title: str, truth_title: str, written: str | None, true_state: str) -> Side:
+    truth = cut(true_state)
     if written is None:
         plain: list[list[Segment]] = [[(line, False)] for line in truth.strip().splitlines()]
         return Side(title, truth_title, None, plain, False, None)
     return Side(
         title,
         truth_title,
-        mark_differences(written, truth),
-        mark_differences(truth, written),
-        exact(written, truth),
-        cell_accuracy(written, truth),
+        mark_differences(cut(written), truth),
+        mark_differences(truth, cut(written)),
+        exact(written, true_state),
+        cell_accuracy(written, true_state),
     )
 
 
@@ -171,7 +178,7 @@ def view(episode: Episode) -> EpisodeView:
         if turn.observation is not None or turn.prediction is not None:
             sides.append(_side("observation", "true state", turn.observation, turn.state))
             sides.append(_side("prediction", "true next state", turn.prediction, turn.next_state))
-        turns.append(TurnView(number, turn, mark_response(turn.response), sides))
+        turns.append(TurnView(number, turn, mark_response(cut(turn.response)), sides))
     return EpisodeView(episode, turns, episode.total_reward, sum(len(turn.executed) for turn in episode.turns))
 
 

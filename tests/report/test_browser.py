@@ -1,0 +1,233 @@
+"""The report in a real browser: the theatre plays by keys, filters filter, links open, and hostile text stays text.
+
+``make screenshots`` runs them; they need the extra ``browser`` and Debian's chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright", reason="needs the extra 'browser'")
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.report.pages import HOSTILE, made_up
+from tests.report.screenshots import launch
+
+from spa.report.html import write_report
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        running = launch(playwright)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    pages = {world: made_up(world) for world in ("frozen_lake", "sokoban", "sudoku", "countdown")}
+    pages["hostile"] = made_up(text=HOSTILE)
+    pages["long"] = made_up("countdown", text="x" * 100_000, worlds=2)
+    return {name: write_report(data, folder / f"{name}.html") for name, data in pages.items()}
+
+
+@pytest.fixture
+def trouble() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, files: dict[str, Path], trouble: list[str]) -> Iterator[Page]:
+    """A page that notes in ``trouble`` what is printed on the console, thrown or asked of the network."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    opened.on("console", lambda message: trouble.append(message.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.on("dialog", lambda dialog: trouble.append(dialog.message))
+    opened.on("request", lambda request: trouble.append(request.url) if not request.url.startswith("file:") else None)
+    opened.goto(files["frozen_lake"].as_uri())
+    yield opened
+    opened.close()
+
+
+def turn(page: Page) -> str:
+    return page.inner_text("[data-turn]")
+
+
+def choices(page: Page, name: str) -> list[str]:
+    texts: list[str] = page.locator(f"select[name={name}] option").all_text_contents()
+    return texts
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban", "sudoku", "countdown", "hostile", "long"])
+def test_a_page_opens_without_errors_and_requests(
+    page: Page, files: dict[str, Path], trouble: list[str], name: str
+) -> None:
+    page.goto(files[name].as_uri())
+    assert page.locator(".pane").count() == (1 if name == "long" else 2)  # few episodes of that size fit
+    assert (page.locator(".stage .board").count() > 0) == (name not in ("countdown", "long"))
+    for colour in ("mask", "logprob"):
+        page.select_option("select[name=colour]", colour)
+        assert page.locator(".stage .t-off").count() > 0
+    assert trouble == []
+
+
+def test_it_plays_by_keys(page: Page) -> None:
+    page.focus("[data-stage]")
+    last = int(turn(page).split()[-1])
+    assert turn(page) == f"turn 1 of {last}"
+    page.keyboard.press("ArrowRight")
+    assert turn(page) == f"turn 2 of {last}" and "turn 2" in page.inner_text(".pane >> nth=1")
+    page.keyboard.press("End")
+    assert turn(page) == f"turn {last} of {last}"
+    page.keyboard.press("ArrowRight")
+    assert turn(page) == f"turn {last} of {last}"
+    page.keyboard.press("ArrowLeft")
+    assert turn(page) == f"turn {last - 1} of {last}"
+    page.keyboard.press("Space")
+    assert page.get_attribute("[data-go=play]", "aria-label") == "Pause"
+    page.keyboard.press("Space")
+    assert page.get_attribute("[data-go=play]", "aria-label") == "Play"
+    page.keyboard.press("Home")
+    page.keyboard.press("Space")
+    expect(page.locator("[data-turn]")).to_have_text(f"turn {last} of {last}", timeout=20_000)
+    assert page.get_attribute("[data-go=play]", "aria-label") == "Play"
+
+
+def test_buttons_and_the_slider_step_too(page: Page) -> None:
+    page.click("[data-go=on]")
+    assert turn(page).startswith("turn 2")
+    page.click("[data-go=first]")
+    page.focus("[data-scrub]")
+    page.keyboard.press("ArrowRight")
+    assert turn(page).startswith("turn 2")
+
+
+def test_filters_choose_episodes(page: Page) -> None:
+    every = choices(page, "left")
+    page.select_option("select[name=variant]", "vanilla")
+    page.select_option("select[name=split]", "training")
+    assert choices(page, "left") == [text for text in every if text.startswith("vanilla · training")]
+    page.select_option("select[name=step]", "10")
+    assert choices(page, "left") and all("step 10" in text for text in choices(page, "left"))
+    assert f"{len(choices(page, 'left'))} of {len(every)}" in page.inner_text("[data-count]")
+    page.select_option("select[name=split]", "test")
+    assert choices(page, "left") == [] and "No episode matches" in page.inner_text("[data-stage]")
+    page.select_option("select[name=step]", "")
+    page.select_option("select[name=variant]", "")
+    page.select_option("select[name=outcome]", "success")
+    assert choices(page, "left") and all("success" in text for text in choices(page, "left"))
+
+
+def test_two_variants_stand_side_by_side_in_the_same_world(page: Page) -> None:
+    assert len(set(page.locator(".pane .variant").all_inner_texts())) == 2
+    assert page.locator(".pane header").all_inner_texts()[0].split()[0] == "spa"
+    page.select_option("select[name=left]", index=3)
+    seed = choices(page, "left")[3].split("seed ")[1].split()[0]
+    others = choices(page, "right")[1:]
+    assert others and all(f"seed {seed} " in text for text in others)
+    drawn = page.locator(".pane .shot:first-child .board")
+    assert drawn.nth(0).get_attribute("aria-label") == drawn.nth(1).get_attribute("aria-label")
+
+
+def test_a_permalink_opens_its_episode(page: Page, files: dict[str, Path]) -> None:
+    page.select_option("select[name=variant]", "vanilla")
+    page.select_option("select[name=left]", index=2)
+    wanted = page.locator("select[name=left] option:checked").text_content()
+    link = page.get_attribute("[data-permalink]", "href")
+    page.goto("about:blank")
+    page.goto(f"{files['frozen_lake'].as_uri()}{link}")
+    expect(page.locator("[data-stage]")).to_be_focused()
+    assert page.locator("select[name=left] option:checked").text_content() == wanted
+
+
+def test_wrong_cells_of_a_prediction_are_outlined(page: Page) -> None:
+    page.select_option("select[name=variant]", "base")
+    page.select_option("select[name=split]", "test, with predictions")
+    for _ in range(6):
+        if page.locator(".pane >> nth=0 >> .wrong").count():
+            break
+        page.click("[data-go=on]")
+    assert page.locator(".pane >> nth=0").locator(".wrong").count() > 0
+    assert page.locator(".pane >> nth=0").locator(".tag.bad", has_text="differs").count() == 1
+
+
+def saved(page: Page, kind: str) -> str:
+    with page.expect_download() as download:
+        page.click(f"[data-save={kind}]")
+    assert download.value.suggested_filename.endswith(f".{kind}")
+    return Path(download.value.path()).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "countdown", "hostile"])
+def test_what_is_shown_can_be_saved(page: Page, files: dict[str, Path], name: str) -> None:
+    page.goto(files[name].as_uri())
+    lines: list[dict[str, Any]] = [json.loads(line) for line in saved(page, "jsonl").splitlines()]
+    assert [line["variant"] for line in lines] == page.locator(".pane .variant").all_inner_texts()
+    drawing = ElementTree.fromstring(saved(page, "svg"))
+    tags = {element.tag.partition("}")[2] for element in drawing.iter()}
+    assert "text" in tags and not tags & {"script", "img", "foreignObject"}
+    assert any(element.get("class") == "board" for element in drawing) == (name != "countdown")
+
+
+def test_hostile_text_stays_text(page: Page, files: dict[str, Path], trouble: list[str]) -> None:
+    page.goto(files["hostile"].as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
+    assert page.title().startswith("frozen_lake, made up</script><script>document.title='owned'</script><img")
+    assert page.locator("img").count() == 0 and page.locator("script").count() == 2
+    assert "<script>document.title='owned'</script>" in page.inner_text(".pane >> nth=0")
+    assert trouble == []
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("name", ["frozen_lake", "sudoku", "countdown", "hostile", "long"])
+def test_nothing_is_clipped(page: Page, files: dict[str, Path], name: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(files[name].as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_curves_can_be_smoothed(page: Page) -> None:
+    line = page.locator("#learning polyline").first
+    measured = line.get_attribute("points")
+    page.focus("[data-smoothing]")
+    page.keyboard.press("End")
+    assert line.get_attribute("points") != measured
+    assert page.locator("#learning .raw").first.get_attribute("points") == measured
+    page.keyboard.press("Home")
+    assert page.locator("#learning .raw").count() == 0
+
+
+def test_without_javascript_everything_is_there(browser: Browser, files: dict[str, Path]) -> None:
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(files["frozen_lake"].as_uri())
+    assert not page.locator("#theatre").is_visible() and not page.locator("[data-smoothing]").is_visible()
+    page.click("#texts > summary")
+    page.click(".episode >> nth=0 >> summary")
+    assert page.locator(".episode .turn").first.is_visible()
+    page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["frozen_lake", "countdown"])
+def test_axe_finds_nothing_serious(page: Page, files: dict[str, Path], name: str, theme: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra 'browser'")
+    page.emulate_media(color_scheme=theme)
+    page.goto(files[name].as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
+    page.select_option("select[name=colour]", "logprob")
+    found = axe.Axe().run(page).response["violations"]
+    serious = {
+        v["id"]: [n["html"][:200] for n in v["nodes"][:3]] for v in found if v["impact"] in ("serious", "critical")
+    }
+    assert serious == {}

@@ -1,0 +1,152 @@
+"""The theatre without a browser: boards, which episodes are embedded, and data that cannot leave their element."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from typing import Any
+
+import pytest
+from tests.report.pages import HOSTILE, made_up
+
+from spa.report.boards import Alphabet, alphabet, board
+from spa.report.data import ReportData
+from spa.report.html import render_report
+from spa.report.theatre import BUDGET, choose_scenes
+
+LAKE = alphabet("frozen_lake", {})
+
+
+def embedded(page: str) -> dict[str, Any]:
+    text = page.split('id="theatre-data">')[1].split("</script>")[0]
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_report(made_up())
+
+
+def test_a_board_is_drawn_by_the_worlds_own_alphabet() -> None:
+    drawn = board("P_\n_O\nPlayer (P) is at (0,0)", LAKE)
+    assert drawn is not None
+    assert re.findall(r'href="#([\w-]+)" x="(\d+)" y="(\d+)"', drawn) == [
+        ("tile-player", "0", "0"),
+        ("tile-hole", "10", "10"),
+    ]
+    assert 'aria-label="P_ / _O"' in drawn and 'class="wrong"' not in drawn
+    other = alphabet("frozen_lake", {"grid_vocab": "@.*$!+"})
+    assert "#tile-player" in str(board("@.\n.*", other)) and "#tile-hole" in str(board("@.\n.*", other))
+    assert alphabet("sokoban", {}).tiles["√"] == "tile-box-on-target"
+
+
+def test_every_tile_is_in_the_page(page: str) -> None:
+    tiles = {tile for world in ("frozen_lake", "sokoban") for tile in alphabet(world, {}).tiles.values() if tile}
+    assert tiles <= set(re.findall(r'<g id="(tile-[\w-]+)"', page))
+
+
+def test_wrong_cells_are_marked_and_counted() -> None:
+    drawn = board("_P\n_O", LAKE, "P_\n_O")
+    assert drawn is not None and drawn.count('class="wrong"') == 2
+    assert "2 wrong cells" in drawn
+
+
+def test_a_sudoku_is_drawn_with_its_digits() -> None:
+    drawn = board("| 1 2 3 4 | 3 4 . 2 | . 1 4 3 | 4 3 2 1 ", alphabet("sudoku", {}))
+    assert drawn is not None
+    assert drawn.count("<text") == 14 and "url(#grid-2)" in drawn
+
+
+@pytest.mark.parametrize("state", ["", "P_", "P_\n_", "Buy now\nor never", "hello\nworld", "ab\ncd"])
+def test_other_text_is_not_drawn(state: str) -> None:
+    assert board(state, LAKE) is None
+    assert board("P_\n_O", LAKE, state) is None
+    assert board("P_\n_O", Alphabet()) is None
+
+
+def test_a_cell_that_a_model_made_up_is_escaped() -> None:
+    assert "&lt;" in str(board("P<\n__", LAKE, "P_\n__")) and "<\n" not in str(board("P<\n__", LAKE))
+
+
+def test_the_data_are_whole_and_cannot_leave_their_element() -> None:
+    page = render_report(made_up(text=HOSTILE))
+    data = embedded(page)
+    assert data["episodes"][0]["turns"][0]["response"].endswith(HOSTILE)
+    block = page.split('id="theatre-data">')[1].split("</script>")[0]
+    assert not set("<>&") & set(block)
+    assert page.count("<script") == 2 and "<img" not in page
+
+
+def test_all_variants_show_the_same_worlds_with_their_own_ids(page: str) -> None:
+    episodes = embedded(page)["episodes"]
+    assert len({episode["id"] for episode in episodes}) == len(episodes)
+    seeds = {}
+    for episode in episodes:
+        if episode["split"] == "test, with predictions":
+            seeds.setdefault(episode["variant"], set()).add(episode["seed"])
+    assert list(seeds) == ["spa", "base", "vanilla"]
+    assert len(set(map(frozenset, seeds.values()))) == 1
+    played = {name: {e["seed"] for e in episodes if e["variant"] == name and e["split"] == "test"} for name in seeds}
+    played["planned"] = {e["seed"] for e in episodes if e["variant"] == "spa+lookahead"}
+    assert len(set(map(frozenset, played.values()))) == 1
+    for episode in episodes:  # the permalink works without the script too
+        assert f'<details class="episode" id="{episode["id"]}">' in page
+
+
+def test_training_episodes_have_their_step_and_planned_turns_what_was_imagined(page: str) -> None:
+    episodes = embedded(page)["episodes"]
+    assert {e["step"] for e in episodes if e["split"] == "training"} == {1, 10, 20}
+    planned = [e for e in episodes if e["variant"] == "spa+lookahead"]
+    assert all(turn["imagined"]["plan"] for e in planned for turn in e["turns"])
+
+
+def test_tokens_have_their_text_and_a_log_prob_where_they_were_sampled(page: str) -> None:
+    data = embedded(page)
+    turn = data["episodes"][0]["turns"][0]
+    assert [data["tokens"][token] for token in turn["tokens"][:3]] == ["<think>", "<observation>", "seen"]
+    assert turn["logprobs"][:3] == [None, 0.0, -0.3]
+
+
+def test_what_does_not_fit_is_counted_and_the_command_named() -> None:
+    data = made_up(text="x" * 3000)
+    page = render_report(data)
+    shown = len([e for e in embedded(page)["episodes"] if e["split"] != "training"])
+    total = sum(len(report.episodes) for report in data.variants.values())
+    assert shown < total and f"{shown} of {total} test episodes; spa report RUN_DIR --episodes 24 shows all" in page
+    assert len(page.split('id="theatre-data">')[1].split("</script>")[0]) < 1.1 * BUDGET
+    data.all_episodes, data.episodes_per_variant = True, 24
+    assert len([e for e in embedded(render_report(data))["episodes"] if e["split"] != "training"]) == total
+
+
+def test_long_texts_are_cut() -> None:
+    page = render_report(made_up(text="x" * 100_000, worlds=2))
+    episodes = page.split('<section id="episodes">')[1].split("<section")[0]
+    assert "characters more)" in episodes
+    assert "x" * 7000 not in episodes
+
+
+def test_none_are_embedded_if_none_are_wanted() -> None:
+    data = made_up()
+    data.episodes_per_variant = 0
+    assert choose_scenes(data.variants, 0) == []
+    assert 'id="theatre"' not in render_report(data)
+
+
+def test_sections_come_in_order(page: str) -> None:
+    wanted = ["comparison", "stage-1", "world-model", "learning", "episodes", "overlap", "run"]
+    assert re.findall(r'<section id="([\w-]+)">', page) == wanted
+    for text in ("git.commit", "0" * 40, "spa run frozen_lake", "Settings that differ", "as the model wrote it"):
+        assert text in page
+
+
+def test_the_script_is_small_and_sets_text_only() -> None:
+    script = resources.files("spa.report").joinpath("templates", "theatre.js").read_text(encoding="utf-8")
+    assert len(script.splitlines()) < 300
+    for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "http:/"):
+        assert forbidden not in script.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_run_without_anything_has_no_theatre() -> None:
+    assert "theatre-data" not in render_report(ReportData("empty")).replace('getElementById("theatre-data")', "")
