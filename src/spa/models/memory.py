@@ -15,6 +15,8 @@ PEFT = GIB // 8  # the same for peft, on a CPU
 FRAGMENTED = {"cpu": 0.5, "cuda": 0.0}
 """Memory that the allocator loses, per byte of activations. glibc before 2.38 often cannot reuse freed aligned blocks: 0.3 to 0.9
 measured. CUDA: not measured here."""
+FRAGMENTED_LORA = 1.0
+"""The same on a CPU for LoRA over float32, whose small gradients reuse little of what is free (measured once)."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,14 @@ def estimate_training(
     gathered = (2 * (total - ends) // layers + ends) * compute_bytes
     if not lora_rank:  # the gradients of a layer and of the ends, before they are divided
         gathered += ((total - ends) // layers + ends) * compute_bytes
+    lost = FRAGMENTED_LORA if lora_rank and compute_bytes == 4 and device == "cpu" else FRAGMENTED[device]
     return MemoryEstimate(
         weights=(total * weight_bytes + (trained * trained_bytes if lora_rank else 0)) // shards,
         gradients=trained * trained_bytes // shards,
         optimizer=2 * trained * trained_bytes // shards,
         activations=activations,
         logits=3 * 4 * chunk + heads_gradients * config.vocab_size * hidden * 4,
-        fragmentation=int(FRAGMENTED[device] * activations),
+        fragmentation=int(lost * activations),
         process=PROCESS[device] + (PEFT if lora_rank and device == "cpu" else 0),
         gathered=gathered if shards > 1 else 0,
     )
