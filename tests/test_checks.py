@@ -37,18 +37,32 @@ def variant_file(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("setting", ["sampling.temperature=0", "sampling.top_p=0.9", "sampling.top_k=5"])
 @pytest.mark.parametrize("command", [["run"], ["ppo"], ["ppo", "--variant", "spa"]])
 def test_sampling_that_ppo_cannot_learn_from(capsys, tmp_path, command: list[str], setting: str) -> None:
-    if command == [
-        "ppo",
-        "--variant",
-        "spa",
-    ]:  # without its SFT model it is refused for that; here is what --dry-run says
-        assert main([*command, "frozen_lake", setting, "--dry-run"]) == 2
-        assert "PPO needs sampling.top_p=1" in capsys.readouterr().err
-        return
     line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL, setting)
+    name = command[-1] if "--variant" in command else "vanilla"
     assert line.startswith(
-        "Error: variant vanilla: PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0"
+        f"Error: variant {name}: PPO needs sampling.top_p=1, sampling.top_k=0 and a temperature above 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        (["sft"], "run `spa generate` first"),
+        (["ppo", "--variant", "spa"], "run `spa sft` first"),
+        (["ppo", "--variant", "spa_plan"], "run `spa practice --variant spa_plan` first"),
+        (["practice"], "starts from its SFT model: run `spa sft"),
+        (["eval", "--variant", "vanilla"], "run `spa ppo --variant vanilla` first or give --model"),
+    ],
+)
+def test_what_an_earlier_stage_makes_is_missing(capsys, tmp_path, command: list[str], missing: str) -> None:
+    assert missing in refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL)
+
+
+@pytest.mark.parametrize("command", [["run"], ["sft"], ["ppo"]])
+def test_training_that_cannot_fit(capsys, tmp_path, monkeypatch, command: list[str]) -> None:
+    monkeypatch.setattr("spa.models.memory.free_memory", lambda device: 2**20)
+    line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL)
+    assert "needs about" in line and "1 MiB are free on cpu" in line and "memory_check=false" in line
 
 
 def test_an_variant_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:

@@ -41,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     pipeline.ppo = recorder("ppo", "cfg", "variant", "out")
     pipeline.evaluate = recorder("evaluate", "cfg", "variant", "out")
     pipeline.report = lambda out, episodes=None: out / "report.html"
-    pipeline.plan = lambda cfg, stages, variants, model: [
+    pipeline.plan = lambda cfg, stages, variants, model, out: [
         f"stages {stages}",
         f"variants {[variant.name for variant in variants]}",
     ]

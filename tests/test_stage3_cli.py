@@ -85,7 +85,7 @@ def test_the_plan_says_how_stage_3_will_learn(capsys) -> None:
     assert "reference model: where it starts, LoRA of rank 8" in text
     text = plan(capsys, "ppo", "sokoban", "model=qwen2.5-1.5b", "algorithm=ppo")
     assert "gae, rewards at the end of each episode, critic: model, 25% of the groups kept (std)" in text
-    assert "world-model loss x 0.1" in plan(capsys, "ppo", "frozen_lake", "--variant", "spa_aux")
+    assert "world-model loss x 0.1" in plan(capsys, "run", "frozen_lake", "variants=[spa_aux]")
     assert "rewards for states: 0.05 and 0.05 (exact)" in plan(capsys, "ppo", "frozen_lake", "--variant", "vagen")
     text = plan(capsys, "ppo", "frozen_lake", "curriculum.levels=[{size: 3}]")
     assert "trains on {'size': 3}, then the world itself; the next at 70% success over 3 steps" in text

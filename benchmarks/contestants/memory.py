@@ -24,7 +24,7 @@ from spa.models.lora import add_configured_lora  # noqa: E402
 from spa.rl.critic import make_critic  # noqa: E402
 from spa.rl.memory import memory_estimate as ppo_memory  # noqa: E402
 from spa.rl.update import Learner, update  # noqa: E402
-from spa.sft.stage2 import memory_estimate as sft_memory  # noqa: E402
+from spa.sft.memory import memory_estimate as sft_memory  # noqa: E402
 from spa.sft.train import SFTTrainer  # noqa: E402
 
 length = int(tokens)

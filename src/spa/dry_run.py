@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
@@ -19,26 +19,27 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.preflight import check_command
-from spa.runs.stage import model_of
+
+if TYPE_CHECKING:
+    from spa.models.fit import Advice, Estimate, Need
 
 
-def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None) -> list[str]:
-    """What a command would do, one line per stage; also makes the checks of a real run that need no weights and no download.
+def plan(
+    cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None, out: Path | None = None
+) -> list[str]:
+    """What a command would do in the run folder ``out``, one line per stage; also makes the checks of a real run that need no
+    weights and no download.
 
     Raises:
         ValueError: as ``spa.preflight.check_command``.
     """
     from spa.agent.policy import make_task
+    from spa.rl import memory as ppo_memory
     from spa.rl.cost import time_estimates
-    from spa.rl.memory import memory_estimate as ppo_memory
-    from spa.sft.stage2 import memory_estimate as sft_memory
+    from spa.sft import memory as sft_memory
 
     for stage in stages:
-        start = variant_config(cfg, variants[0]).ppo.start if stage == "ppo" and variants else None
-        data = (
-            Path(str(cfg.sft.data)) if stage == "sft" and given_data(cfg, variants[0] if variants else None) else None
-        )
-        check_command(cfg, stage, variants, model or (model_of(start) if start else None), data=data, local_only=True)
+        check_command(cfg, stage, variants, out or Path(), model, local_only=True)
     task = make_task(cfg)
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
@@ -50,10 +51,16 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
         played = [variant for variant in tuned if "run" not in stages or not given_data(cfg, variant)]
         lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
         lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
+        if played and cfg.selfplay.policy == "model":
+            lines.append(_memory("generate", cfg, lambda: ppo_memory.play_estimate(cfg, local_only=True)))
     if "sft" in wanted:
         lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
         if tuned:
-            lines.append(_memory("sft", cfg, partial(sft_memory, cfg, cfg.sft.max_length, local_only=True)))
+            longest = cfg.sft.max_length
+            lines.append(
+                _memory("sft", cfg, lambda: sft_memory.memory_estimate(cfg, longest, local_only=True))
+                + _cards(cfg, partial(_sft_need, longest), partial(sft_memory.saving_settings, longest=longest))
+            )
     for variant in variants:
         own = variant_config(cfg, variant)
         rl = own.ppo
@@ -84,7 +91,11 @@ def plan(cfg: Config, stages: list[str], variants: list[VariantConfig], model: s
             )
     if "ppo" in wanted:
         configs = [variant_config(cfg, variant) for variant in variants if variant.rl]
-        lines += _unique(_memory("ppo", own, partial(ppo_memory, own, local_only=True)) for own in configs)
+        lines += _unique(
+            _memory("ppo", own, partial(ppo_memory.memory_estimate, own, local_only=True))
+            + _cards(own, _ppo_need, ppo_memory.saving_settings)
+            for own in configs
+        )
     lines += time_estimates(cfg, wanted, variants)
     if "report" in wanted:
         lines.append("report: report.html")
@@ -168,16 +179,36 @@ def _curriculum(cfg: Config) -> list[str]:
 
 
 def _memory(stage: str, cfg: Config, estimate: Callable[[], Any]) -> str:
-    """The memory a stage will need, if the model's config is available locally."""
-    from spa.models.load import pick_device
-    from spa.models.memory import free_memory, size
+    """The memory that each process of a stage will need, if the model's config is available locally."""
+    from spa.models.fit import available, fits, shards_of
+    from spa.models.memory import size
 
     try:
-        need = estimate()
-        free = free_memory(pick_device(cfg.model.device))
-        more = (
-            f"; MORE than the {size(free)} free here" if free is not None and need.total - need.process > free else ""
-        )
-        return f"{stage} memory: at most about {need}{more}"
+        need, room, shards = estimate(), available(cfg), shards_of(cfg)
     except ValueError:
         return f"{stage} memory: not known before the model's config has been downloaded"
+    more = f"; MORE than the {size(room)} free" if room is not None and not fits(cfg, need, room) else ""
+    return f"{stage} memory{f' per process of {shards}' if shards > 1 else ''}: at most about {need}{more}"
+
+
+def _cards(cfg: Config, estimate: Estimate, advice: Advice) -> str:
+    """``overview`` for models that do not fit everywhere."""
+    from spa.models.fit import overview
+
+    try:
+        text = overview(cfg, estimate, advice)
+    except ValueError:
+        return ""
+    return "" if text == "1 of 24 GB" else f"; GPUs that hold it: {text}"
+
+
+def _sft_need(longest: int, cfg: Config, device: str, shards: int) -> Need:
+    from spa.sft.memory import memory_estimate
+
+    return memory_estimate(cfg, min(longest, cfg.sft.max_length), local_only=True, device=device, shards=shards)
+
+
+def _ppo_need(cfg: Config, device: str, shards: int) -> Need:
+    from spa.rl.memory import memory_estimate
+
+    return memory_estimate(cfg, local_only=True, device=device, shards=shards)

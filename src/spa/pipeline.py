@@ -36,9 +36,10 @@ from spa.config.variants import (
 )
 from spa.dry_run import plan
 from spa.preflight import begin
-from spa.runs.folder import selection, variants_folder
-from spa.runs.record import check_recorded, damaged_files
-from spa.runs.stage import Stage, model_of, read_done, reopen_as, reopen_episodes
+from spa.runs.folder import variants_folder
+from spa.runs.products import check_inputs, practised_model, selected_otherwise, trained_model, world_model_of
+from spa.runs.record import damaged_files
+from spa.runs.stage import Stage, read_done, reopen_as, reopen_episodes
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
@@ -106,7 +107,7 @@ def generate(
     command = f"generate {selfplay_name(variant)}".rstrip()
     with _begin(begun, cfg, out, command, resume, None, variant):
         folder, source = selfplay_folder(out, variant), source_config(cfg, variant)
-        if resume and (_rows_damaged(folder) or _selected_otherwise(folder, source)):
+        if resume and (_rows_damaged(folder) or selected_otherwise(folder, source)):
             note(f"{folder.name}: the rows are selected anew; nothing is played again")
             reopen_episodes(folder)
         stage = Stage(folder, folder.name, resume, keep=True, remake=True)
@@ -129,15 +130,6 @@ def _rows_damaged(folder: Path) -> bool:
     return only
 
 
-def _selected_otherwise(folder: Path, source: Config) -> bool:
-    """Whether a finished stage 1 has rows that were selected with other settings."""
-    try:
-        done = read_done(folder)
-    except ValueError:  # said by the stage, which makes the record again
-        return False
-    return done is not None and done.get("selection", selection(source)) != selection(source)
-
-
 def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False) -> None:
     """Stage 2 of the run or of a variant: fine-tuning on the self-play data gives the model a world model."""
     folder = sft_folder(out, variant)
@@ -150,9 +142,6 @@ def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None =
 
         source = source_config(cfg, variant)
         data = data_folder(cfg, variant, out)
-        check_recorded(data, "train.parquet", "val.parquet")
-        if not given_data(cfg, variant) and _selected_otherwise(data, source):
-            raise ValueError(f"the rows in {data} were selected with other settings: run `spa generate --resume` first")
         with stage.metrics(source) as log:
             model = run_sft(source, stage.folder, data=data, resume=stage.resume, log=log)
         stage.finish({"model": str(model.relative_to(stage.folder))})
@@ -164,12 +153,7 @@ def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, be
     Raises:
         ValueError: the variant does not practise, or stage 2 is missing.
     """
-    if not variant.practice:
-        raise ValueError(
-            f"variant {variant.name} does not practise; variants that do have `practice: true`, as spa_plan"
-        )
-    start = world_model_of(variant, out)
-    with _begin(begun, cfg, out, f"practice {variant.name}", resume, start, variant):
+    with _begin(begun, cfg, out, f"practice {variant.name}", resume, None, variant):
         folder = practice_folder(out, variant)
         stage = Stage(folder, folder.name, resume, keep=True)
         if stage.finished:
@@ -177,13 +161,15 @@ def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, be
         from spa.sft.practice import practice as practise
 
         source = source_config(cfg, variant)
+        start = practised_model(variant, out)
         stage.finish(practise(source, stage.folder, model=start, data=data_folder(cfg, variant, out)))
 
 
 def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: bool = False) -> None:
     """Stage 3: multi-turn PPO of one variant, from the base model or from stage 2's."""
-    start = start_model(cfg, variant, out)
-    with _begin(begun, cfg, out, f"ppo {variant.name}", resume, start, variant):
+    with _begin(begun, cfg, out, f"ppo {variant.name}", resume, None, variant):
+        start, _ = check_inputs(cfg, "ppo", variant, out)
+        assert start is not None
         if variant.continues:
             _take_over(variant, out, resume=resume)
         folder = variants_folder(out) / variant.name / "ppo"
@@ -205,9 +191,9 @@ def evaluate(
 ) -> None:
     """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model."""
     own = variant_config(cfg, variant)
-    if model is None and (begun or own.engine.kind != "openai"):
-        model = trained_model(cfg, variant, out)
     with _begin(begun, cfg, out, f"eval {variant.name}", resume, model, variant):
+        if model is None and (begun or own.engine.kind != "openai"):
+            model = trained_model(cfg, variant, out)
         folder = variants_folder(out) / variant.name / "eval"
         stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True, remake=True)
         if stage.finished:
@@ -261,69 +247,7 @@ def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
 
 
 def _take_over(variant: VariantConfig, out: Path, *, resume: bool) -> None:
-    """Copies the finished stage 3 of the variant that this one continues, unless this one's own can be resumed.
-
-    Raises:
-        ValueError: that variant was not trained in ``out``.
-    """
+    """Copies the finished stage 3 of the variant that this one continues, unless this one's own can be resumed."""
     source, folder = variants_folder(out) / variant.continues / "ppo", variants_folder(out) / variant.name / "ppo"
-    if read_done(source) is None:
-        raise ValueError(
-            f"variant {variant.name} continues {variant.continues}, which was not trained in {out}: put it before, or run "
-            f"`spa ppo --variant {variant.continues}` first"
-        )
     if not (resume and (read_done(folder) or latest_checkpoint(folder))):
         reopen_as(source, folder)
-
-
-def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
-    """The model that a variant's RL starts from: ``ppo.start`` if set, else stage 2's model or the base.
-
-    Raises:
-        ValueError: ``out`` lacks stage 2's model, which the variant needs; or ``ppo.start`` is a folder without a model.
-    """
-    given = variant_config(cfg, variant).ppo.start
-    if given and variant.rl:
-        return model_of(given)
-    if not variant.sft:
-        return cfg.model.path
-    if variant.practice:
-        return _product(
-            practice_folder(out, variant), f"variant {variant.name}: run `spa practice --variant {variant.name}` first"
-        )
-    return world_model_of(variant, out)
-
-
-def world_model_of(variant: VariantConfig, out: Path) -> str:
-    """The model that stage 2 trained for a variant.
-
-    Raises:
-        ValueError: there is none in ``out``.
-    """
-    return _product(
-        sft_folder(out, variant),
-        f"variant {variant.name} starts from its SFT model: run `spa sft{_option(out, variant)}` first",
-    )
-
-
-def _option(out: Path, variant: VariantConfig) -> str:
-    return "" if sft_folder(out, variant).name == "sft" else f" --variant {variant.name}"
-
-
-def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
-    """The model that a variant's evaluation plays: its PPO result, or its start model if it has no RL."""
-    if not variant.rl:
-        return start_model(cfg, variant, out)
-    folder = variants_folder(out) / variant.name / "ppo"
-    return _product(
-        folder,
-        f"variant {variant.name} was not trained in {out}: run `spa ppo --variant {variant.name}` first or give --model",
-    )
-
-
-def _product(folder: Path, otherwise: str) -> str:
-    """The model that a finished stage names in its ``done.json``."""
-    done = read_done(folder)
-    if done is None:
-        raise ValueError(f"{otherwise} (no finished stage in {folder})")
-    return str(folder / str(done["model"]))

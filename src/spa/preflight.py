@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import (
     check_variants,
-    data_folder,
     given_data,
     needs_sft,
     selfplay_name,
@@ -23,6 +22,7 @@ from spa.config.variants import (
 from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
+from spa.runs.products import check_inputs
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 
@@ -40,12 +40,10 @@ def begin(
     Inside the ``with`` block no other process can open it.
     """
     check_free(out)
-    stage = command.partition(" ")[0]
-    variant = variants[0] if variants else None
-    check_command(cfg, stage, variants, model, data=data_folder(cfg, variant, out) if stage == "sft" else None)
+    check_command(cfg, command.partition(" ")[0], variants, out, model)
     folder = RunFolder(out)
     folder.check(cfg, command, resume)
-    check_disk(cfg, out, stage, variants)
+    check_disk(cfg, out, command.partition(" ")[0], variants)
     with locked(out):
         folder.open(cfg, command, resume, _device(cfg))
         try:
@@ -72,23 +70,24 @@ def check_command(
     cfg: Config,
     stage: str,
     variants: Sequence[VariantConfig],
+    out: Path,
     model: str | None = None,
     *,
-    data: Path | None = None,
     local_only: bool = False,
 ) -> None:
-    """All checks that need neither weights nor the run folder; ``--dry-run`` makes the same.
+    """All checks before a command opens its run folder ``out``; ``--dry-run`` makes the same.
 
     Args:
         stage: a command.
-        model: that the stage starts from or evaluates; None for ``model.path``.
-        data: of stage 2, if it is there.
+        model: to evaluate instead of the variant's own.
         local_only: leave out models that would have to be downloaded.
 
     Raises:
-        ValueError: a check failed.
+        ValueError: a check failed, or ``out`` lacks what an earlier stage makes.
     """
-    check_settings(cfg, stage, variants, model if stage == "eval" else None)
+    check_settings(cfg, stage, variants, model)
+    variant = variants[0] if variants else None
+    model, data = check_inputs(cfg, stage, variant, out, model)
     served = _check_players(cfg, stage, model, variants, local_only)
     if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
         raise ValueError(
@@ -99,13 +98,37 @@ def check_command(
         from spa.sft.selfplay import row_window
 
         row_window(cfg)
-    if data is not None and chat is not None:
+    _check_memory(cfg, stage, variants, local_only)
+    if data is not None:
         from spa.data.dataset import read_rows
         from spa.data.encode import check_rows
         from spa.sft.stage2 import data_files
 
-        rows, skipped = read_rows(data_files(data)[0])
-        check_rows(rows, chat, source_config(cfg, variants[0] if variants else None).sft, skipped)
+        train = data_files(data)[0]
+        if chat is not None:
+            rows, skipped = read_rows(train)
+            check_rows(rows, chat, source_config(cfg, variant).sft, skipped)
+
+
+def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
+    """Refuses stages 2 and 3 where they cannot fit; a model whose config is not at hand is left out."""
+    from spa.models.load import load_config
+    from spa.rl import memory as ppo
+    from spa.sft import memory as sft
+
+    checks: list[tuple[Config, Callable[..., None]]] = []
+    if stage == "run":
+        checks += [(source_config(cfg, each), sft.check_memory) for each in variants if needs_sft(cfg, each)]
+    elif stage == "sft":
+        checks.append((source_config(cfg, variants[0] if variants else None), sft.check_memory))
+    if stage in ("run", "ppo"):
+        checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
+    for own, check in checks:
+        try:
+            load_config(own.model.path, local_only=local_only)
+        except ValueError:
+            continue
+        check(own, local_only=local_only)
 
 
 def check_out(cfg: Config, out: Path, command: str, resume: bool, variant: VariantConfig | None) -> None:

@@ -68,10 +68,10 @@ def test_one_networks_activations_at_a_time(small: str) -> None:
 def test_keys_and_values_of_a_rollout(small: str) -> None:
     a_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, width, bytes
     settings = ["sampling.max_tokens=100", "ppo.groups=4", "ppo.group_size=8", "env.max_turns=5"]
-    assert estimated(small, *settings, "agent.window=0").rollout == 32 * 5 * (PROMPT + 100) * a_token
-    assert estimated(small, *settings, "agent.window=1").rollout == 32 * (PROMPT + 100) * a_token
+    assert estimated(small, *settings, "agent.window=0").rollout == 33 * 5 * (PROMPT + 100) * a_token
+    assert estimated(small, *settings, "agent.window=1").rollout == 33 * (PROMPT + 100) * a_token
     assert (
-        estimated(small, *settings, "agent.window=1", "sampling.batch_size=8").rollout == 8 * (PROMPT + 100) * a_token
+        estimated(small, *settings, "agent.window=1", "sampling.batch_size=8").rollout == 9 * (PROMPT + 100) * a_token
     )
 
 

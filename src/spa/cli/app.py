@@ -360,7 +360,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         if options.out is not None:
             check_out(cfg, folder, command, options.resume, variant)
         heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
-        for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model)]:
+        for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
             print(f"# {redact(line)}".rstrip())
         return
     more = f" --variant {chosen}" if chosen else ""

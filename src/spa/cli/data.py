@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spa.cli.arguments import Words, config_of
+
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
     from spa.data.ground_truth import Row
@@ -170,6 +172,30 @@ def export(
     created = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     write_episode_log(out, episodes, form, model=f"spa/{named}", created=created)
     print(f"{len(episodes)} episodes from {path} to {out} ({form})")
+
+
+@data_app.command("export-verl")
+def export_verl(
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    words: Words = None,
+    variant: Annotated[str | None, typer.Option("--variant", help="With the settings of this variant.")] = None,
+    train: Annotated[int, typer.Option("--train", min=1, help="Training worlds.")] = 4096,
+    val: Annotated[int, typer.Option("--val", min=1, help="Validation worlds.")] = 128,
+) -> None:
+    """Write worlds as a data set for verl, with the config of an agent loop that plays them."""
+    from spa.config.load import load_variant
+    from spa.config.variants import variant_config
+    from spa.data.verl_tasks import export_tasks
+
+    cfg = config_of(words, "spa data export-verl sokoban agent.window=0 --out data/verl")
+    if variant:
+        chosen = load_variant(variant)
+        cfg = variant_config(cfg, chosen)
+        cfg.env.state_format = chosen.state_format
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; give another --out")
+    export_tasks(cfg, out, train, val)
+    print(f"{train} training and {val} validation worlds, task.yaml and agent_loop.yaml in {out}")
 
 
 def _read(file: Path) -> tuple[list[Row], Path, str]:

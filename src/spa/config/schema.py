@@ -118,6 +118,9 @@ class ModelConfig:
     dtype: Precision = setting("float32", "Type of the weights.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
     threads: Count = setting(0, "CPU threads of torch; 0 = torch's default.")
+    device_memory: NonNegative = setting(
+        0.0, "GB of a GPU to plan for (24, 40, 80, 141), on any machine; 0 = what is free here."
+    )
     gradient_checkpointing: Flag = setting(False, "Recompute activations in the backward pass: less memory, more time.")
 
 

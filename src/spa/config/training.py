@@ -179,6 +179,8 @@ class PPOConfig:
     compile: Flag = setting(False, COMPILE)
     precision: Precision = setting("float32", "Type of the update's matrix products (autocast).")
 
+    memory_check: Flag = setting(True, "Refuse to start where the estimated memory exceeds what is free.")
+
     # Validation and checkpoints
     val_every: Count = setting(10, "Steps between validations; 0 = never.")
     val_before_train: Flag = setting(True, "Validate before the first step.")

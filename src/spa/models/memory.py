@@ -15,11 +15,14 @@ PEFT = GIB // 8  # the same for peft, on a CPU
 FRAGMENTED = {"cpu": 0.5, "cuda": 0.0}
 """Memory that the allocator loses, per byte of activations. glibc before 2.38 often cannot reuse freed aligned blocks: 0.3 to 0.9
 measured. CUDA: not measured here."""
+FRAGMENTED_LORA = 1.0
+"""The same on a CPU for LoRA over float32, whose small gradients reuse little of what is free (measured once)."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose at the peak of a training step. ``logits`` includes the passing gradient of the head's weights."""
+    """Bytes of one process by purpose at the peak of a training step. ``logits`` includes the passing gradient of the head's
+    weights, ``gathered`` is what of the other shards is there at once."""
 
     weights: int
     gradients: int
@@ -28,6 +31,7 @@ class MemoryEstimate:
     logits: int
     fragmentation: int
     process: int
+    gathered: int = 0
 
     @property
     def total(self) -> int:
@@ -53,6 +57,7 @@ def estimate_training(
     checkpointing: bool,
     lora_rank: int,
     device: str = "cpu",
+    shards: int = 1,
 ) -> MemoryEstimate:
     """Peak memory of one forward and backward pass and of AdamW, from a transformers config alone (no weights are loaded).
     Gradients are counted in full beside the activations, as in every pass of a step but the first.
@@ -66,6 +71,8 @@ def estimate_training(
         weight_bytes: of one weight; gradients and both Adam states each have the same size (for adapters: 4).
         lora_rank: 0 if all weights are trained.
         device: cpu or cuda.
+        shards: FSDP2 ranks that weights, gradients and optimizer are divided among. Each gathers one layer while the next
+            one arrives, and keeps the embeddings and the head (assumed, not measured).
     """
     from spa.models.forward import CHUNK_LOGITS
 
@@ -79,8 +86,8 @@ def estimate_training(
     if lora_rank:
         copies = 5 * hidden + queries + inner
         trained_bytes = 4
-        ends = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
-        trained = lora_rank * layers * ends
+        sides = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
+        trained = lora_rank * layers * sides
     # Numbers per token kept for the backward pass of matrix and elementwise products.
     products = 2 * hidden + 3 * queries + 2 * keys + 4 * inner
     norms = 4 * hidden  # input and normalised input of both, in float32
@@ -91,15 +98,39 @@ def estimate_training(
     chunk = min(scored * config.vocab_size, CHUNK_LOGITS[device])
     # The head's gradient passes through a tensor of its own; for a head tied to the embeddings it waits for theirs.
     heads_gradients = 0 if lora_rank else 2 if getattr(config, "tie_word_embeddings", False) else 1
+    ends = (1 if getattr(config, "tie_word_embeddings", False) else 2) * config.vocab_size * hidden
+    gathered = (2 * (total - ends) // layers + ends) * compute_bytes
+    if not lora_rank:  # the gradients of a layer and of the ends, before they are divided
+        gathered += ((total - ends) // layers + ends) * compute_bytes
+    lost = FRAGMENTED_LORA if lora_rank and compute_bytes == 4 and device == "cpu" else FRAGMENTED[device]
     return MemoryEstimate(
-        weights=total * weight_bytes + (trained * trained_bytes if lora_rank else 0),
-        gradients=trained * trained_bytes,
-        optimizer=2 * trained * trained_bytes,
+        weights=(total * weight_bytes + (trained * trained_bytes if lora_rank else 0)) // shards,
+        gradients=trained * trained_bytes // shards,
+        optimizer=2 * trained * trained_bytes // shards,
         activations=activations,
         logits=3 * 4 * chunk + heads_gradients * config.vocab_size * hidden * 4,
-        fragmentation=int(FRAGMENTED[device] * activations),
+        fragmentation=int(lost * activations),
         process=PROCESS[device] + (PEFT if lora_rank and device == "cpu" else 0),
+        gathered=gathered if shards > 1 else 0,
     )
+
+
+_BLOCKED = 2**18  # weights of a layer, above which the engine blocks them (``engines.packed``)
+
+
+def blocked_bytes(config: Any, *, adapters: bool = False) -> int:
+    """Bytes of the blocked copy of float32 weights that the engine keeps while it plays on a CPU, where there is room for it.
+
+    Args:
+        adapters: whether the layers have LoRA adapters; then only the head is copied.
+    """
+    head = config.vocab_size * config.hidden_size
+    large = (
+        0 if adapters or config.hidden_size * config.intermediate_size < _BLOCKED else count_parameters(config) - head
+    )
+    if not getattr(config, "tie_word_embeddings", False):
+        large -= head if large else 0
+    return 4 * (large + (head if head >= _BLOCKED else 0))
 
 
 def cache_bytes(config: Any, itemsize: int) -> int:
@@ -111,6 +142,11 @@ def cache_bytes(config: Any, itemsize: int) -> int:
 
 def count_parameters(config: Any) -> int:
     """Number of parameters of a config's causal model; allocates nothing."""
+    from spa.config import presets
+
+    counted = presets.count_parameters(config.to_dict())
+    if counted is not None:
+        return counted
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

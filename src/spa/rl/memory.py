@@ -1,12 +1,22 @@
-"""Peak memory of stage 3, estimated from the model's config."""
+"""Peak memory of play and of stage 3, estimated from the model's config."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from spa.config.schema import Config
-from spa.models.load import compute_dtype_bytes, load_config, pick_device, weight_bytes
-from spa.models.memory import MemoryEstimate, cache_bytes, count_parameters, estimate_training, size
+from spa.models.fit import check_fits, device_type, shards_of
+from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
+from spa.models.memory import (
+    PROCESS,
+    MemoryEstimate,
+    blocked_bytes,
+    cache_bytes,
+    count_parameters,
+    estimate_training,
+    size,
+)
 from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
 
@@ -14,38 +24,95 @@ PROMPT = 512  # tokens of a turn's user message, about
 
 
 @dataclass(frozen=True)
+class PlayMemory:
+    """Bytes while episodes are played: ``weights`` of the model, ``copy`` of them that the engine makes (blocked for a CPU,
+    vLLM's own), and the keys and values (``cache``) of all episodes at once. If these do not fit, fewer play at once."""
+
+    weights: int
+    copy: int
+    cache: int
+    process: int
+
+    @property
+    def total(self) -> int:
+        return self.process + self.weights + self.copy + self.cache
+
+    def __str__(self) -> str:
+        copy = f", the engine's copy {size(self.copy)}" if self.copy else ""
+        return (
+            f"{size(self.total)} (weights {size(self.weights)}{copy}, keys and values {size(self.cache)} or fewer episodes at "
+            f"once, process {size(self.process)})"
+        )
+
+
+@dataclass(frozen=True)
 class PPOMemory:
-    """Bytes. ``process`` and ``states`` (weights, both Adam states) are always resident; an update also needs the gradients, and
-    the activations and logits of one network at a time. ``rollout`` is the KV cache of all episodes at once, needed instead
-    during play: if it does not fit, fewer play at once."""
+    """Bytes per process. ``process`` and ``states`` (weights, both Adam states) are always resident; an update also needs the
+    gradients, the activations and logits of one network at a time, and what it gathers of other shards. A rollout needs
+    ``copy`` and the keys and values (``rollout``: of all episodes at once) instead of these."""
 
     states: int
     gradients: int
     activations: int
+    gathered: int
+    copy: int
+    row: int
     rollout: int
     process: int
 
     @property
     def total(self) -> int:
-        return self.process + self.states + self.gradients + self.activations
+        update = self.gradients + self.activations + self.gathered
+        return self.process + self.states + max(update, self.copy + self.row)
 
     def __str__(self) -> str:
+        gathered = f", gathered {size(self.gathered)}" if self.gathered else ""
+        copy = f" and the engine's copy of the weights {size(self.copy)}" if self.copy else ""
         return (
             f"{size(self.total)} (weights and Adam's states {size(self.states)}, gradients {size(self.gradients)}, activations "
-            f"{size(self.activations)}, process {size(self.process)}); a rollout's keys and values in place of gradients and "
-            f"activations: {size(self.rollout)}, or fewer episodes at once"
+            f"{size(self.activations)}{gathered}, process {size(self.process)}); a rollout's keys and values{copy} in place of "
+            f"gradients and activations: {size(self.rollout)}, or fewer episodes at once"
         )
 
 
-def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
-    """Of actor, critic, reference and rollout. ``local_only``: no download.
+def play_estimate(cfg: Config, *, local_only: bool = False, device: str = "") -> PlayMemory:
+    """Of self-play and evaluation with full-length responses; every process has all weights.
 
-    The KV cache is counted for full-length responses.
+    Raises:
+        ValueError: the model's config cannot be read.
+    """
+    model, device = load_config(cfg.model.path, cfg.model, local_only=local_only), device or device_type(cfg)
+    weights = count_parameters(model) * weight_bytes(cfg.model)
+    vllm = cfg.engine.kind == "vllm"
+    copy, row = _engine(cfg, model, device)
+    return PlayMemory(0 if vllm else weights, copy, (cfg.sampling.batch_size + 1) * row, PROCESS[device])
+
+
+def _engine(cfg: Config, model: Any, device: str, *, adapters: bool = False) -> tuple[int, int]:
+    """Bytes of the engine's copy of the weights, and of an episode's keys and values."""
+    itemsize = weight_bytes(cfg.model)
+    if cfg.engine.kind == "vllm":
+        itemsize = compute_dtype_bytes(getattr(cfg.engine, "dtype", None) or cfg.model.dtype)
+        copy = count_parameters(model) * itemsize
+    else:
+        copy = blocked_bytes(model, adapters=adapters) if device == "cpu" and cfg.model.dtype == "float32" else 0
+    turns = cfg.agent.window or cfg.env.max_turns
+    return copy, turns * (PROMPT + cfg.sampling.max_tokens) * cache_bytes(model, itemsize)
+
+
+def memory_estimate(cfg: Config, *, local_only: bool = False, device: str = "", shards: int = 0) -> PPOMemory:
+    """Of actor, critic, reference and rollout in each of ``shards`` processes. The KV cache is counted for full-length responses.
+
+    Args:
+        local_only: no download.
+        device: cpu or cuda; default: the config's.
+        shards: processes that share the weights; default: the config's.
 
     Raises:
         ValueError: the model's config cannot be read.
     """
     config, model = cfg.ppo, load_config(cfg.model.path, cfg.model, local_only=local_only)
+    device, shards = device or device_type(cfg), shards or shards_of(cfg)
     weights = weight_bytes(cfg.model)
     compute = min(weights, compute_dtype_bytes(config.precision))
 
@@ -58,7 +125,8 @@ def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
             compute_bytes=compute,
             checkpointing=cfg.model.gradient_checkpointing,
             lora_rank=rank,
-            device=pick_device(cfg.model.device).type,
+            device=device,
+            shards=shards,
         )
 
     networks = [network(config.lora_rank, config.micro_batch_tokens)]
@@ -66,13 +134,46 @@ def memory_estimate(cfg: Config, *, local_only: bool = False) -> PPOMemory:
         networks.append(network(config.critic_lora_rank, 0))
     states = sum(each.weights + each.optimizer for each in networks)
     if needs_reference(config) and not (config.lora_rank and config.reference is None):
-        states += count_parameters(model) * weights
-    turns = cfg.env.max_turns if cfg.agent.window == 0 else cfg.agent.window
-    rows = min(cfg.sampling.batch_size, config.groups * config.group_size)
+        states += count_parameters(model) * weights // shards
+    rows = min(cfg.sampling.batch_size, -(-config.groups * config.group_size // shards))
+    copy, row = _engine(cfg, model, device, adapters=bool(config.lora_rank))
     return PPOMemory(
         states=states,
         gradients=sum(each.gradients for each in networks),
         activations=max(each.activations + each.logits + each.fragmentation for each in networks),
-        rollout=rows * turns * (PROMPT + cfg.sampling.max_tokens) * cache_bytes(model, weights),
+        gathered=max(each.gathered for each in networks),
+        copy=copy,
+        row=row,
+        rollout=copy + (rows + 1) * row,
         process=max(each.process for each in networks),
     )
+
+
+def saving_settings(cfg: Config) -> dict[str, str]:
+    """Settings of stage 3 that may save memory, those that change results last."""
+    ppo = cfg.ppo
+    critic = ppo.critic == "model" and ESTIMATORS[ppo.estimator].values
+    helpful = {
+        "model.gradient_checkpointing=true": not cfg.model.gradient_checkpointing,
+        "ppo.precision=bfloat16": ppo.precision == "float32" and cfg.model.dtype == "float32",
+        "ppo.micro_batch_tokens=2048": ppo.micro_batch_tokens > 2048,
+        "ppo.critic=head": critic and not ppo.critic_lora_rank,
+        "ppo.lora_rank=32": not ppo.lora_rank,
+        "model.dtype=bfloat16": cfg.model.dtype == "float32",
+        "ppo.critic=head ppo.critic_lora_rank=0": critic and bool(ppo.critic_lora_rank),
+    }
+    return {name: "" for name, applies in helpful.items() if applies}
+
+
+def check_memory(cfg: Config, *, local_only: bool = False) -> None:
+    """Rejects a stage 3 that will not fit in memory.
+
+    Raises:
+        ValueError: the estimate exceeds what is free; the message gives both and the settings that make it fit.
+    """
+
+    def estimate(own: Config, device: str, shards: int) -> PPOMemory:
+        return memory_estimate(own, local_only=local_only, device=device, shards=shards)
+
+    if cfg.ppo.memory_check:
+        check_fits(cfg, "ppo", estimate, saving_settings)

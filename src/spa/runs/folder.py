@@ -40,6 +40,8 @@ _FREE = (
     "selfplay.early_turns",
     "selfplay.min_kept",
     "sft.memory_check",
+    "ppo.memory_check",
+    "model.device_memory",
     "ppo.on_collapse",
     "ppo.collapse_patience",
     "ppo.keep_checkpoints",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from spa.config.schema import Config
 from spa.config.seeds import PROBE, stream_seed
 from spa.data.dataset import read_rows
 from spa.data.encode import Example, encode_rows, merge_turns
-from spa.models.load import compute_dtype_bytes, load_config, load_tokenizer, pick_device, weight_bytes
+from spa.models.load import load_tokenizer
 from spa.models.lora import add_configured_lora
-from spa.models.memory import MemoryEstimate, estimate_training, free_memory, size
+from spa.sft.memory import check_memory
 from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
 
@@ -119,60 +118,3 @@ def measure(cfg: Config, policy: Policy) -> Measured:
         worlds=cfg.sft.eval_worlds,
         seed=stream_seed(cfg.seeds.run, PROBE, 0),
     )
-
-
-def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> MemoryEstimate:
-    """Peak memory of stage 2 if the longest row has ``longest`` tokens; reads the model's config, not its weights.
-
-    Raises:
-        ValueError: the model's config cannot be read.
-    """
-    sft = cfg.sft
-    tokens = max(longest, min(sft.micro_batch_tokens, sft.batch_size * longest))
-    return estimate_training(
-        load_config(cfg.model.path, cfg.model, local_only=local_only),
-        tokens=tokens,
-        scored=tokens,
-        weight_bytes=weight_bytes(cfg.model),
-        compute_bytes=min(weight_bytes(cfg.model), compute_dtype_bytes(sft.precision)),
-        checkpointing=cfg.model.gradient_checkpointing,
-        lora_rank=sft.lora_rank,
-        device=pick_device(cfg.model.device).type,
-    )
-
-
-def check_memory(cfg: Config, longest: int) -> None:
-    """Rejects training that will not fit in memory.
-
-    Raises:
-        ValueError: the estimate exceeds the free memory; the message gives both and the settings that help.
-    """
-    free = free_memory(pick_device(cfg.model.device))
-    if not cfg.sft.memory_check or free is None:
-        return
-    estimate = memory_estimate(cfg, longest)
-    if estimate.total - estimate.process <= free:  # the process is there already
-        return
-    helpful = {
-        "model.gradient_checkpointing=true": not cfg.model.gradient_checkpointing,
-        "sft.precision=bfloat16": cfg.sft.precision == "float32" and cfg.model.dtype == "float32",
-        f"sft.micro_batch_tokens={longest}": cfg.sft.micro_batch_tokens > longest,
-        f"a smaller sft.max_length (longest row: {longest})": True,
-        "sft.lora_rank=16": not cfg.sft.lora_rank,
-        "model.dtype=bfloat16": cfg.model.dtype == "float32",
-    }
-    names = [name for name, applies in helpful.items() if applies and _helps(cfg, name, longest, estimate)]
-    raise ValueError(
-        f"SFT of {cfg.model.path} needs about {estimate}, but {size(free)} are free on {pick_device(cfg.model.device)}. "
-        f"What helps: {', '.join(names)}; or sft.memory_check=false to try all the same"
-    )
-
-
-def _helps(cfg: Config, setting: str, longest: int, now: MemoryEstimate) -> bool:
-    """Whether a setting lowers the estimate by at least 5%; True for advice that is not a setting."""
-    from spa.config.overrides import apply_overrides
-
-    if " " in setting:
-        return True
-    other = apply_overrides(dataclasses.replace(cfg), [setting])
-    return memory_estimate(other, longest).total < 0.95 * now.total

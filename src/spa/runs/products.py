@@ -1,0 +1,125 @@
+"""What a stage needs of earlier ones: their models and data, looked up in the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spa.config.schema import Config, VariantConfig
+from spa.config.variants import (
+    data_folder,
+    given_data,
+    practice_folder,
+    sft_folder,
+    source_config,
+    variant_config,
+)
+from spa.runs.folder import selection, variants_folder
+from spa.runs.record import check_recorded
+from spa.runs.stage import model_of, read_done
+
+
+def check_inputs(
+    cfg: Config, stage: str, variant: VariantConfig | None, out: Path, model: str | None = None
+) -> tuple[str | None, Path | None]:
+    """The model that a command starts from or evaluates (None: ``model.path``, or a chat server) and its data, for stage 2.
+
+    Args:
+        model: to evaluate instead of the variant's own.
+
+    Raises:
+        ValueError: ``out`` lacks what an earlier stage makes; the message names the command to run first.
+    """
+    if stage == "sft":
+        data = data_folder(cfg, variant, out)
+        check_recorded(data, "train.parquet", "val.parquet")
+        if not given_data(cfg, variant) and selected_otherwise(data, source_config(cfg, variant)):
+            raise ValueError(f"the rows in {data} were selected with other settings: run `spa generate --resume` first")
+        return None, data
+    if variant is None:
+        return model, None
+    if stage == "practice":
+        return practised_model(variant, out), None
+    if stage == "ppo":
+        if variant.continues and read_done(variants_folder(out) / variant.continues / "ppo") is None:
+            raise ValueError(
+                f"variant {variant.name} continues {variant.continues}, which was not trained in {out}: put it before, or "
+                f"run `spa ppo --variant {variant.continues}` first"
+            )
+        return start_model(cfg, variant, out), None
+    if stage == "eval" and model is None and variant_config(cfg, variant).engine.kind != "openai":
+        return trained_model(cfg, variant, out), None
+    return model, None
+
+
+def selected_otherwise(folder: Path, source: Config) -> bool:
+    """Whether a finished stage 1 has rows that were selected with other settings."""
+    try:
+        done = read_done(folder)
+    except ValueError:  # said by the stage, which makes the record again
+        return False
+    return done is not None and done.get("selection", selection(source)) != selection(source)
+
+
+def practised_model(variant: VariantConfig, out: Path) -> str:
+    """The model that a variant's practice starts from.
+
+    Raises:
+        ValueError: the variant does not practise, or stage 2 is missing.
+    """
+    if not variant.practice:
+        raise ValueError(
+            f"variant {variant.name} does not practise; variants that do have `practice: true`, as spa_plan"
+        )
+    return world_model_of(variant, out)
+
+
+def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
+    """The model that a variant's RL starts from: ``ppo.start`` if set, else stage 2's model or the base.
+
+    Raises:
+        ValueError: ``out`` lacks stage 2's model, which the variant needs; or ``ppo.start`` is a folder without a model.
+    """
+    given = variant_config(cfg, variant).ppo.start
+    if given and variant.rl:
+        return model_of(given)
+    if not variant.sft:
+        return cfg.model.path
+    if variant.practice:
+        return _product(
+            practice_folder(out, variant), f"variant {variant.name}: run `spa practice --variant {variant.name}` first"
+        )
+    return world_model_of(variant, out)
+
+
+def world_model_of(variant: VariantConfig, out: Path) -> str:
+    """The model that stage 2 trained for a variant.
+
+    Raises:
+        ValueError: there is none in ``out``.
+    """
+    folder = sft_folder(out, variant)
+    option = "" if folder.name == "sft" else f" --variant {variant.name}"
+    return _product(folder, f"variant {variant.name} starts from its SFT model: run `spa sft{option}` first")
+
+
+def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
+    """The model that a variant's evaluation plays: its PPO result, or its start model if it has no RL.
+
+    Raises:
+        ValueError: ``out`` lacks it.
+    """
+    if not variant.rl:
+        return start_model(cfg, variant, out)
+    folder = variants_folder(out) / variant.name / "ppo"
+    return _product(
+        folder,
+        f"variant {variant.name} was not trained in {out}: run `spa ppo --variant {variant.name}` first or give --model",
+    )
+
+
+def _product(folder: Path, otherwise: str) -> str:
+    """The model that a finished stage names in its ``done.json``."""
+    done = read_done(folder)
+    if done is None:
+        raise ValueError(f"{otherwise} (no finished stage in {folder})")
+    return str(folder / str(done["model"]))

@@ -1,0 +1,102 @@
+"""The memory plan: what does not fit is refused with settings that do fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config
+
+from spa.config.load import load_config
+from spa.config.overrides import apply_overrides
+from spa.models import fit, memory
+from spa.models.memory import GIB, estimate_training
+from spa.rl import memory as ppo
+from spa.sft import memory as sft
+
+BIG = Qwen2Config(
+    num_hidden_layers=28,
+    hidden_size=1536,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    intermediate_size=8960,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> str:
+    """The config of a model of 1.5 billion parameters."""
+    BIG.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def config(path: str, *settings: str):
+    return load_config("sokoban", ["model=qwen2.5-1.5b", f"model.path={path}", *settings])
+
+
+@pytest.mark.parametrize(("stage", "check"), [("sft", sft.check_memory), ("ppo", ppo.check_memory)])
+def test_settings_that_are_named_make_it_fit(big: str, stage: str, check) -> None:
+    cfg = config(big, "model.device_memory=24", "model.gradient_checkpointing=false")
+    with pytest.raises(ValueError, match=f"{stage.upper()} of .* needs about .* a GPU of 24 GB") as error:
+        check(cfg)
+    found = re.search(r"What makes it fit: (.*?);", str(error.value))
+    assert found and "\n" not in str(error.value)
+    check(apply_overrides(cfg, re.sub(r" \(.*?\)", "", found[1]).split()))
+    check(apply_overrides(cfg, [f"{stage}.memory_check=false"]))
+
+
+def test_gpus_that_share_the_weights(big: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config(big, "model.device_memory=40")
+    with pytest.raises(ValueError, match="; or 2 GPUs, which share the weights"):
+        ppo.check_memory(cfg)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ppo.check_memory(cfg)
+    assert fit.shards_of(cfg) == 2
+
+
+def test_the_overview_names_the_fewest_gpus_of_each_size(big: str) -> None:
+    def need(own, device, shards):
+        return ppo.memory_estimate(own, local_only=True, device=device, shards=shards)
+
+    text = fit.overview(config(big), need, ppo.saving_settings)
+    assert re.fullmatch(r"\d of 24 GB \(1 with .*\), 2 of 40 GB \(1 with .*\), 1 of 80 GB", text), text
+
+
+def test_shards_divide_states_and_gather_a_layer() -> None:
+    one, eight = (
+        estimate_training(
+            BIG,
+            tokens=1000,
+            scored=1000,
+            weight_bytes=4,
+            compute_bytes=2,
+            checkpointing=True,
+            lora_rank=0,
+            device="cuda",
+            shards=shards,
+        )
+        for shards in (1, 8)
+    )
+    assert eight.weights == one.weights // 8 and eight.optimizer == one.optimizer // 8
+    assert eight.activations == one.activations
+    assert one.gathered == 0 < eight.gathered < 4 * GIB
+
+
+def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = load_config("sokoban", ["model.device=cpu"])
+    monkeypatch.setattr(memory, "free_memory", lambda device: 8 * GIB)
+    assert fit.available(cfg) == 8 * GIB
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert fit.available(cfg) == 2 * GIB
+
+
+def test_the_engines_copy_of_the_weights(big: str) -> None:
+    parameters = memory.count_parameters(BIG)
+    assert ppo.play_estimate(config(big), device="cpu").copy == 4 * parameters
+    assert ppo.play_estimate(config(big, "model.dtype=bfloat16"), device="cpu").copy == 0
+    served = ppo.play_estimate(config(big, "engine=vllm", "model.dtype=bfloat16"), device="cuda")
+    assert (served.weights, served.copy) == (0, 2 * parameters)
+    assert ppo.play_estimate(load_config("sokoban", []), device="cpu").copy == 0

@@ -1,0 +1,122 @@
+"""examples/scale and the page about it: the scripts start what they say, with settings that there are."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spa.cli import main
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples" / "scale"
+PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+
+
+def stub(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def dry_run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs ``spa run ...`` with --dry-run, without the options of launchers."""
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    assert words[:2] == ["spa", "run"]
+    known = [word for word in words[1:] if not word.startswith(("launcher=", "nproc="))]
+    assert main([*known, "model.device_memory=80", "ppo.memory_check=false", "--dry-run"]) == 0
+
+
+def submitted(folder: Path, script: Path) -> list[str]:
+    """What the batch script gives to srun on the first of two nodes."""
+    stub(folder, "scontrol", "echo node1; echo node2")
+    stub(folder, "srun", 'printf "%s\\n" "$@"')
+    slurm = {
+        "SLURM_JOB_NAME": "spa",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_NNODES": "2",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_JOB_ID": "7",
+    }
+    given = {**os.environ, **slurm, "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", str(script)], env=given, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_slurm_script_runs_torchrun_with_c10d_and_resumes(tmp_path: Path, monkeypatch) -> None:
+    script = EXAMPLES / "train.sbatch"
+    words = submitted(tmp_path, script)
+    start = words.index("torchrun")
+    assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-backend=c10d", "--rdzv-endpoint=node1:29500"} <= set(
+        words[start:]
+    )
+    command = words[words.index("-m") + 1 :]
+    dry_run(command, monkeypatch)
+    assert "--resume" not in command
+    (tmp_path / "runs" / "spa").mkdir(parents=True)
+    (tmp_path / "runs" / "spa" / "run.json").write_text("{}")
+    assert submitted(tmp_path, script)[-1] == "--resume"
+    options = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue"} <= set(options)
+
+
+def test_the_ray_job(monkeypatch) -> None:
+    job = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    assert set(spec) == {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec"}
+    words = shlex.split(spec["entrypoint"])
+    cluster = spec["rayClusterSpec"]
+    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    gpus = 0
+    for group in cluster["workerGroupSpecs"]:
+        assert set(group) == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+        gpus += group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
+    assert {"launcher=ray", f"nproc={gpus}"} <= set(words)
+    out = words[words.index("--out") + 1]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        mounts = {mount["name"]: mount["mountPath"] for mount in container(group)["volumeMounts"]}
+        assert set(mounts) == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+        assert out.startswith(mounts["shared"]), "the run folder is shared"
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), (
+            "Kubernetes takes strings alone"
+        )
+    dry_run(words, monkeypatch)
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    (found,) = group["template"]["spec"]["containers"]
+    assert {"name", "image", "resources", "volumeMounts"} <= set(found)
+    return dict(found)
+
+
+def test_the_verl_script_names_the_exported_files(tmp_path: Path) -> None:
+    stub(tmp_path, "python", 'printf "%s\\n" "$@"')
+    done = subprocess.run(
+        ["bash", str(EXAMPLES / "verl.sh"), str(tmp_path), "builtin", "trainer.nnodes=2"],
+        env={**os.environ, "PYTHON": str(tmp_path / "python")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.splitlines()
+    assert words[:2] == ["-m", "verl.trainer.main_ppo"] and words[-1] == "trainer.nnodes=2"
+    assert f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/agent_loop.yaml" in words
+    assert all("=" in word for word in words[2:])
+
+
+def test_the_page_has_what_the_script_prints() -> None:
+    found = runpy.run_path(str(EXAMPLES / "bottlenecks.py"))
+    assert found["table"]() in PAGE
+    for line in found["notes"]().splitlines():
+        assert line in PAGE
