@@ -67,7 +67,7 @@ class Recorded(Scripted):
 class Server:
     """A chat engine that answers the i-th request with ``texts[i]``."""
 
-    workers, name = 1, "scripted"
+    workers, name, episode_timeout = 1, "scripted", 60.0
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts, self.asked, self.calls = list(texts), [], []
