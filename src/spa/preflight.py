@@ -183,10 +183,11 @@ def _check_players(
     from spa.engines.base import check_engine
     from spa.sft.selfplay import check_source, is_served
 
-    if stage == "eval" or (stage == "run" and cfg.engine.kind == "vllm"):
-        local = cfg.engine.kind == "openai" and model is not None
-        if not local:
-            check_engine(cfg.engine)
+    trained = stage in ("run", "ppo") or (stage == "sft" and cfg.sft.eval_worlds > 0)
+    if cfg.engine.kind == "vllm" and (trained or stage == "eval"):
+        check_engine(cfg.engine, trained=trained)
+    elif stage == "eval" and model is None:
+        check_engine(cfg.engine)
     if stage == "run":
         for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
             _check_model(cfg, model_of(str(start)), local_only)

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, read_episodes, write_episodes
-from spa.agent.policy import Policy, make_task
+from spa.agent.policy import Policy, local_engine, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
@@ -105,7 +106,8 @@ class PPOTrainer:
             model = actor if adapters_off else load_model(self.config.model, config.reference or self.start)
             reference = Reference(model, adapters_off)
         one_row = self.config.sampling.max_tokens * (1 if self.config.agent.window else self.config.env.max_turns)
-        return Learner(actor, critic, config, self.config.sampling.temperature, reference, horizon=one_row)
+        temperature, exact = self.config.sampling.temperature, self.policy.exact
+        return Learner(actor, critic, config, temperature, reference, horizon=one_row, exact=exact)
 
     @property
     def val_worlds(self) -> list[World]:
@@ -172,7 +174,9 @@ class PPOTrainer:
         config, run = self.config.ppo, self.config.seeds.run
         started = time.perf_counter()
         step = self.step + 1
-        episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
+        with self.policy.playing() as pushed:
+            episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
+        metrics |= pushed
         played = time.perf_counter()
         self.episodes += len(episodes)
         real = [is_real(self.curriculum.tasks[index]) for index in tasks]
@@ -348,6 +352,10 @@ class PPOTrainer:
     def validate(self) -> dict[str, float]:
         """Plays the validation worlds; returns ``val/*`` and, with a probe, ``world_model/*`` (states the policy writes) and
         ``calibration/*`` (likelihoods on a fixed set of turns)."""
+        with self.policy.playing():
+            return self._validate()
+
+    def _validate(self) -> dict[str, float]:
         config = self.config
         started = time.perf_counter()
         # One seed for all validations: as far as sampling allows, differences between steps come from the policy.
@@ -447,11 +455,12 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     """
     found = latest_checkpoint(out) if resume else None
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # added to the initial model
-    policy = Policy.load(cfg, str(found[1]) if found and not adapters else start)
+    path = str(found[1]) if found and not adapters else start
+    policy = Policy.load(cfg, path, engine=local_engine(cfg), trained=True)
     task = make_task(cfg, state_format=variant.state_format)
     knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
     probe = make_task(cfg, state_format=variant.state_format, prompt="world_model") if knows else None
-    with progress(cfg.ppo.steps, f"PPO, variant {variant.name}") as bar:
+    with closing(policy), progress(cfg.ppo.steps, f"PPO, variant {variant.name}") as bar:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             bar.advance(

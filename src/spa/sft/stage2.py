@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.agent.chat import Chat
-from spa.agent.policy import Policy
+from spa.agent.policy import Policy, local_engine
 from spa.agent.response import forced_tag
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.clock import measuring
@@ -75,7 +75,8 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     check_memory(cfg, max(len(example.ids) for example in train))
     found = latest_checkpoint(out) if resume else None
     # With LoRA the checkpoint holds merged weights: training resumes from the base and the adapters.
-    policy = Policy.load(cfg, str(found[1]) if found and not sft.lora_rank else None)
+    engine = local_engine(cfg) if sft.eval_worlds else None  # else nothing is played
+    policy = Policy.load(cfg, str(found[1]) if found and not sft.lora_rank else None, engine=engine, trained=True)
     if sft.lora_rank:
         add_configured_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
     trainer = SFTTrainer(
@@ -96,8 +97,10 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         folder = trainer.train(resume=resume)
     if sft.eval_worlds:
         if sft.use == "best" and trainer.best_step != trainer.step:
-            policy = Policy.load(cfg, str(folder))
+            policy.close()
+            policy = Policy.load(cfg, str(folder), engine=engine, trained=True)
         log(trainer.step, measure(cfg, policy))
+    policy.close()
     return folder
 
 
@@ -106,14 +109,15 @@ def measure(cfg: Config, policy: Policy) -> dict[str, float]:
     """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data."""
     from spa.evaluate.probe import probe_world_model
 
-    metrics, _ = probe_world_model(
-        cfg,
-        policy,
-        state_format=cfg.selfplay.state_format,
-        worlds=cfg.sft.eval_worlds,
-        seed=stream_seed(cfg.seeds.run, PROBE, 0),
-    )
-    return metrics
+    with policy.playing() as pushed:
+        metrics, _ = probe_world_model(
+            cfg,
+            policy,
+            state_format=cfg.selfplay.state_format,
+            worlds=cfg.sft.eval_worlds,
+            seed=stream_seed(cfg.seeds.run, PROBE, 0),
+        )
+    return metrics | pushed
 
 
 def memory_estimate(cfg: Config, longest: int, *, local_only: bool = False) -> MemoryEstimate:
