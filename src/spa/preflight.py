@@ -232,10 +232,11 @@ def _check_players(
     from spa.engines.base import check_engine
     from spa.sft.selfplay import check_source, is_served
 
-    if stage == "eval" or (stage == "run" and cfg.engine.kind == "vllm"):
-        local = cfg.engine.kind == "openai" and model is not None
-        if not local:
-            check_engine(cfg.engine)
+    trained = stage in ("run", "ppo") or (stage == "sft" and cfg.sft.eval_worlds > 0)
+    if cfg.engine.kind == "vllm" and (trained or stage == "eval"):
+        check_engine(cfg.engine, trained=trained)
+    elif stage == "eval" and model is None:
+        check_engine(cfg.engine)
     if cfg.model.revision and cfg.engine.kind == "vllm":
         raise ValueError("engine=vllm loads no model.revision: download that commit and give its folder as model.path")
     if stage == "run":

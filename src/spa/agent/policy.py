@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,12 @@ from spa.config.schema import Config, EngineConfig, SamplingConfig
 from spa.engines.base import ChatEngine, Engine
 
 _SMALL = 2**26  # bytes of weights
+_CHECKED = tuple("01234567")  # user messages after which an engine's log-probs are compared with training's
+
+
+def local_engine(config: Config) -> EngineConfig | None:
+    """The engine of stages that a chat server cannot play: ``config.engine``, or None (transformers) for a server."""
+    return None if config.engine.kind == "openai" else config.engine
 
 
 def make_task(config: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> Task:
@@ -59,21 +66,26 @@ def counter(bar: progress | None) -> OnTurn:
 
 @dataclass
 class Policy:
-    """``model`` is the torch module being trained; ``engine`` samples with its current weights (vLLM: there is no module)."""
+    """``model`` is the torch module being trained; ``engine`` samples with its current weights (vLLM within ``playing``; without
+    training it has no module)."""
 
     model: Any
     tokenizer: Any
     chat: Chat
     engine: Engine
     sampling: SamplingConfig
+    max_logprob_diff: float = 0.02
 
     @classmethod
-    def load(cls, config: Config, path: str | None = None, *, engine: EngineConfig | None = None) -> Policy:
+    def load(
+        cls, config: Config, path: str | None = None, *, engine: EngineConfig | None = None, trained: bool = False
+    ) -> Policy:
         """Loads ``path`` (default: ``config.model.path``).
 
         Args:
             engine: the engine's settings; None is the transformers engine. For a chat server nothing is loaded and a
                 ``ServedPolicy`` is returned.
+            trained: the model is trained here, so that vLLM plays only within ``playing``, with a copy of its weights.
 
         Raises:
             ValueError: the folder has no model or tokenizer, the chat template cannot be used, or the engine lacks its
@@ -93,9 +105,11 @@ class Policy:
         if engine is not None and engine.kind == "vllm":
             from spa.engines.vllm import VLLMEngine
 
-            return cls(
-                None, tokenizer, chat, VLLMEngine(resolve_path(name), config.model.dtype, engine), config.sampling
-            )
+            dtype = engine.dtype or config.model.dtype
+            model = load_model(config.model, path) if trained else None
+            vllm = VLLMEngine(resolve_path(name), dtype, engine, trained=trained)
+            limit = engine.max_logprob_diff or (1e-3 if dtype == config.model.dtype == "float32" else 0.02)
+            return cls(model, tokenizer, chat, vllm, config.sampling, limit)
         from spa.engines.transformers import TransformersEngine
 
         model = load_model(config.model, path)
@@ -108,6 +122,35 @@ class Policy:
         close = getattr(self.engine, "close", None)
         if close:
             close()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the engine samples with ``model`` itself, not with a copy of its weights."""
+        return not hasattr(self.engine, "push")
+
+    @contextmanager
+    def playing(self) -> Iterator[dict[str, float]]:
+        """Within it the engine plays with the current weights of ``model``, which is not trained meanwhile.
+
+        Yields metrics of the push and its check, where the engine has a copy of the weights.
+
+        Raises:
+            OutOfStep: its log-probs are not the model's.
+        """
+        if self.exact or self.model is None:
+            yield {}
+            return
+        from spa.engines.agreement import check
+
+        engine: Any = self.engine
+        started = time.perf_counter()
+        engine.push(self.model)
+        contexts = [self.chat.opening(None, text) + self.chat.forced_ids for text in _CHECKED]
+        metrics = check(engine, self.model, contexts, self.sampling.temperature, self.max_logprob_diff)
+        try:
+            yield {**metrics, "time/push_s": time.perf_counter() - started}
+        finally:
+            engine.sleep()
 
     def constrain(self, task: Task) -> None:
         """Keeps all further responses to the format of ``task`` (``selfplay.constrained``; transformers engine only).
@@ -158,8 +201,10 @@ class Policy:
         """Whether an unfinished rollout is resumed by playing only what is missing.
 
         Our decoder's samples depend on seed, episode and turn, but in another batch sums are rounded differently. A small model
-        therefore plays everything again, in seconds, and gives the same bits.
+        therefore plays everything again, in seconds, and gives the same bits. vLLM never does.
         """
+        if not self.exact:
+            return True
         weights = sum(parameter.nbytes for parameter in self.model.parameters()) if self.model is not None else 0
         return getattr(self.engine, "decoder", None) is not None and weights > _SMALL
 

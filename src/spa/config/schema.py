@@ -141,7 +141,7 @@ class SamplingConfig:
 
 @dataclass(config=STRICT)
 class EngineConfig:
-    """Who writes the text in self-play and in `spa eval`. Training always plays with the weights that it trains."""
+    """Who writes the text: transformers and vllm in all stages, openai in self-play and in `spa eval`."""
 
     kind: Literal["transformers", "vllm", "openai"] = setting("transformers", "openai: any OpenAI-compatible server.")
     base_url: str | None = setting(None, "openai: address of the API, such as http://localhost:8000/v1.")
@@ -157,6 +157,13 @@ class EngineConfig:
     gpu_memory_utilization: ShareAboveZero = setting(0.9, "vllm: share of the GPU's memory.")
     tensor_parallel: Positive = setting(1, "vllm: GPUs.")
     max_model_len: Count = setting(0, "vllm: context length in tokens; 0 = the model's own.")
+    dtype: Precision | None = setting(None, "vllm: type of its weights; null = model.dtype.")
+    enforce_eager: Flag = setting(False, "vllm: no compilation and no CUDA graphs: starts sooner, samples slower.")
+    max_logprob_diff: AboveZero | None = setting(
+        None,
+        "vllm: mean difference of log-probs (nats) between vLLM and the model that is trained, above which a run stops; "
+        "checked at every push; null = 0.001 in float32, 0.02 in bfloat16.",
+    )
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> EngineConfig:

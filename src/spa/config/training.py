@@ -154,6 +154,12 @@ class PPOConfig:
     world_model_coef: NonNegative = setting(
         0.0, "Weight of a loss on the true states of the turns just played; 0 = off."
     )
+    rollout_is: Literal["none", "token", "sequence"] = setting(
+        "none",
+        "Importance weights of the policy loss, where the engine's log-probs differ from training's (verl's name): by "
+        "token, or the product over a sequence.",
+    )
+    rollout_is_threshold: AboveZero = setting(2.0, "Truncation of these weights.")
     world_model_fraction: ShareAboveZero = setting(0.25, "Share of these turns that it uses.")
 
     # Optimisation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,11 @@ class Completion:
 
 class BrokenModel(ValueError):
     """The model's logits are not finite: its weights are damaged or have diverged."""
+
+
+def check_finite(logprob: float) -> None:
+    if math.isnan(logprob):
+        raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
 
 
 @dataclass(frozen=True)
@@ -159,8 +165,11 @@ class ChatEngine(Protocol):
         ...
 
 
-def check_engine(config: EngineConfig) -> None:
+def check_engine(config: EngineConfig, *, trained: bool = False) -> None:
     """Checks, without loading anything, that an engine's package and settings are present.
+
+    Args:
+        trained: the engine plays while its model is trained.
 
     Raises:
         ValueError: they are not; the message says what to install or set.
@@ -171,5 +180,7 @@ def check_engine(config: EngineConfig) -> None:
                 raise ValueError(f"engine=openai needs engine.{name}")
         if not str(config.base_url).startswith(("http://", "https://")):
             raise ValueError(f"engine.base_url must begin with http:// or https://, not be {config.base_url!r}")
+    if trained and config.kind == "vllm" and config.tensor_parallel > 1:
+        raise ValueError("in training vLLM runs within the process that trains: set engine.tensor_parallel=1")
     if config.kind != "transformers" and config.kind not in sys.modules and find_spec(config.kind) is None:
         raise ValueError(f"engine={config.kind} needs another package: pip install 'spa-agent[{config.kind}]'")

@@ -10,10 +10,10 @@ import torch
 
 from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion
+from spa.engines.base import Completion, check_finite
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
-from spa.engines.transformers import check_finite, sample
+from spa.engines.transformers import sample
 
 
 class Rounds:

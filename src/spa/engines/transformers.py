@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
-from spa.engines.base import BrokenModel, Completion, Later, OnCompletion, serve
+from spa.engines.base import Completion, Later, OnCompletion, check_finite, serve
 from spa.engines.cooling import cooled, cooling
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream
@@ -357,11 +356,6 @@ class _Serving:
         longest = max(len(row.tokens) for row in (*self.rows, *self.waiting))
         self.decoder.allocate(self.slots + 1, longest + _SLACK)
         return True
-
-
-def check_finite(logprob: float) -> None:
-    if math.isnan(logprob):
-        raise BrokenModel("the model's logits are not finite: its weights are damaged or have diverged in training")
 
 
 def sample(

@@ -1,89 +1,228 @@
-"""Sampling with vLLM in this process: paged attention and continuous batching on CUDA devices."""
+"""Sampling with vLLM in this process: paged attention, continuous batching, a prefix cache; weights are pushed in memory."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
-
+from spa.common.progress import count_tokens
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.engines.base import Completion, check_engine
+from spa.engines.base import Completion, Later, OnCompletion, check_engine, check_finite
+from spa.engines.cooling import cooling
+from spa.engines.draws import stream
 
 
 class VLLMEngine:
-    """Samples from a model folder or hub name with the weights it had at construction.
+    """Samples from a model folder or hub name, with the weights of the last ``push`` or else those of the folder.
 
-    Every request has its own seed, so samples do not depend on batching (except for rounding in vLLM's kernels, which may
-    vary with the batch). With top-p or top-k the log-probs are of the renormalised distribution that vLLM samples from;
-    otherwise they are as specified in ``Completion``.
+    Every response has its own seed, from the session and the turn, so samples depend neither on batching nor on which process
+    plays the session (except for rounding in vLLM's kernels, which may vary with the batch). With top-p or top-k the log-probs
+    are of the renormalised distribution that vLLM samples from; otherwise they are as specified in ``Completion``.
 
     Args:
         path: of the model.
         dtype: of its weights.
+        trained: weights will be pushed, the first before it plays. vLLM then runs in this very process, and on CUDA it can
+            ``sleep``.
 
     Raises:
-        ValueError: vLLM is not installed or cannot load the model.
+        ValueError: vLLM is not installed or cannot load the model, or several GPUs for one engine that is trained.
     """
 
-    def __init__(self, path: str, dtype: str, config: EngineConfig) -> None:
-        check_engine(config)
+    def __init__(self, path: str, dtype: str, config: EngineConfig, *, trained: bool = False) -> None:
+        check_engine(config, trained=trained)
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        import torch
         import vllm
 
         self._api = vllm
+        self._joins = torch.distributed.is_initialized()  # the trainer's process group
+        world = self._joins and torch.distributed.get_world_size() > 1
+        self._sleeps = trained and torch.cuda.is_available()
+        self._current = True  # whether its weights are those to play with
+        settings: dict[str, Any] = {}
+        if self._sleeps:
+            settings["enable_sleep_mode"] = True
+        if world:  # one engine in every rank
+            settings["distributed_executor_backend"] = "external_launcher"
+        if not torch.cuda.is_available():
+            # A prompt that is read in parts rewinds its request's generator, which torch's for the CPU cannot do.
+            settings["enable_chunked_prefill"] = False
         try:
-            self._llm: Any = vllm.LLM(
-                model=path,
-                dtype=dtype,
-                tensor_parallel_size=config.tensor_parallel,
-                gpu_memory_utilization=config.gpu_memory_utilization,
-                max_model_len=config.max_model_len or None,
-                logprobs_mode="processed_logprobs",  # at the temperature
-                seed=0,  # unused: each request has its own seed
-            )
+            with _environment(in_process=trained or world):
+                self._llm: Any = vllm.LLM(
+                    model=path,
+                    dtype=dtype,
+                    tensor_parallel_size=config.tensor_parallel,
+                    gpu_memory_utilization=config.gpu_memory_utilization,
+                    max_model_len=config.max_model_len or None,
+                    logprobs_mode="processed_logprobs",  # at the temperature
+                    enable_prefix_caching=True,
+                    enforce_eager=config.enforce_eager,
+                    use_tqdm_on_load=False,
+                    seed=0,  # unused: each request has its own seed
+                    **settings,
+                )
         except (ValueError, RuntimeError, OSError) as error:
             raise ValueError(f"vLLM cannot load {path}: {_first_line(error)}") from error
+        if trained:
+            self.sleep()  # until the first push
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
         """One completion per context, in order.
 
+        Raises: as ``serve``.
+        """
+        out: dict[int, Completion] = {}
+        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, on_completion=out.__setitem__)
+        return [out[i] for i in range(len(contexts))]
+
+    def serve(
+        self,
+        contexts: Mapping[int, Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        seed: int,
+        on_completion: OnCompletion,
+    ) -> None:
+        """Continues sessions until none has a next context, at most ``sampling.batch_size`` at once; see ``base.serve``.
+
         Raises:
             ValueError: an empty context or one that vLLM refuses (too long), or sampling values out of range.
+            BrokenModel: log-probs that are not finite.
         """
-        if any(not context for context in contexts):
-            raise ValueError("an empty context cannot be continued")
-        params = [
-            self._api.SamplingParams(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k or -1,
-                max_tokens=sampling.max_tokens,
-                seed=int(np.random.SeedSequence([seed, row]).generate_state(1)[0]),
-                stop_token_ids=sorted(stop_ids),
-                ignore_eos=True,  # only stop_ids apply; otherwise generation_config.json would add its own
-                logprobs=0,  # of the sampled token only
-                # Without stop strings no text is needed.
-                **(_until(sampling.stop) if sampling.stop else {"detokenize": False}),
-            )
-            for row in range(len(contexts))
-        ]
-        prompts = [{"prompt_token_ids": list(context)} for context in contexts]
+        assert self._current, "the weights have to be pushed before vLLM plays again"
+        engine, waiting = self._llm.llm_engine, deque(contexts.items())
+        live: dict[str, tuple[int, int]] = {}  # request -> session and turn
+
+        def ask(session: int, turn: int, context: Sequence[int]) -> None:
+            if not context:
+                raise ValueError("an empty context cannot be continued")
+            request = f"{session}/{turn}"
+            params = self._params(sampling, cooling(context), stop_ids, stream(seed, session, turn) >> 1)
+            try:
+                engine.add_request(request, {"prompt_token_ids": list(context)}, params)
+            except ValueError as error:
+                raise ValueError(f"vLLM refuses a context: {_first_line(error)}; see engine.max_model_len") from error
+            live[request] = session, turn
+
         try:
-            outputs = self._llm.generate(prompts, params, use_tqdm=False)
-        except ValueError as error:
-            raise ValueError(f"vLLM refuses a context: {_first_line(error)}; see engine.max_model_len") from error
-        return [_completion(output.outputs[0], stop_ids) for output in outputs]
+            while live or waiting:
+                while waiting and len(live) < sampling.batch_size:
+                    session, context = waiting.popleft()
+                    ask(session, 0, context)
+                for output in engine.step():
+                    session, turn = live.pop(output.request_id)
+                    completion = _completion(output.outputs[0], stop_ids)
+                    check_finite(sum(completion.logprobs))
+                    count_tokens(len(completion.ids))
+                    following = on_completion(session, completion)
+                    if isinstance(following, Later):
+                        following = following.context()
+                    if following is not None:
+                        ask(session, turn + 1, following)
+        finally:
+            if live:
+                engine.abort_request(list(live))
+
+    def _params(self, sampling: SamplingConfig, factor: float, stop_ids: frozenset[int], seed: int) -> Any:
+        return self._api.SamplingParams(
+            temperature=factor * sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            max_tokens=sampling.max_tokens,
+            seed=seed,
+            stop_token_ids=sorted(stop_ids),
+            ignore_eos=True,  # only stop_ids apply; otherwise generation_config.json would add its own
+            logprobs=0,  # of the sampled token only
+            output_kind=self._api.sampling_params.RequestOutputKind.FINAL_ONLY,
+            # Without stop strings no text is needed.
+            **(_until(sampling.stop) if sampling.stop else {"detokenize": False}),
+        )
+
+    def push(self, model: Any) -> None:
+        """Wakes vLLM up with the weights of ``model`` (LoRA merged, shards gathered), whatever it has read with others forgotten.
+
+        All of vLLM's interface for weights is here; ``agreement.check`` tells whether it did what it says.
+        """
+        if self._sleeps and not self._current:
+            self._llm.wake_up(tags=["weights"])
+        self._load(model)
+        if self._sleeps and not self._current:
+            self._llm.wake_up(tags=["kv_cache"])  # not before: old weights' copies and the cache may not fit together
+        self._llm.reset_prefix_cache()
+        self._current = True
+
+    def _load(self, model: Any) -> None:
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": _weights(model)})
+        self._llm.apply_model(_pack_tied_head)
+
+    def sleep(self) -> None:
+        """Until the next ``push`` the engine cannot be used; on CUDA its weights and cache leave the GPU."""
+        if self._sleeps and self._current:
+            self._llm.sleep(level=2)
+        self._current = False
 
     def close(self) -> None:
         """Frees vLLM's memory; the engine cannot be used afterwards."""
         shutdown = getattr(getattr(getattr(self._llm, "llm_engine", None), "engine_core", None), "shutdown", None)
         if shutdown:
-            shutdown()
+            with _process_group_kept() if self._joins else nullcontext():
+                shutdown()
         self._llm = None
         gc.collect()
+
+
+@contextmanager
+def _environment(*, in_process: bool) -> Iterator[None]:
+    """vLLM's settings for which it has only environment variables."""
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # this process computes, too
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    if in_process:
+        os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _process_group_kept() -> Iterator[None]:
+    """vLLM's shutdown would end the default process group, which the trainer still needs."""
+    from torch import distributed
+
+    end = distributed.destroy_process_group
+    distributed.destroy_process_group = lambda group=None: None if group is None else end(group)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group = end
+
+
+def _weights(model: Any) -> Iterator[tuple[str, Any]]:
+    """The weights by their names in a checkpoint; those of a sharded model (DTensor) are gathered one by one."""
+    from spa.models.lora import has_lora, merged_state
+
+    for name, tensor in (merged_state(model) if has_lora(model) else model.state_dict()).items():
+        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _pack_tied_head(model: Any) -> None:
+    """vLLM 0.32 leaves the packed copy of a head that is tied to the embeddings as it was (dev/traps.md)."""
+    head: Any = getattr(model, "lm_head", None)
+    if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
+        head.quant_method.process_weights_after_loading(head)
 
 
 def _until(strings: Sequence[str]) -> dict[str, Any]:

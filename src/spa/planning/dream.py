@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 
-from spa.agent.policy import Policy, make_task
+from spa.agent.policy import Policy, local_engine, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.files import atomic_write
@@ -56,7 +56,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
         ValueError: a model that cannot be loaded or queried, or too few worlds.
     """
     planner, seeds = cfg.planner, cfg.seeds
-    policy = Policy.load(cfg, model)
+    policy = Policy.load(cfg, model, engine=local_engine(cfg))
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
     worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(cfg.curriculum.imagined_worlds)
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)

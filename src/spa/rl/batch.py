@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class TrainSequence:
         advantages   .  .  .  . .6 .6 .5  .  .  . .4 .1    over the trained tokens only: other tokens are not time steps
         returns      .  .  .  .  1  1  1  .  .  .  1  1
 
+    ``sampler`` keeps the log-probs of the engine that sampled, (L,), which ``logprobs`` may be recomputed from training's.
+
     A dot is 0. With a history window of k turns an episode has one sequence per turn, and time continues from one to the next.
     Episodes of one ``group`` share their world.
     """
@@ -49,6 +51,7 @@ class TrainSequence:
     advantages: Array
     returns: Array
     group: int = 0
+    sampler: Array = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, ids: Sequence[int], mask: Any, turns: Any, logprobs: Any, group: int = 0) -> TrainSequence:
@@ -65,6 +68,7 @@ class TrainSequence:
             advantages,
             returns,
             group,
+            sampler=np.array(logprobs, dtype=np.float64),
         )
 
     @property

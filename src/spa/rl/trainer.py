@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, read_episodes, write_episodes
 from spa.agent.failures import Failures
-from spa.agent.policy import Policy, make_task
+from spa.agent.policy import Policy, local_engine, make_task
 from spa.agent.show import show_sample
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
@@ -115,7 +116,8 @@ class PPOTrainer:
             model = actor if adapters_off else load_model(self.config.model, config.reference or self.start)
             reference = Reference(model, adapters_off)
         one_row = self.config.sampling.max_tokens * (1 if self.config.agent.window else self.config.env.max_turns)
-        return Learner(actor, critic, config, self.config.sampling.temperature, reference, horizon=one_row)
+        temperature, exact = self.config.sampling.temperature, self.policy.exact
+        return Learner(actor, critic, config, temperature, reference, horizon=one_row, exact=exact)
 
     @property
     def val_worlds(self) -> list[World]:
@@ -182,7 +184,9 @@ class PPOTrainer:
         config, run = self.config.ppo, self.config.seeds.run
         started = time.perf_counter()
         step = self.step + 1
-        episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
+        with self.policy.playing() as pushed:
+            episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
+        metrics |= pushed
         played = time.perf_counter()
         self.episodes += len(episodes)
         self.failures.add(episodes)
@@ -360,6 +364,10 @@ class PPOTrainer:
     def validate(self) -> dict[str, float]:
         """Plays the validation worlds; returns ``val/*`` and, with a probe, ``world_model/*`` (states the policy writes) and
         ``calibration/*`` (likelihoods on a fixed set of turns)."""
+        with self.policy.playing():
+            return self._validate()
+
+    def _validate(self) -> dict[str, float]:
         config = self.config
         started = time.perf_counter()
         # One seed for all validations: as far as sampling allows, differences between steps come from the policy.
@@ -464,12 +472,13 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     """
     found = latest_checkpoint(out) if resume else None
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # added to the initial model
-    policy = Policy.load(cfg, str(found[1]) if found and not adapters else start)
+    path = str(found[1]) if found and not adapters else start
+    policy = Policy.load(cfg, path, engine=local_engine(cfg), trained=True)
     task = make_task(cfg, state_format=variant.state_format)
     knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
     probe = make_task(cfg, state_format=variant.state_format, prompt="world_model") if knows else None
     config = cfg.report
-    with progress(cfg.ppo.steps, f"PPO, variant {variant.name}") as bar:
+    with closing(policy), progress(cfg.ppo.steps, f"PPO, variant {variant.name}") as bar:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             bar.advance(1, **{name: metrics[metric] for name, metric in _SHOWN.items() if metric in metrics})

@@ -20,6 +20,7 @@ from spa.models.optim import adamw, lr_factor, set_lr
 from spa.models.score import autocast, batches, prepare, score
 from spa.rl.advantages import estimate
 from spa.rl.batch import Array, MicroBatch, TrainSequence, micro_batches, parts, train_sequences, trained_tokens
+from spa.rl.correction import correct
 from spa.rl.critic import Critic
 from spa.rl.health import TrainingFailed
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
@@ -37,7 +38,7 @@ class Learner:
     """Actor, critic (None for estimators without values) and their optimizer.
 
     ``updates`` counts optimizer steps (learning-rate warm-up follows it). ``horizon`` is the constant that
-    ``seq-mean-token-sum-norm`` divides by.
+    ``seq-mean-token-sum-norm`` divides by. ``exact``: the engine samples with the actor itself, not with a copy of its weights.
 
     Raises:
         ValueError: ``config.packing`` or ``config.compile`` with a model that does not support it.
@@ -49,6 +50,7 @@ class Learner:
     temperature: float
     reference: Reference | None = None
     horizon: int = 1
+    exact: bool = True
     updates: int = 0
 
     def __post_init__(self) -> None:
@@ -131,6 +133,7 @@ def update(
     learner.train(False)  # baseline scores are computed without dropout
     metrics = score_tokens(learner, sequences, recompute=needs_recompute(learner))
     metrics |= set_advantages(by_episode, episodes, config)
+    metrics |= correct(sequences, config)
 
     sums = _Sums()
     learner.train()
@@ -161,9 +164,11 @@ def update(
 
 
 def needs_recompute(learner: Learner) -> bool:
-    """Whether the sampler's log-probs differ from a training forward: context is trained, or precision is reduced."""
+    """Whether the sampler's log-probs differ from a training forward: context is trained, precision is reduced or
+    another engine samples."""
     config = learner.config
-    return config.loss_mask == "all" or learner.actor.dtype != torch.float32 or config.precision != "float32"
+    differs = not learner.exact or config.rollout_is != "none"
+    return differs or config.loss_mask == "all" or learner.actor.dtype != torch.float32 or config.precision != "float32"
 
 
 @torch.no_grad()

@@ -37,6 +37,8 @@ _FREE = (
     "engine.max_reply_bytes",
     "engine.retries",
     "engine.requests_per_minute",
+    "engine.gpu_memory_utilization",
+    "engine.max_logprob_diff",
     "selfplay.early_turns",
     "selfplay.min_kept",
     "sft.memory_check",

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spa.agent.policy import Policy, make_task
+from spa.agent.policy import Policy, local_engine, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.clock import Elapsed
@@ -193,7 +193,7 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="base")
     source = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"))
     worlds = source.take(cfg.selfplay.groups + (number - 1) * settings.groups)[-settings.groups :]
-    policy = Policy.load(windowed, model)
+    policy = Policy.load(windowed, model, engine=local_engine(cfg))
     episodes = play_chunks(
         policy, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
     )
@@ -222,7 +222,7 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
     """Writes the lessons planned with ``model``, mixed with some transitions."""
     settings, seeds = cfg.practice, cfg.seeds
     planner = dataclasses.replace(cfg.planner, values=False)  # values are only taught here, not used
-    policy = Policy.load(cfg, model)
+    policy = Policy.load(cfg, model, engine=local_engine(cfg))
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
     # Splits contribute in proportion to their sizes, so that neither runs out first.
     selfplay_worlds = max(1, settings.worlds // 3)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.agent.chat import Chat
-from spa.agent.policy import Policy
+from spa.agent.policy import Policy, local_engine
 from spa.agent.response import forced_tag
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.clock import measuring
@@ -75,7 +75,8 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     check_memory(cfg, max(len(example.ids) for example in train))
     found = latest_checkpoint(out) if resume else None
     # With LoRA the checkpoint holds merged weights: training resumes from the base and the adapters.
-    policy = Policy.load(cfg, str(found[1]) if found and not sft.lora_rank else None)
+    engine = local_engine(cfg) if sft.eval_worlds else None  # else nothing is played
+    policy = Policy.load(cfg, str(found[1]) if found and not sft.lora_rank else None, engine=engine, trained=True)
     if sft.lora_rank:
         add_configured_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
     trainer = SFTTrainer(
@@ -99,10 +100,12 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         folder = trainer.train(resume=resume)
     if sft.eval_worlds:
         if sft.use == "best" and trainer.best_step != trainer.step:
-            policy = Policy.load(cfg, str(folder))
+            policy.close()
+            policy = Policy.load(cfg, str(folder), engine=engine, trained=True)
         after = measure(cfg, policy)
         log(trainer.step, after[0])
         note(shown(before, after))
+    policy.close()
     return folder
 
 
@@ -111,10 +114,12 @@ def measure(cfg: Config, policy: Policy) -> Measured:
     """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data; the episodes."""
     from spa.evaluate.probe import probe_world_model
 
-    return probe_world_model(
-        cfg,
-        policy,
-        state_format=cfg.selfplay.state_format,
-        worlds=cfg.sft.eval_worlds,
-        seed=stream_seed(cfg.seeds.run, PROBE, 0),
-    )
+    with policy.playing() as pushed:
+        metrics, episodes = probe_world_model(
+            cfg,
+            policy,
+            state_format=cfg.selfplay.state_format,
+            worlds=cfg.sft.eval_worlds,
+            seed=stream_seed(cfg.seeds.run, PROBE, 0),
+        )
+    return metrics | pushed, episodes
