@@ -37,6 +37,7 @@ from spa.dry_run import plan
 from spa.preflight import begin
 from spa.runs.folder import selection, variants_folder
 from spa.runs.stage import Stage, model_of, read_done, reopen_as, reopen_episodes
+from spa.scale import ranks
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
@@ -73,7 +74,7 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
                 failed[variant.name] = str(error)
             else:
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
-        print(f"Report: {report(out)}")
+        ranks.on_main(lambda: print(f"Report: {report(out)}"))
     if failed:
         raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
 
@@ -92,15 +93,20 @@ def generate(
     command = f"generate {selfplay_name(variant)}".rstrip()
     with _begin(begun, cfg, out, command, resume, None, variant):
         folder, source = selfplay_folder(out, variant), source_config(cfg, variant)
-        if resume and _selected_otherwise(folder, source):
-            note(f"{folder.name}: the rows are selected anew; nothing is played again")
-            reopen_episodes(folder)
+        ranks.on_main(lambda: _select_anew(folder, source) if resume else None)
         stage = Stage(folder, folder.name, resume, keep=True)
         if stage.finished:
             return
         from spa.sft.selfplay import selfplay
 
         stage.finish(selfplay(source, stage.folder))
+
+
+def _select_anew(folder: Path, source: Config) -> None:
+    """Reopens a finished stage 1 whose rows were selected with other settings."""
+    if _selected_otherwise(folder, source):
+        note(f"{folder.name}: the rows are selected anew; nothing is played again")
+        reopen_episodes(folder)
 
 
 def _selected_otherwise(folder: Path, source: Config) -> bool:
@@ -155,7 +161,7 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
     start = start_model(cfg, variant, out)
     with _begin(begun, cfg, out, f"ppo {variant.name}", resume, start, variant):
         if variant.continues:
-            _take_over(variant, out, resume=resume)
+            ranks.on_main(lambda: _take_over(variant, out, resume=resume))
         folder = variants_folder(out) / variant.name / "ppo"
         stage = Stage(folder, f"PPO, variant {variant.name}", resume or bool(variant.continues))
         if stage.finished:

@@ -328,6 +328,17 @@ class ReportConfig:
 
 
 @dataclass(config=STRICT)
+class ScaleConfig:
+    """Several ranks ([ranks](ranks.md))."""
+
+    shards: Count = setting(
+        0, "Ranks that weights, gradients and optimizer states are divided among (those of a node); 0 = all."
+    )
+    restarts: Count = setting(0, "Times that ranks are started again, from the last checkpoint, after one has died.")
+    timeout: AboveZero = setting(600.0, "Seconds that a rank waits for the others before the run ends.")
+
+
+@dataclass(config=STRICT)
 class VariantConfig:
     """One row of the comparison, or a YAML file of your own."""
 
@@ -371,6 +382,9 @@ class Config:
         ["vanilla", "spa"], "The variants that `spa run` compares, besides base."
     )
     report: ReportConfig = Field(default_factory=ReportConfig)
+    launcher: Literal["local", "torchrun"] = setting("local", "local (one process) or torchrun (nproc of them).")
+    nproc: Count = setting(0, "torchrun: processes on this machine; 0 = one per GPU.")
+    scale: ScaleConfig = Field(default_factory=ScaleConfig)
 
     @model_validator(mode="after")
     def _blocks_agree(self) -> Config:

@@ -25,7 +25,7 @@ from spa.engines.base import BrokenModel
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
 from spa.evaluate.world_model import world_model_metrics
-from spa.models.load import load_model, load_state, load_weights, save_model
+from spa.models.load import load_model, load_sharded, load_state, load_weights, save_checkpoint, save_model
 from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
@@ -35,6 +35,7 @@ from spa.rl.health import Health, TrainingCollapsed, repetition
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.rewards import turn_rewards
 from spa.rl.update import Learner, TrainingDiverged, update
+from spa.scale import ranks
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -172,14 +173,16 @@ class PPOTrainer:
         config, run = self.config.ppo, self.config.seeds.run
         started = time.perf_counter()
         step = self.step + 1
-        episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
+        ranks.set_place(f"PPO step {step}")
+        with ranks.whole(self.policy.model):
+            episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
         played = time.perf_counter()
         self.episodes += len(episodes)
         real = [is_real(self.curriculum.tasks[index]) for index in tasks]
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
-        if config.log_episodes:
+        if config.log_episodes and ranks.is_main():
             write_episodes(self.out / "episodes" / f"step_{step:06d}.jsonl", episodes[: config.log_episodes])
         chosen, filtered = self._filter(episodes)
         metrics |= filtered
@@ -346,6 +349,11 @@ class PPOTrainer:
 
     @measuring()
     def validate(self) -> dict[str, float]:
+        """The metrics of ``_validate``, with the whole weights on every rank."""
+        with ranks.whole(self.policy.model):
+            return self._validate()
+
+    def _validate(self) -> dict[str, float]:
         """Plays the validation worlds; returns ``val/*`` and, with a probe, ``world_model/*`` (states the policy writes) and
         ``calibration/*`` (likelihoods on a fixed set of turns)."""
         config = self.config
@@ -374,8 +382,7 @@ class PPOTrainer:
     def _known_turns(self, probed: list[Episode]) -> list[Episode]:
         """The probe's episodes from the first validation, so that the judged turns do not change with the policy."""
         path = self.out / "probe.jsonl"
-        if not path.is_file():
-            write_episodes(path, probed)
+        ranks.on_main(lambda: None if path.is_file() else write_episodes(path, probed))
         return list(read_episodes(path))
 
     def _save(self) -> None:
@@ -390,12 +397,15 @@ class PPOTrainer:
             "best_step": self.best_step,
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
-            "learner": self.learner.state(),
         }
-        folder = checkpoint_folder(self.out, self.step)
-        save_model(self.policy.model, self.policy.tokenizer, folder, state)
+        folder, learner = checkpoint_folder(self.out, self.step), self.learner
+        if ranks.world() > 1:
+            state["learner"] = {"updates": learner.updates}
+            save_checkpoint(self.policy.model, self.policy.tokenizer, folder, state, learner.optimizer, learner.modules)
+        else:
+            save_model(self.policy.model, self.policy.tokenizer, folder, state | {"learner": learner.state()})
         always = (self.best_step,) if self.config.ppo.use == "best" else ()
-        prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always)
+        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always))
 
     def _restore(self, folder: Path) -> None:
         """Restores a checkpoint; the actor's weights were already loaded from the same folder when the policy was made."""
@@ -411,6 +421,7 @@ class PPOTrainer:
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
             load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
         self.learner.load_state(state["learner"])
+        load_sharded(folder, self.learner.optimizer, self.learner.modules)
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog
 from spa.runs.trackers import make_trackers
+from spa.scale import ranks
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
@@ -83,22 +84,25 @@ class Stage:
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False) -> None:
         self.folder = folder
         self.title = title
+        self.finished, self.resume = ranks.on_main(lambda: self._open(resume, keep))
+
+    def _open(self, resume: bool, keep: bool) -> tuple[bool, bool]:
+        """Prepares the folder; returns ``finished`` and ``resume``."""
+        folder, title = self.folder, self.title
         sweep(folder)
         done = read_done(folder) if resume else None
-        self.finished = done is not None
         if done is not None:
             note(f"{title}: done before ({folder}), skipped")
-            self.resume = True
-            return
+            return True, True
         checkpoint = latest_checkpoint(folder) if resume else None
-        self.resume = checkpoint is not None
         if checkpoint:
             note(f"{title}: resuming from {checkpoint[1]}")
         elif folder.exists() and not (resume and keep):
             remove_folder(folder)
         self.started = training_time()
-        self.before = self._elapsed_before(self.resume or (resume and keep))
+        self.before = self._elapsed_before(checkpoint is not None or (resume and keep))
         folder.mkdir(parents=True, exist_ok=True)
+        return False, checkpoint is not None
 
     def _elapsed_before(self, continued: bool) -> Elapsed:
         path = self.folder / "seconds.json"
@@ -109,7 +113,10 @@ class Stage:
 
     @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-        """A function that logs (step, metrics) of this stage; on resume, steps after the checkpoint's are dropped."""
+        """A function that logs (step, metrics), on the main rank; on resume, steps after the checkpoint's are dropped."""
+        if not ranks.is_main():
+            yield lambda step, metrics: None
+            return
         name = redact(f"{cfg.name}, {self.title}")
         trackers = make_trackers(cfg.report.trackers, self.folder, name, shown(cfg))
         log = MetricsLog(self.folder / "metrics.jsonl", trackers)
@@ -128,6 +135,9 @@ class Stage:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and reports how long it took."""
+        ranks.on_main(lambda: self._finish(result))
+
+    def _finish(self, result: Mapping[str, Any]) -> None:
         elapsed = self._elapsed()
         atomic_write(self.folder / "done.json", json.dumps({**elapsed.record(), **result}, indent=1) + "\n")
         (self.folder / "seconds.json").unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from spa.data.encode import Example, encode_rows, merge_turns
 from spa.models.load import compute_dtype_bytes, load_config, load_tokenizer, pick_device, weight_bytes
 from spa.models.lora import add_configured_lora
 from spa.models.memory import MemoryEstimate, estimate_training, free_memory, size
+from spa.scale import ranks
 from spa.sft.train import Log, SFTTrainer, check_validation
 
 
@@ -106,13 +107,14 @@ def measure(cfg: Config, policy: Policy) -> dict[str, float]:
     """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data."""
     from spa.evaluate.probe import probe_world_model
 
-    metrics, _ = probe_world_model(
-        cfg,
-        policy,
-        state_format=cfg.selfplay.state_format,
-        worlds=cfg.sft.eval_worlds,
-        seed=stream_seed(cfg.seeds.run, PROBE, 0),
-    )
+    with ranks.whole(policy.model):
+        metrics, _ = probe_world_model(
+            cfg,
+            policy,
+            state_format=cfg.selfplay.state_format,
+            worlds=cfg.sft.eval_worlds,
+            seed=stream_seed(cfg.seeds.run, PROBE, 0),
+        )
     return metrics
 
 
