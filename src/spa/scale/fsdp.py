@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -17,6 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spa.scale import ranks
 
+# The last layer returns a view (models/last_layer.py), and nothing changes it in place.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 _sharded: WeakSet[Any] = WeakSet()
 _meshes: dict[tuple[str, int, int], DeviceMesh] = {}
 
