@@ -1,6 +1,7 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
 # make test: lint, types and tests
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
+# make test-scale: several ranks (processes) against one, on this machine's CPU
 # All make a virtual environment in .venv with the tested versions of constraints.txt.
 
 SHELL := /bin/bash
@@ -20,7 +21,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real lint format bench clean
+.PHONY: help demo test test-real test-scale lint format bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,11 +33,14 @@ demo: $(VENV)/.installed
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not scale"
 
 test-real: $(VENV)/.installed-dev
 	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/test_real.py
+
+test-scale: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale tests/scale
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -381,9 +381,9 @@ class Config:
     variants: Annotated[list[str], Field(min_length=1), DISTINCT] = setting(
         ["vanilla", "spa"], "The variants that `spa run` compares, besides base."
     )
-    report: ReportConfig = Field(default_factory=ReportConfig)
     launcher: Literal["local", "torchrun"] = setting("local", "local (one process) or torchrun (nproc of them).")
     nproc: Count = setting(0, "torchrun: processes on this machine; 0 = one per GPU.")
+    report: ReportConfig = Field(default_factory=ReportConfig)
     scale: ScaleConfig = Field(default_factory=ScaleConfig)
 
     @model_validator(mode="after")
