@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -80,6 +81,7 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
         max_restarts=cfg.scale.restarts,
         shutdown_timeout=_END,
     )
+    logging.disable(logging.ERROR)  # the agent's log repeats at length what is reported below
     try:
         elastic_launch(config, sys.executable)("-m", "spa", *words)
     except ChildFailedError as error:
@@ -92,6 +94,8 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
         raise ValueError(message) from None
     except SignalException as error:
         raise (KeyboardInterrupt if error.sigval == signal.SIGINT else Terminated) from None
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def record(error: BaseException) -> None:

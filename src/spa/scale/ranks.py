@@ -74,11 +74,9 @@ def joined(config: ScaleConfig) -> Iterator[None]:
     _rank, _world, _shards = dist.get_rank(), number, config.shards or number
     if not is_main():
         set_quiet()
-    try:
-        yield
-        dist.destroy_process_group()  # after an error others may be gone
-    finally:
-        _rank, _world, _shards = 0, 1, 1
+    yield
+    dist.destroy_process_group()  # not after an error: others may be gone, and the message names this rank
+    _rank, _world, _shards = 0, 1, 1
 
 
 def set_place(text: str) -> None:
