@@ -22,7 +22,9 @@ Rows = list[dict[str, float]]
 
 def train(out: Path, steps: int, resume: bool = False, **ppo: Any) -> Rows:
     rows: Rows = []
-    config = tiny_config(**{"steps": steps, "critic": "model", "save_every": 2, "val_every": 0, "actor_lr": 1e-4, **ppo})
+    config = tiny_config(
+        **{"steps": steps, "critic": "model", "save_every": 2, "val_every": 0, "actor_lr": 1e-4, **ppo}
+    )
     log = lambda step, metrics: rows.append({"step": step, **metrics})  # noqa: E731
     train_ppo(config, VariantConfig(), config.model.path, out, resume=resume, log=log)
     return rows

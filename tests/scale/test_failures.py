@@ -16,7 +16,7 @@ from tests.test_pipeline import SMALL
 
 pytestmark = pytest.mark.scale
 ROOT = Path(__file__).parents[2]
-BREAKS = '''
+BREAKS = """
 import os
 import signal
 
@@ -33,13 +33,22 @@ if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT"
         return update(learner, *arguments, **options)
 
     trainer.update = broken
-'''
+"""
 
 
 def broken_run(folder: Path, how: str, *settings: str) -> tuple[int, str, float]:
     """`spa ppo` on two ranks, of which rank 1 breaks in its second update: exit code, messages, seconds."""
     (folder / "sitecustomize.py").write_text(f"HOW = {how!r}{BREAKS}")
-    words = ["ppo", "frozen_lake", "--quiet", "--out", str(folder / "run"), *SMALL, "ppo.save_every=1", "ppo.val_every=0"]
+    words = [
+        "ppo",
+        "frozen_lake",
+        "--quiet",
+        "--out",
+        str(folder / "run"),
+        *SMALL,
+        "ppo.save_every=1",
+        "ppo.val_every=0",
+    ]
     words += ["ppo.steps=3", "ppo.epochs=1", "ppo.mini_batches=1", "ppo.filter_ratio=1.0", "ppo.critic_warmup=3"]
     words += ["launcher=torchrun", "nproc=2", *settings]
     environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
