@@ -44,10 +44,10 @@ def test_sums_passes_and_errors_of_two_ranks() -> None:
 def test_one_process_imports_no_distributed_code() -> None:
     code = (
         "import sys, spa.cli, spa.pipeline, spa.rl.trainer, spa.sft.train, spa.sft.selfplay; from spa.scale import ranks;"
-        "ranks.on_main(list); ranks.gather(1); print([m for m in sys.modules if m.startswith('spa.scale.')])"
+        "ranks.on_main(list); ranks.gather(1); print(sorted(m for m in sys.modules if m.startswith('spa.scale.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["['spa.scale.ranks',", "'spa.scale.launch']"]
+    assert done.stdout.split() == ["['spa.scale.launch',", "'spa.scale.ranks']"]
 
 
 def test_python_does_not_start_ranks() -> None:

@@ -26,7 +26,6 @@ from spa.cli.reproduce import reproduce
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible
 from spa.config.overrides import current_name
-from spa.scale import launch, ranks
 
 if TYPE_CHECKING:
     from spa.config.schema import Config, VariantConfig
@@ -72,6 +71,11 @@ SourceVariant = Annotated[
 ]
 
 
+def _is_rank() -> bool:
+    """Whether torchrun started this process, and reports its failure."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 _words_given: list[str] = []  # of the command, to start it again in several ranks
 
 
@@ -90,13 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
-        if launch.restarted():
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # these ranks replace some that died
             _words_given.append("--resume")
         words = [_current_option(word) for word in _words_given]
         code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as error:
-        return _fail("" if ranks.under_torchrun() else str(error), error.code)
+        return _fail("" if _is_rank() else str(error), error.code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
     except BrokenPipeError:  # `spa config | head`
@@ -107,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             bare = type(error).__name__ == "NoArgsIsHelpError"
             hint = _setting_hint(getattr(error, "option_name", ""))
             return _fail(error.format_message() if bare else f"Error: {error.format_message()}{hint}", 2)
-        if ranks.under_torchrun():
-            launch.record(error)
+        if _is_rank():
+            importlib.import_module("spa.scale.launch").record(error)
             return 2 if _is_users(error) else 1
         if not _is_users(error):
             sys.excepthook = print_traceback if argv is None else sys.excepthook
@@ -324,6 +328,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
+    from spa.scale import launch, ranks
 
     set_quiet(options.quiet)
     cfg = _config(options)

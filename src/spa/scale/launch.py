@@ -25,11 +25,6 @@ def needed(cfg: Config) -> bool:
     return cfg.launcher == "torchrun" and not ranks.under_torchrun()
 
 
-def restarted() -> bool:
-    """Whether these ranks replace some that died, so that the command continues."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-
-
 def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     """Checks what several ranks cannot do.
 
