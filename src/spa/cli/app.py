@@ -94,8 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):  # these ranks replace some that died
-            _words_given.append("--resume")
         words = [_current_option(word) for word in _words_given]
         code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()

@@ -334,7 +334,6 @@ class ScaleConfig:
     shards: Count = setting(
         0, "Ranks that weights, gradients and optimizer states are divided among (those of a node); 0 = all."
     )
-    restarts: Count = setting(0, "Times that ranks are started again, from the last checkpoint, after one has died.")
     timeout: AboveZero = setting(600.0, "Seconds that a rank waits for the others before the run ends.")
 
 

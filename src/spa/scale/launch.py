@@ -73,7 +73,7 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
         run_id=uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=cfg.scale.restarts,
+        max_restarts=0,
         shutdown_timeout=_END,
     )
     logging.disable(logging.ERROR)  # the agent's log repeats at length what is reported below
