@@ -2,6 +2,7 @@
 # make test: lint, types, security and tests
 # make screenshots: the report in a browser (chromium): its tests, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
+# make test-scale: several ranks (processes) against one, on this machine's CPU
 # All make a virtual environment in .venv with the tested versions of constraints.txt.
 
 SHELL := /bin/bash
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real screenshots lint security format bench docs clean
+.PHONY: help demo test test-real test-scale screenshots lint security format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,7 +33,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
 test: lint security
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not browser and not scale"
 
 test-real: $(VENV)/.installed-dev
 	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m
@@ -42,6 +43,9 @@ screenshots: $(VENV)/.installed-dev
 	@$(PIP) -e '.[browser]'
 	$(BIN)/python -m pytest -m browser tests/report/test_browser.py
 	PYTHONPATH=. $(BIN)/python -m tests.report.screenshots build/screenshots $(RUN)
+
+test-scale: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale tests/scale
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

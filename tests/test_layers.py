@@ -13,6 +13,7 @@ ROOT = Path(spa.__file__).parent
 LAYERS = [
     "common",
     "config",
+    "scale",
     "runs",
     "envs",
     "models",

@@ -40,6 +40,7 @@ from spa.runs.folder import variants_folder
 from spa.runs.products import check_inputs, practised_model, selected_otherwise, trained_model, world_model_of
 from spa.runs.record import damaged_files
 from spa.runs.stage import Stage, read_done, reopen_as, reopen_episodes
+from spa.scale import ranks
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
@@ -84,13 +85,18 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
             else:
                 clock.begin(f"evaluation, variant {variant.name}")
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
-        print(f"Report: {report(out)}")
-        if cfg.report.trackers:
-            from spa.report.track import track_comparison
-
-            track_comparison(cfg, out)
+        ranks.on_main(lambda: _conclude(cfg, out))
         if failed:
             raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
+
+
+def _conclude(cfg: Config, out: Path) -> None:
+    """Writes the report and tells the trackers the comparison."""
+    print(f"Report: {report(out)}")
+    if cfg.report.trackers:
+        from spa.report.track import track_comparison
+
+        track_comparison(cfg, out)
 
 
 def _begin(
@@ -107,15 +113,20 @@ def generate(
     command = f"generate {selfplay_name(variant)}".rstrip()
     with _begin(begun, cfg, out, command, resume, None, variant):
         folder, source = selfplay_folder(out, variant), source_config(cfg, variant)
-        if resume and (_rows_damaged(folder) or selected_otherwise(folder, source)):
-            note(f"{folder.name}: the rows are selected anew; nothing is played again")
-            reopen_episodes(folder)
+        ranks.on_main(lambda: _select_anew(folder, source) if resume else None)
         stage = Stage(folder, folder.name, resume, keep=True, remake=True)
         if stage.finished:
             return
         from spa.sft.selfplay import selfplay
 
         stage.finish(selfplay(source, stage.folder))
+
+
+def _select_anew(folder: Path, source: Config) -> None:
+    """Reopens a finished stage 1 whose rows are damaged or were selected with other settings."""
+    if _rows_damaged(folder) or selected_otherwise(folder, source):
+        note(f"{folder.name}: the rows are selected anew; nothing is played again")
+        reopen_episodes(folder)
 
 
 def _rows_damaged(folder: Path) -> bool:
@@ -171,7 +182,7 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
         start, _ = check_inputs(cfg, "ppo", variant, out)
         assert start is not None
         if variant.continues:
-            _take_over(variant, out, resume=resume)
+            ranks.on_main(lambda: _take_over(variant, out, resume=resume))
         folder = variants_folder(out) / variant.name / "ppo"
         stage = Stage(folder, f"PPO, variant {variant.name}", resume or bool(variant.continues))
         if stage.finished:

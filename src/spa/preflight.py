@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from spa.runs.folder import RunFolder
 from spa.runs.products import check_inputs
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
+from spa.scale import launch, ranks
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
@@ -37,8 +38,18 @@ def begin(
 ) -> Iterator[None]:
     """Opens the run folder after all quick checks, so that nothing is written on a mistake.
 
-    Inside the ``with`` block no other process can open it.
+    Inside the ``with`` block no other process can open it. Of several ranks the main one does all this.
     """
+    with ExitStack() as stack:
+        ranks.on_main(lambda: stack.enter_context(_begin(cfg, out, command, resume, model, variants)))
+        yield
+
+
+@contextmanager
+def _begin(
+    cfg: Config, out: Path, command: str, resume: bool, model: str | None, variants: Sequence[VariantConfig]
+) -> Iterator[None]:
+    launch.check(cfg, variants)
     check_free(out)
     check_command(cfg, command.partition(" ")[0], variants, out, model)
     folder = RunFolder(out)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spa.agent.episode import Episode
+from spa.scale import ranks
 
 Key = tuple[int, int]  # group, member
 
@@ -24,10 +25,14 @@ class EpisodeStore:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._episodes: dict[Key, Episode] = {}
-        if self.path is not None and self.path.is_file():
-            self._read(self.path)
+        if self.path is not None:
+            ranks.on_main(self._read_file)
+            self._episodes = ranks.gather(self._episodes)[0]
 
-    def _read(self, path: Path) -> None:
+    def _read_file(self) -> None:
+        if self.path is None or not self.path.is_file():
+            return
+        path = self.path
         *whole, torn = path.read_bytes().split(b"\n")
         for number, line in enumerate(whole, 1):
             try:
@@ -49,7 +54,7 @@ class EpisodeStore:
     def add(self, episodes: Iterable[Episode], *, write: bool = True) -> None:
         """Adds new episodes, ignoring those already stored; with ``write`` they are on disk when this returns."""
         new = [episode for episode in episodes if _key(episode) not in self]
-        if write and self.path is not None:
+        if write and self.path is not None and ranks.is_main():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.writelines(episode.to_json() + "\n" for episode in new)
@@ -66,7 +71,7 @@ class EpisodeStore:
 
     def remove(self) -> None:
         """Deletes the file."""
-        if self.path is not None:
+        if self.path is not None and ranks.is_main():
             self.path.unlink(missing_ok=True)
 
 

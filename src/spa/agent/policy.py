@@ -22,6 +22,7 @@ from spa.common.progress import progress
 from spa.config.fields import Prompt, StateFormat
 from spa.config.schema import Config, EngineConfig, SamplingConfig
 from spa.engines.base import ChatEngine, Engine
+from spa.scale import ranks
 
 _SMALL = 2**26  # bytes of weights
 _CHECKED = tuple("01234567")  # user messages after which an engine's log-probs are compared with training's
@@ -132,13 +133,14 @@ class Policy:
     def playing(self) -> Iterator[dict[str, float]]:
         """Within it the engine plays with the current weights of ``model``, which is not trained meanwhile.
 
-        Yields metrics of the push and its check, where the engine has a copy of the weights.
+        Yields metrics of the push and its check, where the engine has a copy of the weights. All ranks enter it.
 
         Raises:
             OutOfStep: its log-probs are not the model's.
         """
         if self.exact or self.model is None:
-            yield {}
+            with ranks.whole(self.model):
+                yield {}
             return
         from spa.engines.agreement import check
 
@@ -183,18 +185,25 @@ class Policy:
     ) -> list[Episode]:
         """Plays every world ``samples`` times; see ``rollout``. Without ``on_turn`` it shows its own progress."""
         sampling = sampling_for(task, self.sampling, temperature)
+        if ranks.world() > 1:
+            sampling = dataclasses.replace(sampling, processes=1)  # a fork must not come between ranks
         with progress(len(worlds) * samples, "playing") if on_turn is None else nullcontext() as bar:
-            return rollout(
-                self.engine,
-                self.chat,
-                task,
-                worlds,
-                sampling,
-                seed=seed,
-                group_size=samples,
-                on_turn=on_turn or counter(bar),
-                skip=skip,
-            )
+
+            def play(skip: Container[tuple[int, int]]) -> list[Episode]:
+                return rollout(
+                    self.engine,
+                    self.chat,
+                    task,
+                    worlds,
+                    sampling,
+                    seed=seed,
+                    group_size=samples,
+                    on_turn=on_turn or counter(bar),
+                    skip=skip,
+                )
+
+            keyed = getattr(self.engine, "decoder", None) is not None or getattr(self.engine, "keyed", False)
+            return ranks.play_divided(play, skip, keyed=keyed)
 
     @property
     def skips(self) -> bool:

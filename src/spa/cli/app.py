@@ -74,6 +74,14 @@ SourceVariant = Annotated[
 ]
 
 
+def _is_rank() -> bool:
+    """Whether torchrun started this process, and reports its failure."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+_words_given: list[str] = []  # of the command, to start it again in several ranks
+
+
 def _current_option(word: str) -> str:
     name, equals, value = word.partition("=")
     return current_name(name) + equals + value if name.startswith("--") else word
@@ -88,11 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # as a program: worlds in files of the working directory are found, last of all
         sys.path.append(os.getcwd())
     try:
-        words = [_current_option(word) for word in (sys.argv[1:] if argv is None else argv)]
+        _words_given[:] = sys.argv[1:] if argv is None else argv
+        words = [_current_option(word) for word in _words_given]
         code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as error:
-        return _fail(str(error), error.code)
+        return _fail("" if _is_rank() else str(error), error.code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
     except SystemExit as error:  # ours returns codes
@@ -105,6 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             bare = type(error).__name__ == "NoArgsIsHelpError"
             hint = _setting_hint(getattr(error, "option_name", ""))
             return _fail(error.format_message() if bare else f"Error: {error.format_message()}{hint}", 2)
+        if _is_rank():
+            importlib.import_module("spa.scale.launch").record(error)
+            return 2 if _is_users(error) else 1
         if not _is_users(error):
             sys.excepthook = print_traceback if argv is None else sys.excepthook
             raise
@@ -336,6 +348,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
+    from spa.scale import launch, ranks
 
     cfg = _config(options)
     name, settings = _words(options.words)
@@ -365,7 +378,16 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         return
     more = f" --variant {chosen}" if chosen else ""
     with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
-        work(pipeline, cfg, variant, folder)
+        if launch.needed(cfg):
+            launch.torchrun(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])])
+            return
+        with ranks.joined(cfg.scale):
+            folder = ranks.gather(folder)[0]  # its name has the time
+            if options.out is None:
+                note(f"Run folder: {folder}")
+            if preset:
+                note(f"Preset: {preset}")
+            work(pipeline, cfg, variant, folder)
 
 
 def _config(options: _Options) -> Config:

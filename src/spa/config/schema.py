@@ -357,6 +357,16 @@ class ReportConfig:
 
 
 @dataclass(config=STRICT)
+class ScaleConfig:
+    """Several ranks ([ranks](ranks.md))."""
+
+    shards: Count = setting(
+        0, "Ranks that weights, gradients and optimizer states are divided among (those of a node); 0 = all."
+    )
+    timeout: AboveZero = setting(600.0, "Seconds that a rank waits for the others before the run ends.")
+
+
+@dataclass(config=STRICT)
 class VariantConfig:
     """One row of the comparison, or a YAML file of your own."""
 
@@ -399,7 +409,10 @@ class Config:
     variants: Annotated[list[str], Field(min_length=1), DISTINCT] = setting(
         ["vanilla", "spa"], "The variants that `spa run` compares, besides base."
     )
+    launcher: Literal["local", "torchrun"] = setting("local", "local (one process) or torchrun (nproc of them).")
+    nproc: Count = setting(0, "torchrun: processes on this machine; 0 = one per GPU.")
     report: ReportConfig = Field(default_factory=ReportConfig)
+    scale: ScaleConfig = Field(default_factory=ScaleConfig)
 
     @model_validator(mode="after")
     def _blocks_agree(self) -> Config:

@@ -48,7 +48,7 @@ def _rows(cfg: Config, task: Task, split: str, count: int) -> list[dict[str, obj
     source = WorldSource(task, split, first_seed(cfg.seeds, split), unique=split == "val")
     for index, world in enumerate(source.take(count)):
         play = Play.start(task, world, 0, 0)
-        play.env.close()
+        play.host.close()
         system = [] if task.system is None else [{"role": "system", "content": task.system}]
         rows.append(
             {

@@ -22,6 +22,7 @@ from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.samples import SAMPLES, write_samples
 from spa.evaluate.summary import EvalResult
+from spa.scale import ranks
 
 CHUNK = 32  # worlds played at once
 
@@ -59,6 +60,10 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
         title = f"world model of {variant.name}"
         probe = play_chunks(policy, probe_task, chosen, 1, cfg.seeds.run, PROBE, title, probed)
         measured = measure_episodes(cfg, policy, probe_task, probe, chosen, cfg.seeds.run)
+    name = policy.server.name if isinstance(policy, ServedPolicy) else model
+    record = {"model": name, "worlds": {"test": world_keys(worlds)}}
+    if not ranks.is_main():
+        return record
     result = EvalResult.from_episodes(variant.name, episodes, cfg.eval.ks, cfg.eval.bootstrap, cfg.seeds.run, measured)
     result.write(out / "result.json")
     # One sample per world, and as many from the probe, which shows predictions: enough for inspection.
@@ -73,8 +78,7 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     store.remove()
     probed.remove()
     policy.close()
-    name = policy.server.name if isinstance(policy, ServedPolicy) else model
-    return {"model": name, **scores, "worlds": {"test": world_keys(worlds)}}
+    return {"model": name, **scores, "worlds": record["worlds"]}
 
 
 def _unfinished(out: Path, model: str | None, part: str) -> EpisodeStore:
@@ -82,8 +86,8 @@ def _unfinished(out: Path, model: str | None, part: str) -> EpisodeStore:
     changed = Path(model).stat().st_mtime_ns if model and Path(model).is_dir() else 0
     name = f"{part}-{zlib.crc32(f'{model} {changed}'.encode()):08x}.partial.jsonl"
     for other in out.glob(f"{part}-*.partial.jsonl"):
-        if other.name != name:
-            other.unlink()
+        if other.name != name and ranks.is_main():
+            other.unlink(missing_ok=True)
     return EpisodeStore(out / name)
 
 

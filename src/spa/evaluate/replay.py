@@ -23,7 +23,7 @@ def replay(task: Task, episode: Episode) -> str:
     try:
         return _difference(play, episode)
     finally:
-        play.env.close()
+        play.host.close()
 
 
 def _difference(play: Play, episode: Episode) -> str:

@@ -39,8 +39,13 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 def hidden_states(model: Any, ids_BT: Tensor) -> Tensor:
     """(B, T, D) last hidden states of right-padded ids."""
-    hidden_BTD: Tensor = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    hidden_BTD: Tensor = trunk(model)(input_ids=ids_BT, use_cache=False).last_hidden_state
     return hidden_BTD
+
+
+def trunk(model: Any) -> Any:
+    """The model without its head, to be called; of a sharded one what ``scale.fsdp`` gave it."""
+    return getattr(model, "sharded_trunk", model.base_model)
 
 
 class _Scores(torch.autograd.Function):

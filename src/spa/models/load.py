@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from spa.common.files import atomic_folder
 from spa.common.progress import note
 from spa.config.schema import ModelConfig
 from spa.models.folders import check_folder, check_tokenizer, check_weights, resolve_path
+from spa.scale import ranks
 
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model")  # what a tokenizer consists of
 
@@ -153,7 +155,7 @@ def load_weights(model: Any, folder: str | os.PathLike[str]) -> None:
         ValueError: it cannot be loaded.
     """
     other = load_model(ModelConfig(device=str(model.device)), str(folder), model.dtype)
-    model.load_state_dict(other.state_dict())
+    ranks.copy_weights(model, other.state_dict())
 
 
 def enable_checkpointing(model: Any) -> None:
@@ -190,18 +192,67 @@ def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state
     folder gets a manifest, which loading compares with what it reads. LoRA adapters are merged into the weights and also written
     separately to ``adapter/``.
     """
+    with atomic_folder(folder) as temporary:
+        _write_model(model, tokenizer, temporary, state)
+        if state is not None:
+            manifest.write_manifest(temporary)
+
+
+def _write_model(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    state: dict[str, Any] | None,
+    weights: dict[str, torch.Tensor] | None = None,
+    adapters: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """``weights`` and ``adapters`` replace those of the model."""
     from spa.models import lora
 
-    with atomic_folder(folder) as temporary:
-        if lora.has_lora(model):
-            model.save_pretrained(temporary, safe_serialization=True, state_dict=lora.merged_state(model))
-            lora.save_adapter(model, temporary / "adapter")
-        else:
-            model.save_pretrained(temporary, safe_serialization=True)
-        tokenizer.save_pretrained(temporary)
-        if state is not None:
-            torch.save(state, temporary / "trainer_state.pt")
-            manifest.write_manifest(temporary)
+    if lora.has_lora(model):
+        weights = lora.merged_state(model) if weights is None else weights
+        lora.save_adapter(model, folder / "adapter", adapters)
+    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+    if state is not None:
+        torch.save(state, folder / "trainer_state.pt")
+
+
+def save_checkpoint(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    state: dict[str, Any],
+    optimizer: torch.optim.Optimizer,
+    modules: Mapping[str, Any],
+) -> None:
+    """``save_model`` by several ranks: the tensors of ``optimizer`` and ``modules`` are written sharded, beside ``state``
+    (``scale.checkpoints``)."""
+    from spa.models import lora
+    from spa.scale.checkpoints import save_tensors, shared_folder
+    from spa.scale.fsdp import on_main_cpu
+
+    weights = on_main_cpu(lora.merged_state(model) if lora.has_lora(model) else model.state_dict())
+    adapters = on_main_cpu(dict(lora.adapter_weights(model)))
+    if getattr(model.config, "tie_word_embeddings", False):
+        weights.pop("lm_head.weight", None)
+    with shared_folder(folder) as temporary:
+        if ranks.is_main():
+            _write_model(model, tokenizer, temporary, state, weights, adapters)
+        save_tensors(temporary, optimizer, modules)
+        ranks.on_main(lambda: manifest.write_manifest(temporary))
+
+
+def load_sharded(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
+    """Loads the tensors of a checkpoint that several ranks wrote, if it is one.
+
+    Raises:
+        ValueError: it is of other weights.
+    """
+    if (folder / "trainer_state").is_dir():
+        from spa.scale.checkpoints import load_tensors
+
+        load_tensors(folder, optimizer, modules)
 
 
 def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:

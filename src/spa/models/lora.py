@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spa.config.schema import PPOConfig, SFTConfig
+from spa.scale import ranks
 
 _ADAPTER = "default"
 
@@ -102,7 +103,12 @@ def without_adapters(model: Any) -> Iterator[None]:
 
 def adapter_state(model: Any) -> dict[str, Tensor]:
     """The adapters' tensors by name."""
-    return {name: p.detach().cpu().clone() for name, p in model.named_parameters() if "lora_" in name}
+    return {name: p.detach().cpu().clone() for name, p in adapter_weights(model)}
+
+
+def adapter_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The adapters' parameters by name."""
+    return ((name, p) for name, p in model.named_parameters() if "lora_" in name)
 
 
 def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
@@ -111,12 +117,10 @@ def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: the adapters have other layers or another rank.
     """
-    adapters = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    adapters = dict(adapter_weights(model))
     if {name: tuple(t.shape) for name, t in adapters.items()} != {name: tuple(t.shape) for name, t in state.items()}:
         raise ValueError("the checkpoint's LoRA adapters are of other layers or of another rank than the config's")
-    with torch.no_grad():
-        for name, parameter in adapters.items():
-            parameter.copy_(state[name])
+    ranks.copy_weights(model, state)
 
 
 @torch.no_grad()
@@ -137,12 +141,12 @@ def merged_state(model: Any) -> dict[str, Tensor]:
     return state
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """Writes only the adapters, in the format of ``PeftModel.from_pretrained(base, folder)``."""
+def save_adapter(model: Any, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Writes only the adapters (``state``, else the model's), in the format of ``PeftModel.from_pretrained(base, folder)``."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = _peft().get_peft_model_state_dict(model, adapter_name=_ADAPTER)
+    tensors = _peft().get_peft_model_state_dict(model, state_dict=state, adapter_name=_ADAPTER)
     named = {
         f"base_model.model.{name.removeprefix('base_model.model.')}": t.contiguous() for name, t in tensors.items()
     }

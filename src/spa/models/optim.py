@@ -44,6 +44,12 @@ def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant",
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+def clip_norm(parameters: Iterable[nn.Parameter], limit: float) -> float:
+    """Clips gradients by their norm over all ranks; returns it."""
+    norm = nn.utils.clip_grad_norm_(parameters, limit)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Sets each group's learning rate to ``factor`` times its peak."""
     for group in optimizer.param_groups:

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spa.models.forward import trunk
+
 NAME = "spa_packed"
 _SIMILAR = 0.8  # minimum row length in an attention batch, as a share of its longest row
 _SHARED_COST = 0.25  # cost of a token that is only attended to, relative to one that is computed
@@ -202,7 +204,7 @@ def packed_hidden_states(model: Any, ids_T: Tensor, layout: Layout) -> Tensor:
     assert model.config._attn_implementation == NAME, "without enable_packing rows would see each other"
     # A 4-D mask is passed through unchanged, so no T x T mask is built from the position ids.
     unused = torch.empty(1, 1, 0, 0, device=ids_T.device)
-    output = model.base_model(
+    output = trunk(model)(
         input_ids=ids_T[None],
         position_ids=layout.positions_1T,
         attention_mask=unused,

@@ -7,6 +7,7 @@ log-probs (``models.forward``) and compilation (``models.compiling``). ``batches
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from spa.models.compiling import compile_blocks
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.last_layer import Reads, states_read
 from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
+from spa.scale import ranks
 
 
 class Scorable(Protocol):
@@ -44,7 +46,8 @@ class TokenBatch:
     """The sequences ``indices`` in one forward pass, with the N tokens to score, sequence by sequence.
 
     ``ids`` are (T,) packed, with their ``layout``, or (B, T) right-padded. ``before_N`` are the indices, in flattened
-    ``ids``, of the tokens before the scored ones; ``reads`` is the same for a last layer computed only for used tokens.
+    ``ids``, of the tokens before the scored ones; ``reads`` is the same for a last layer computed only for used tokens. A pass
+    that does not count only keeps ranks in step.
     """
 
     indices: list[int]
@@ -53,6 +56,7 @@ class TokenBatch:
     targets_N: Tensor
     layout: Layout | None = None
     reads: Reads | None = None
+    counts: bool = True
 
     @classmethod
     def of(
@@ -109,12 +113,21 @@ def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
 
 
 def batches(
-    sequences: Sequence[Scorable], max_tokens: int, device: torch.device | str, *, packing: bool
+    sequences: Sequence[Scorable], max_tokens: int, device: torch.device | str, *, packing: bool, divide: bool = False
 ) -> list[TokenBatch]:
-    """Divides sequences into passes of at most ``max_tokens`` tokens, padding included (a longer one gets its own pass)."""
+    """Divides sequences into passes of at most ``max_tokens`` tokens, padding included (a longer one gets its own pass).
+
+    With ``divide`` these are the passes of this rank (``scale.ranks``)."""
+
+    def group(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        return pack_groups(rows, max_tokens) if packing else micro_batches([len(ids) for ids in rows], max_tokens)
+
     rows = [sequence.ids for sequence in sequences]
-    groups = pack_groups(rows, max_tokens) if packing else micro_batches([len(ids) for ids in rows], max_tokens)
-    return [TokenBatch.of(sequences, group, device, packing=packing) for group in groups]
+    passes = ranks.passes(rows, group) if divide else [(indices, True) for indices in group(rows)]
+    return [
+        dataclasses.replace(TokenBatch.of(sequences, indices, device, packing=packing), counts=counts)
+        for indices, counts in passes
+    ]
 
 
 def score(

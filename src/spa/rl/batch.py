@@ -179,8 +179,8 @@ def micro_batches(
     *,
     packing: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Micro-batches, one per forward pass; ``weights`` has the token weight of each sequence."""
-    for tokens in batches(sequences, max_tokens, device, packing=packing):
+    """This rank's micro-batches, one per forward pass; ``weights`` has the token weight of each sequence."""
+    for tokens in batches(sequences, max_tokens, device, packing=packing, divide=True):
         chosen = [sequences[i] for i in tokens.indices]
 
         def flat(arrays: Iterable[Array], chosen: Sequence[TrainSequence] = chosen) -> Tensor:
@@ -194,5 +194,5 @@ def micro_batches(
             advantages_N=flat(each.advantages for each in chosen),
             returns_N=flat(each.returns for each in chosen),
             reference_N=flat(each.reference for each in chosen),
-            weights_N=flat(np.full(len(sequences[i].ids), weights[i]) for i in tokens.indices),
+            weights_N=flat(np.full(len(sequences[i].ids), weights[i] * tokens.counts) for i in tokens.indices),
         )

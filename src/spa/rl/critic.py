@@ -13,6 +13,7 @@ from spa.models.load import ValueHead
 from spa.models.lora import adapter_state, add_configured_lora, has_lora, load_adapter_state
 from spa.models.score import TokenBatch
 from spa.rl.advantages import ESTIMATORS
+from spa.scale import ranks
 
 
 class Critic(nn.Module):
@@ -53,10 +54,10 @@ class Critic(nn.Module):
 
     def load_state(self, state: dict[str, Any]) -> None:
         if has_lora(self.network):
-            self.head.load_state_dict(state["head"])
+            ranks.copy_weights(self.head, state["head"])
             load_adapter_state(self.network, state["lora"])
         else:
-            self.load_state_dict(state)
+            ranks.copy_weights(self, state)
 
 
 def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | None:

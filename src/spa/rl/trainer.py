@@ -28,7 +28,7 @@ from spa.engines.base import BrokenModel
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
 from spa.evaluate.world_model import world_model_metrics
-from spa.models.load import load_model, load_state, load_weights, save_model
+from spa.models.load import load_model, load_sharded, load_state, load_weights, save_checkpoint, save_model
 from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
@@ -38,6 +38,7 @@ from spa.rl.health import Health, TrainingCollapsed, repetition
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.rewards import turn_rewards
 from spa.rl.update import Learner, TrainingDiverged, update
+from spa.scale import ranks
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -184,6 +185,7 @@ class PPOTrainer:
         config, run = self.config.ppo, self.config.seeds.run
         started = time.perf_counter()
         step = self.step + 1
+        ranks.set_place(f"PPO step {step}")
         with self.policy.playing() as pushed:
             episodes, tasks, metrics = self._play(stream_seed(run, ROLLOUT, step))
         metrics |= pushed
@@ -195,7 +197,7 @@ class PPOTrainer:
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
-        if config.log_episodes:
+        if config.log_episodes and ranks.is_main():
             write_episodes(step_file(self.out, step), episodes[: config.log_episodes])
         chosen, filtered = self._filter(episodes)
         metrics |= filtered
@@ -394,8 +396,7 @@ class PPOTrainer:
     def _known_turns(self, probed: list[Episode]) -> list[Episode]:
         """The probe's episodes from the first validation, so that the judged turns do not change with the policy."""
         path = self.out / "probe.jsonl"
-        if not path.is_file():
-            write_episodes(path, probed)
+        ranks.on_main(lambda: None if path.is_file() else write_episodes(path, probed))
         return list(read_episodes(path))
 
     def _save(self) -> None:
@@ -410,12 +411,15 @@ class PPOTrainer:
             "best_step": self.best_step,
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
-            "learner": self.learner.state(),
         }
-        folder = checkpoint_folder(self.out, self.step)
-        save_model(self.policy.model, self.policy.tokenizer, folder, state)
+        folder, learner = checkpoint_folder(self.out, self.step), self.learner
+        if ranks.world() > 1:
+            state["learner"] = {"updates": learner.updates}
+            save_checkpoint(self.policy.model, self.policy.tokenizer, folder, state, learner.optimizer, learner.modules)
+        else:
+            save_model(self.policy.model, self.policy.tokenizer, folder, state | {"learner": learner.state()})
         always = (self.best_step,) if self.config.ppo.use == "best" else ()
-        prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always)
+        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always))
 
     def _restore(self, folder: Path) -> None:
         """Restores a checkpoint; the actor's weights were already loaded from the same folder when the policy was made."""
@@ -431,6 +435,7 @@ class PPOTrainer:
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
             load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
         self.learner.load_state(state["learner"])
+        load_sharded(folder, self.learner.optimizer, self.learner.modules)
 
 
 def step_file(out: Path, step: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
 from spa.data.encode import Example
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
-from spa.models.optim import adamw, lr_factor, set_lr
+from spa.models.optim import adamw, clip_norm, lr_factor, set_lr
 from spa.models.score import autocast, batches, prepare, score
 from spa.rl.advantages import estimate
 from spa.rl.batch import Array, MicroBatch, TrainSequence, micro_batches, parts, train_sequences, trained_tokens
@@ -26,6 +27,7 @@ from spa.rl.health import TrainingFailed
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from spa.rl.reference import Reference
 from spa.rl.rewards import normalize, token_rewards, turn_rewards
+from spa.scale import ranks
 from spa.sft.train import loss_sums
 
 
@@ -59,6 +61,7 @@ class Learner:
         for network in networks:
             if network is not None:
                 prepare(network, "ppo", packing=config.packing, compile=config.compile)
+        ranks.shard(*networks, self.critic and self.critic.head, precision=config.precision)
         groups = [(self.actor.parameters(), config.actor_lr)]
         if self.critic is not None:
             groups.append((self.critic.trained(), config.critic_lr))
@@ -85,12 +88,21 @@ class Learner:
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Loads what ``state`` returned; of a sharded checkpoint, whose tensors are elsewhere, there are ``updates`` alone."""
+        self.updates = int(state["updates"])
+        if "optimizer" not in state:
+            return
         if self.critic is not None:
             self.critic.load_state(state["critic"])
         if has_lora(self.actor):
             load_adapter_state(self.actor, state["lora"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.updates = int(state["updates"])
+        ranks.load_optimizer(self.optimizer, state["optimizer"])
+
+    @property
+    def modules(self) -> dict[str, Any]:
+        """The trained weights that are not part of the actor's plain checkpoint."""
+        modules = {"critic": self.critic, "adapters": self.actor if has_lora(self.actor) else None}
+        return {name: module for name, module in modules.items() if module is not None}
 
 
 @dataclass
@@ -181,7 +193,8 @@ def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recomp
     """
     config, actor, critic = learner.config, learner.actor, learner.critic
     differences: list[Array] = [np.zeros(0)]
-    for batch in batches(sequences, config.micro_batch_tokens, actor.device, packing=config.packing):
+    passes = batches(sequences, config.micro_batch_tokens, actor.device, packing=config.packing, divide=True)
+    for batch in passes:
         chosen = [sequences[i] for i in batch.indices]
         hidden_ND = None
         with autocast(actor, config.precision):
@@ -196,15 +209,20 @@ def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recomp
             )
             for sequence, logprobs in parts(chosen, _array(scores.logprobs_N)):
                 sampled = sequence.turns[sequence.mask] >= 0
-                differences.append(np.abs(np.exp(logprobs) - np.exp(sequence.logprobs[sequence.mask]))[sampled])
+                if batch.counts:
+                    differences.append(np.abs(np.exp(logprobs) - np.exp(sequence.logprobs[sequence.mask]))[sampled])
                 sequence.logprobs[sequence.mask] = logprobs
         if learner.reference is not None:
             logprobs_N = learner.reference.logprobs(batch, temperature=learner.temperature, precision=config.precision)
             for sequence, logprobs in parts(chosen, _array(logprobs_N)):
                 sequence.reference[sequence.mask] = logprobs
+    scored = [(i, sequences[i]) for batch in passes if batch.counts for i in batch.indices]
+    for part in ranks.gather([(i, each.values, each.logprobs, each.reference) for i, each in scored]):
+        for i, values, logprobs, reference in part:
+            sequences[i].values, sequences[i].logprobs, sequences[i].reference = values, logprobs, reference
     if not recompute:
         return {}
-    difference = np.concatenate(differences)
+    difference = np.concatenate([each for part in ranks.gather(differences) for each in part])
     return {
         "training/rollout_probs_diff_mean": float(difference.mean()) if len(difference) else 0.0,
         "training/rollout_probs_diff_max": float(difference.max()) if len(difference) else 0.0,
@@ -279,9 +297,12 @@ def _step(
     totals: dict[str, float] = defaultdict(float)
     device, packing = learner.actor.device, config.packing
     for batch in micro_batches(sequences, weights, config.micro_batch_tokens, device, packing=packing):
-        for loss in _micro_losses(learner, batch, critic_only, tokens, totals):
-            _check_finite("PPO loss", loss)
+        into = (tokens, totals) if batch.tokens.counts else (defaultdict(float), defaultdict(float))
+        for loss in _micro_losses(learner, batch, critic_only, *into):
             loss.backward()
+            into[1]["loss"] += float(loss.detach())
+    _add_finite("PPO loss", totals, "loss", tokens)
+    del totals["loss"]
     if config.target_kl and tokens["approx_kl"] / sum(lengths) > config.target_kl:
         optimizer.zero_grad(set_to_none=True)
         sums.stopped = True
@@ -293,9 +314,9 @@ def _step(
     if learner.critic is not None:
         networks["critic"] = learner.critic.parameters()
     for whose, parameters in networks.items():
-        norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        norm = clip_norm(parameters, config.max_grad_norm)
         _check_finite(f"norm of the {whose}'s gradient", norm)
-        totals[f"{whose}/grad_norm"] = float(norm)
+        totals[f"{whose}/grad_norm"] = norm
     optimizer.step()
     learner.updates += 1
     for name, value in tokens.items():
@@ -385,19 +406,26 @@ def _world_model_backward(learner: Learner, examples: Sequence[Example]) -> floa
     """Adds the gradient of the auxiliary loss (token mean over the true states); returns the loss."""
     config = learner.config
     count = sum(len(example.positions) for example in examples)
-    loss = 0.0
+    sums = {"loss": 0.0}
     for part in loss_sums(
         learner.actor, examples, config.micro_batch_tokens, packing=config.packing, precision=config.precision
     ):
-        _check_finite("world-model loss", part)
         (config.world_model_coef * part / count).backward()
-        loss += float(part.detach()) / count
-    return loss
+        sums["loss"] += float(part.detach()) / count
+    _add_finite("world-model loss", sums, "loss")
+    return sums["loss"]
 
 
-def _check_finite(what: str, value: Tensor) -> None:
-    if not torch.isfinite(value):
-        raise TrainingDiverged(f"the {what} is {float(value.detach())}")
+def _add_finite(what: str, totals: dict[str, float], name: str, *others: dict[str, float]) -> None:
+    """Adds up sums over the ranks, the one under ``name`` among ``totals``; the error names the ranks where it is not finite."""
+    before = totals[name]
+    ranks.add(totals, *others)
+    _check_finite(what, totals[name], before)
+
+
+def _check_finite(what: str, value: float, here: float = 0.0) -> None:
+    if not math.isfinite(value):
+        raise TrainingDiverged(f"the {what} is {value}{ranks.not_finite(here)}")
 
 
 def _values_explained(sequences: Sequence[TrainSequence], learner: Learner) -> dict[str, float]:

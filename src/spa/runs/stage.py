@@ -21,6 +21,7 @@ from spa.runs.record import DONE as DONE
 from spa.runs.record import damaged_files, write_record
 from spa.runs.record import read_done as read_done
 from spa.runs.trackers import make_trackers
+from spa.scale import ranks
 
 
 def model_of(path: str, setting: str = "ppo.start") -> str:
@@ -105,22 +106,25 @@ class Stage:
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False, remake: bool = False) -> None:
         self.folder = folder
         self.title = title
+        self.finished, self.resume = ranks.on_main(lambda: self._open(resume, keep, remake))
+
+    def _open(self, resume: bool, keep: bool, remake: bool) -> tuple[bool, bool]:
+        """Prepares the folder; returns ``finished`` and ``resume``."""
+        folder, title = self.folder, self.title
         sweep(folder)
         done, again = _whole_record(folder, remake) if resume else (None, False)
-        self.finished = done is not None
         if done is not None:
             note(f"{title}: done before ({folder}), skipped")
-            self.resume = True
-            return
+            return True, True
         checkpoint = latest_checkpoint(folder) if resume else None
-        self.resume = checkpoint is not None
         if checkpoint:
             note(f"{title}: resuming from {checkpoint[1]}")
         elif folder.exists() and (again or not (resume and keep)):
             remove_folder(folder)
         self.started = training_time()
-        self.before = self._elapsed_before(self.resume or (resume and keep))
+        self.before = self._elapsed_before(checkpoint is not None or (resume and keep))
         folder.mkdir(parents=True, exist_ok=True)
+        return False, checkpoint is not None
 
     def _elapsed_before(self, continued: bool) -> Elapsed:
         path = self.folder / "seconds.json"
@@ -137,7 +141,10 @@ class Stage:
 
     @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-        """A function that logs (step, metrics) of this stage; on resume, steps after the checkpoint's are dropped."""
+        """A function that logs (step, metrics), on the main rank; on resume, steps after the checkpoint's are dropped."""
+        if not ranks.is_main():
+            yield lambda step, metrics: None
+            return
         name = redact(f"{cfg.name}, {self.title}")
         trackers = make_trackers(cfg.report.trackers, self.folder, name, shown(cfg))
         log = MetricsLog(self.folder / "metrics.jsonl", trackers)
@@ -156,6 +163,9 @@ class Stage:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and reports how long it took."""
+        ranks.on_main(lambda: self._finish(result))
+
+    def _finish(self, result: Mapping[str, Any]) -> None:
         elapsed = self._elapsed()
         atomic_write(self.folder / DONE, write_record(self.folder, {**elapsed.record(), **result}))
         (self.folder / "seconds.json").unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.folder import selection
+from spa.scale import ranks
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
 from spa.sft.warmup import cold_start, needs_random_play, unplayed_worlds, warm_up
 
@@ -99,6 +100,14 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
         note(text)
     store = EpisodeStore(out / "episodes.partial.jsonl")
     worlds, shown, episodes = _play(cfg, task, store, out / "warmup")
+    return ranks.on_main(lambda: _write(cfg, out, store, worlds, shown, episodes))
+
+
+def _write(
+    cfg: Config, out: Path, store: EpisodeStore, worlds: list[World], shown: list[World], episodes: list[Episode]
+) -> dict[str, Any]:
+    """Corrects, selects and splits the episodes; returns the stage's record."""
+    play = cfg.selfplay
     write_episodes(out / "episodes.jsonl", episodes)
 
     played = [episode for episode in episodes if episode.status != "error"]
@@ -211,6 +220,7 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
             served = cfg.engine.concurrency if cfg.engine.kind == "openai" else cfg.sampling.batch_size
             at_once = min(served, CHUNK * play.group_size)
             watch = EarlyReport(cfg, total, at_once) if play.policy == "model" and not len(store) else None
+            watch = watch if ranks.is_main() else None
             episodes = play_chunks(
                 policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", store, watch
             )

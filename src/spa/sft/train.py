@@ -16,10 +16,11 @@ from spa.common.clock import measuring
 from spa.common.progress import note
 from spa.config.schema import SFTConfig
 from spa.data.encode import Example
-from spa.models.load import load_state, save_model
+from spa.models.load import load_sharded, load_state, save_checkpoint, save_model
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
-from spa.models.optim import adamw, lr_factor, set_lr
+from spa.models.optim import adamw, clip_norm, lr_factor, set_lr
 from spa.models.score import batches, prepare, score
+from spa.scale import ranks
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -31,13 +32,14 @@ class SFTDiverged(ValueError):
 def loss_sums(
     model: Any, examples: Sequence[Example], max_tokens: int, *, packing: bool = False, precision: str = "float32"
 ) -> Iterator[Tensor]:
-    """Yields the summed negative log-likelihood of the trained tokens, one forward pass at a time.
+    """Yields the summed negative log-likelihood of the trained tokens, one forward pass at a time: those of this rank.
 
     Each pass takes examples of at most ``max_tokens`` tokens in total, including any padding.
     With ``packing`` the model must have been prepared by ``models.score.prepare``.
     """
-    for batch in batches(examples, max_tokens, model.device, packing=packing):
-        yield -score(model, batch, precision=precision).logprobs_N.sum()
+    for batch in batches(examples, max_tokens, model.device, packing=packing, divide=True):
+        loss = -score(model, batch, precision=precision).logprobs_N.sum()
+        yield loss if batch.counts else 0 * loss
 
 
 @torch.no_grad()
@@ -49,9 +51,10 @@ def mean_loss(
     was_training = model.training
     model.eval()
     parts = loss_sums(model, examples, max_tokens, packing=packing, precision=precision)
-    loss = sum(float(part) for part in parts) / tokens
+    sums = {"loss": sum(float(part) for part in parts) / tokens}
+    ranks.add(sums)
     model.train(was_training)
-    return loss
+    return sums["loss"]
 
 
 class SFTTrainer:
@@ -97,6 +100,7 @@ class SFTTrainer:
         self.per_epoch = -(-len(train) // self.step_size)
         self.total = self.per_epoch * config.epochs
         prepare(model, "sft", packing=config.packing, compile=config.compile)
+        ranks.shard(model, precision=config.precision)
         self.optimizer = adamw([(model.parameters(), config.lr)], betas=config.betas, weight_decay=config.weight_decay)
         self.step = 0
         self.best_loss, self.best_step, self.stale = float("inf"), 0, 0
@@ -109,9 +113,10 @@ class SFTTrainer:
         """
         found = latest_checkpoint(self.out) if resume else None
         if found:
-            self._restore(load_state(found[1]))
+            self._restore(found[1])
         self.model.train()
         while self.step < self.total and not self._stopped():
+            ranks.set_place(f"SFT step {self.step + 1}")
             epoch, within = divmod(self.step, self.per_epoch)
             order = np.random.default_rng(np.random.SeedSequence([self.seed, epoch])).permutation(len(self.train_set))
             size = self.step_size
@@ -152,7 +157,7 @@ class SFTTrainer:
         set_lr(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
         tokens = sum(len(example.positions) for example in batch)
-        loss = 0.0
+        sums = {"loss": 0.0}
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(int(np.random.SeedSequence([self.seed, self.step]).generate_state(1)[0]))
@@ -161,17 +166,21 @@ class SFTTrainer:
             )
             for part in parts:
                 (part / tokens).backward()
-                loss += float(part.detach()) / tokens
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
-        if not (np.isfinite(loss) and bool(torch.isfinite(norm))):
+                sums["loss"] += float(part.detach()) / tokens
+        here = sums["loss"]
+        ranks.add(sums)
+        loss = sums["loss"]
+        norm = clip_norm(self.model.parameters(), config.max_grad_norm)
+        if not (np.isfinite(loss) and np.isfinite(norm)):
             found = latest_checkpoint(self.out)
             where = f"the last good checkpoint is {found[1]}" if found else "no checkpoint was saved before"
-            raise SFTDiverged(f"SFT diverged at step {self.step + 1} (loss {loss}); {where}. Lower sft.lr")
+            at = f"{self.step + 1}{ranks.not_finite(here)}"
+            raise SFTDiverged(f"SFT diverged at step {at} (loss {loss}); {where}. Lower sft.lr")
         self.optimizer.step()
         seconds = time.perf_counter() - started
         return {
             "train/loss": loss,
-            "train/grad_norm": float(norm),
+            "train/grad_norm": norm,
             "train/lr": config.lr * factor,
             "train/tokens_per_second": sum(len(example.ids) for example in batch) / seconds,
         }
@@ -197,22 +206,33 @@ class SFTTrainer:
     def _save(self) -> None:
         state: dict[str, Any] = {
             "step": self.step,
-            "optimizer": self.optimizer.state_dict(),
             "best_loss": self.best_loss,
             "best_step": self.best_step,
             "stale": self.stale,
         }
-        if has_lora(self.model):
-            state["lora"] = adapter_state(self.model)
-        save_model(self.model, self.tokenizer, checkpoint_folder(self.out, self.step), state)
+        folder = checkpoint_folder(self.out, self.step)
+        if ranks.world() > 1:
+            save_checkpoint(self.model, self.tokenizer, folder, state, self.optimizer, self._modules())
+        else:
+            state["optimizer"] = self.optimizer.state_dict()
+            if has_lora(self.model):
+                state["lora"] = adapter_state(self.model)
+            save_model(self.model, self.tokenizer, folder, state)
         keep_best = self.config.use == "best" or self.config.patience > 0
-        prune_checkpoints(self.out, self.config.keep_checkpoints, always=(self.best_step,) if keep_best else ())
+        always = (self.best_step,) if keep_best else ()
+        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.keep_checkpoints, always))
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        if has_lora(self.model):
-            load_adapter_state(self.model, state.get("lora", {}))
+    def _modules(self) -> dict[str, Any]:
+        return {"adapters": self.model} if has_lora(self.model) else {}
+
+    def _restore(self, folder: Path) -> None:
+        state = load_state(folder)
+        if "optimizer" in state:
+            if has_lora(self.model):
+                load_adapter_state(self.model, state.get("lora", {}))
+            ranks.load_optimizer(self.optimizer, state["optimizer"])
+        load_sharded(folder, self.optimizer, self._modules())
         self.step = int(state["step"])
-        self.optimizer.load_state_dict(state["optimizer"])
         self.best_loss, self.best_step = float(state["best_loss"]), int(state["best_step"])
         self.stale = int(state["stale"])
 

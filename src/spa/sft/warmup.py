@@ -19,6 +19,7 @@ from spa.config.schema import Config, SamplingConfig
 from spa.data.dataset import write_rows
 from spa.data.ground_truth import Row, rejection, rows_of
 from spa.data.transitions import LAYOUTS
+from spa.scale import ranks
 
 POOL = 32  # worlds that examples and warm-up rows come from
 _LOOKS = 20  # times POOL candidates that are looked at
@@ -77,8 +78,7 @@ def warm_up(cfg: Config, task: Task, worlds: Sequence[World], out: Path) -> str:
         if len(rows) >= play.warmup_rows:
             break
     note(f"self-play: the model is warmed up on {min(len(rows), play.warmup_rows)} rows of random play")
-    out.mkdir(parents=True, exist_ok=True)
-    write_rows(out / "train.parquet", rows[: play.warmup_rows])
+    ranks.on_main(lambda: write_rows(out / "train.parquet", rows[: play.warmup_rows]))
     sft = dataclasses.replace(
         cfg.sft, loss="think_answer", epochs=1, use="last", patience=0, eval_worlds=0, eval_every=0
     )

@@ -1,0 +1,1 @@
+"""Several processes, one run: ranks, launching, sharded weights and checkpoints (docs/ranks.md)."""

@@ -1,0 +1,88 @@
+"""The trainer's tensors in a checkpoint of several ranks: each rank writes and reads its part, in safetensors files.
+
+``torch.distributed.checkpoint`` lays them out anew for another number of ranks, also for one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from spa.common.files import atomic_folder
+from spa.scale import ranks
+
+FOLDER = "trainer_state"
+
+
+@contextmanager
+def shared_folder(path: Path) -> Iterator[Path]:
+    """``atomic_folder`` for all ranks: each may write into the temporary folder, which appears when all have."""
+    from torch.distributed import barrier
+
+    if ranks.is_main():
+        with atomic_folder(path) as temporary:
+            ranks.gather(str(temporary))
+            yield temporary
+            barrier()
+    else:
+        yield Path(ranks.gather("")[0])
+        barrier()
+    barrier()  # nobody looks for the folder before it is there
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _tensors(optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The optimizer's states by place of their parameter, and the trained weights of ``modules``; not copied."""
+    tensors = {
+        f"optimizer.{place}.{name}": value
+        for place, parameter in enumerate(_parameters(optimizer))
+        for name, value in optimizer.state.get(parameter, {}).items()
+    }
+    for prefix, module in modules.items():
+        weights = ((name, weight) for name, weight in module.named_parameters() if weight.requires_grad)
+        tensors |= {f"{prefix}.{name}": weight.detach() for name, weight in weights}
+    return tensors
+
+
+def save_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
+    """Writes optimizer states and the trained weights of ``modules``; called by all ranks."""
+    writer = HuggingFaceStorageWriter(str(folder / FOLDER), save_distributed=True)
+    save(_tensors(optimizer, modules), storage_writer=writer)
+
+
+def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
+    """Reads what ``save_tensors`` wrote, in place, on any number of ranks.
+
+    Raises:
+        ValueError: the checkpoint is of other weights.
+    """
+    reader = HuggingFaceStorageReader(str(folder / FOLDER))
+    saved = reader.read_metadata().state_dict_metadata
+    parameters = _parameters(optimizer)
+    optimizer.state.clear()
+    for key in saved:
+        kind, _, rest = key.partition(".")
+        if kind == "optimizer" and int(rest.partition(".")[0]) < len(parameters):
+            place, _, name = rest.partition(".")
+            parameter = parameters[int(place)]
+            empty = torch.zeros(()) if name == "step" else torch.zeros_like(parameter, requires_grad=False)
+            optimizer.state[parameter][name] = empty
+    tensors = _tensors(optimizer, modules)
+    if tensors.keys() != saved.keys():
+        other = sorted(tensors.keys() ^ saved.keys())[0]
+        raise ValueError(f"{folder} is a checkpoint of other weights than the config's ({other})")
+    with warnings.catch_warnings():  # a single rank reads without a process group
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(tensors, storage_reader=reader)

@@ -1,0 +1,67 @@
+"""Checkpoints of several ranks resume on another number of ranks; those of one process on several."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from spa.common.checkpoints import checkpoint_folder
+from spa.config.schema import VariantConfig
+from spa.rl.trainer import train_ppo
+from tests.scale.tools import in_ranks
+from tests.scripted import tiny_config
+
+pytestmark = pytest.mark.scale
+Rows = list[dict[str, float]]
+
+
+def train(out: Path, steps: int, resume: bool = False, **ppo: Any) -> Rows:
+    rows: Rows = []
+    config = tiny_config(
+        **{"steps": steps, "critic": "model", "save_every": 2, "val_every": 0, "actor_lr": 1e-4, **ppo}
+    )
+    log = lambda step, metrics: rows.append({"step": step, **metrics})  # noqa: E731
+    train_ppo(config, VariantConfig(), config.model.path, out, resume=resume, log=log)
+    return rows
+
+
+def weights(out: Path) -> dict[str, Any]:
+    return load_file(checkpoint_folder(out, 4) / "model.safetensors")
+
+
+def assert_close(rows: Rows, expected: Rows, out: Path, whole: Path) -> None:
+    for got, wanted in zip(rows, expected, strict=True):
+        for name in wanted:
+            if "time" not in name and "second" not in name:
+                assert got[name] == pytest.approx(wanted[name], rel=1e-5, abs=5e-7), name
+    other = weights(whole)
+    assert max(float(np.abs(value - other[name]).max()) for name, value in weights(out).items()) <= 1e-5
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora_rank": 2, "critic_lora_rank": 2}], ids=["all weights", "LoRA"])
+def test_a_checkpoint_resumes_on_other_ranks(tmp_path: Path, settings: dict[str, Any]) -> None:
+    whole = tmp_path / "whole"
+    (expected,) = in_ranks(lambda: train(whole, 4, **settings), 1)
+    for before in (2, 1):
+        half = tmp_path / f"half{before}"
+        in_ranks(lambda half=half: train(half, 2, **settings), before)
+        for after in (1, 2, 3) if before == 2 else (2,):
+            out = tmp_path / f"{before}-{after}"
+            shutil.copytree(half, out)
+            rows = in_ranks(lambda out=out: train(out, 4, resume=True, **settings), after)[0]
+            assert_close(rows, expected[2:], out, whole)
+
+
+def test_equal_ranks_resume_bit_for_bit(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    in_ranks(lambda: train(whole, 4), 2)
+    in_ranks(lambda: train(out, 2), 2)
+    in_ranks(lambda: train(out, 4, resume=True), 2)
+    assert (checkpoint_folder(out, 4) / "model.safetensors").read_bytes() == (
+        checkpoint_folder(whole, 4) / "model.safetensors"
+    ).read_bytes()

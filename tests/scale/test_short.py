@@ -1,0 +1,55 @@
+"""The short part of ``make test-scale``: one update on two ranks, and what one process imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from spa.config.schema import Config
+from spa.scale import ranks
+from spa.scale.launch import check
+from tests.scale.test_update import assert_equal, updated
+from tests.scale.tools import in_ranks
+
+
+def test_an_update_on_two_ranks() -> None:
+    variant = "ppo, shared trunk, two epochs"
+    (one,) = in_ranks(lambda: updated(variant), 1)
+    assert_equal(in_ranks(lambda: updated(variant), 2)[0], one)
+
+
+def collectives() -> list[object]:
+    sums = {"a": 1.0, **({"b": 2.0} if ranks.rank() else {})}
+    ranks.add(sums)
+    rows = [[1, 2], [1, 2, 3], [1, 2, 4], [7]]
+    passes = ranks.passes(rows, lambda part: [[i] for i in range(len(part))])
+    try:
+        ranks.on_main(lambda: int("x"))
+    except ValueError as error:
+        caught = str(error)
+    return [sums, passes, ranks.on_main(ranks.rank), caught]
+
+
+def test_sums_passes_and_errors_of_two_ranks() -> None:
+    first, second = in_ranks(collectives, 2)
+    for sums, _, main, caught in (first, second):
+        assert sums == {"a": 2.0, "b": 2.0} and main == 0 and "invalid literal" in caught
+    assert len(first[1]) == len(second[1])
+    counted = [i for passes in (first[1], second[1]) for indices, counts in passes if counts for i in indices]
+    assert sorted(counted) == [0, 1, 2, 3]
+
+
+def test_one_process_imports_no_distributed_code() -> None:
+    code = (
+        "import sys, spa.cli, spa.pipeline, spa.rl.trainer, spa.sft.train, spa.sft.selfplay; from spa.scale import ranks;"
+        "ranks.on_main(list); ranks.gather(1); print(sorted(m for m in sys.modules if m.startswith('spa.scale.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["['spa.scale.launch',", "'spa.scale.ranks']"]
+
+
+def test_python_does_not_start_ranks() -> None:
+    with pytest.raises(ValueError, match="launcher=local"):
+        check(Config(launcher="torchrun", nproc=2), [])

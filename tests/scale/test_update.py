@@ -1,0 +1,60 @@
+"""An update on several ranks gives the numbers of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spa.rl import update as ppo
+from spa.rl.update import Learner
+from spa.scale.fsdp import on_main_cpu
+from tests.rl import test_golden as golden
+from tests.scale.tools import in_ranks
+
+pytestmark = pytest.mark.scale
+LAYOUTS = {"2": (2, 0), "3": (3, 0), "4": (4, 0), "2x2": (4, 2)}  # ranks, shards
+
+
+def updated(variant: str, **more: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """The metrics of two updates and the weights after them."""
+    learners: list[Learner] = []
+
+    class Kept(Learner):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            learners.append(self)
+
+    golden.Learner = Kept  # type: ignore[misc]
+    ppo.needs_recompute = lambda learner: True
+    golden.VARIANTS = {**golden.VARIANTS, variant: {**golden.VARIANTS.get(variant, {}), **more}}
+    rows = golden.run(variant)
+    weights = learners[0].actor.state_dict()
+    if learners[0].critic is not None:
+        weights |= {f"critic.{name}": value for name, value in learners[0].critic.state_dict().items()}
+    return rows, {name: value.numpy() for name, value in on_main_cpu(weights).items()}
+
+
+def assert_equal(many: Any, one: Any) -> None:
+    (rows, weights), (expected_rows, expected) = many, one
+    for got, wanted in zip(rows, expected_rows, strict=True):
+        assert got == {name: pytest.approx(value, rel=1e-5, abs=5e-7) for name, value in wanted.items()}
+    assert weights.keys() == expected.keys()
+    assert max(float(np.abs(weights[name] - expected[name]).max()) for name in weights) <= 1e-5
+
+
+def all_updated() -> dict[str, Any]:
+    return {variant: updated(variant) for variant in golden.VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return in_ranks(all_updated, 1)[0]
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_golden_updates(layout: str, alone: dict[str, Any]) -> None:
+    together = in_ranks(all_updated, *LAYOUTS[layout])[0]
+    for variant, one in alone.items():
+        assert_equal(together[variant], one)
