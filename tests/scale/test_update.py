@@ -39,7 +39,9 @@ def updated(variant: str, **more: Any) -> tuple[list[dict[str, float]], dict[str
 def assert_equal(many: Any, one: Any) -> None:
     (rows, weights), (expected_rows, expected) = many, one
     for got, wanted in zip(rows, expected_rows, strict=True):
-        assert got == {name: pytest.approx(value, rel=1e-5, abs=5e-7) for name, value in wanted.items()}
+        for name, value in wanted.items():
+            # Estimates of the KL divergence are means of small differences of log-probs.
+            assert got[name] == pytest.approx(value, rel=5e-5 if "approx_kl" in name else 1e-5, abs=5e-7), name
     assert weights.keys() == expected.keys()
     assert max(float(np.abs(weights[name] - expected[name]).max()) for name in weights) <= 1e-5
 
