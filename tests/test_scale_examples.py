@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import runpy
-import shlex
 import subprocess
 import sys
 import types
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from spa.cli import main
 
@@ -68,30 +66,6 @@ def test_the_slurm_script_runs_torchrun_with_c10d_and_resumes(tmp_path: Path, mo
     assert submitted(tmp_path, script)[-1] == "--resume"
     options = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue"} <= set(options)
-
-
-def test_the_ray_job(monkeypatch) -> None:
-    job = yaml.safe_load((EXAMPLES / "rayjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    spec = job["spec"]
-    assert set(spec) == {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec"}
-    words = shlex.split(spec["entrypoint"])
-    cluster = spec["rayClusterSpec"]
-    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
-    gpus = 0
-    for group in cluster["workerGroupSpecs"]:
-        assert set(group) == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
-        gpus += group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
-    assert {"launcher=ray", f"nproc={gpus}"} <= set(words)
-    out = words[words.index("--out") + 1]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        mounts = {mount["name"]: mount["mountPath"] for mount in container(group)["volumeMounts"]}
-        assert set(mounts) == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
-        assert out.startswith(mounts["shared"]), "the run folder is shared"
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), (
-            "Kubernetes takes strings alone"
-        )
-    dry_run(words, monkeypatch)
 
 
 def container(group: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from spa.data.encode import Example  # noqa: E402
 from spa.models.load import save_model  # noqa: E402
 from spa.models.lora import add_configured_lora  # noqa: E402
 from spa.rl.critic import make_critic  # noqa: E402
+from spa.rl.learner import Learner  # noqa: E402
 from spa.rl.memory import memory_estimate as ppo_memory  # noqa: E402
-from spa.rl.update import Learner, update  # noqa: E402
+from spa.rl.update import update  # noqa: E402
 from spa.sft.memory import memory_estimate as sft_memory  # noqa: E402
 from spa.sft.train import SFTTrainer  # noqa: E402
 

@@ -21,7 +21,8 @@ from spa.config.schema import ModelConfig, PPOConfig  # noqa: E402
 from spa.models.load import load_model, load_tokenizer  # noqa: E402
 from spa.rl import update as ppo  # noqa: E402
 from spa.rl.critic import make_critic  # noqa: E402
-from spa.rl.update import Learner, update  # noqa: E402
+from spa.rl.learner import Learner  # noqa: E402
+from spa.rl.update import update  # noqa: E402
 
 episodes = list(read_episodes(data))
 chat = Chat(load_tokenizer(folder))

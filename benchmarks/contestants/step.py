@@ -23,7 +23,8 @@ from spa.models import score
 from spa.models.load import resolve_path
 from spa.models.score import TokenBatch
 from spa.rl.critic import Critic, make_critic
-from spa.rl.update import Learner, update
+from spa.rl.learner import Learner
+from spa.rl.update import update
 
 
 class Watch:

@@ -13,8 +13,9 @@ from spa.config.schema import PPOConfig
 from spa.rl.batch import TrainSequence, train_sequences
 from spa.rl.correction import correct
 from spa.rl.critic import make_critic
+from spa.rl.learner import Learner
 from spa.rl.losses import policy_loss
-from spa.rl.update import Learner, score_tokens, update
+from spa.rl.update import score_tokens, update
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 CAP = 1.5

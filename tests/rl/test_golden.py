@@ -17,8 +17,9 @@ from spa.agent.worlds import World
 from spa.rl import update as ppo
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
+from spa.rl.learner import Learner
 from spa.rl.reference import Reference, needs_reference
-from spa.rl.update import Learner, update
+from spa.rl.update import update
 from tests.scripted import Scripted, lake_task, tiny_config, tiny_policy
 
 # Counts of values that equal each other but for rounding.

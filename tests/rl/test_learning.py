@@ -16,8 +16,9 @@ from spa.config.schema import AgentConfig, EnvConfig, VariantConfig
 from spa.models.load import load_state
 from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
+from spa.rl.learner import Learner
 from spa.rl.trainer import PPOTrainer, train_ppo
-from spa.rl.update import Learner, TrainingDiverged, score_tokens, update
+from spa.rl.update import TrainingDiverged, score_tokens, update
 from tests.scripted import lake_task, same, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(4)]

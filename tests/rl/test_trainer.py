@@ -17,7 +17,8 @@ from spa.config.schema import AgentConfig, Config, EnvConfig, PPOConfig, Variant
 from spa.models.load import load_state
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
-from spa.rl.trainer import PPOTrainer, rollout_metrics, train_ppo
+from spa.rl.metrics import rollout_metrics
+from spa.rl.trainer import PPOTrainer, train_ppo
 from spa.rl.update import TrainingDiverged
 from tests.scripted import Scripted, tiny_config
 

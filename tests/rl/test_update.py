@@ -12,7 +12,8 @@ from spa.agent.policy import Policy
 from spa.agent.worlds import World
 from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
-from spa.rl.update import Learner, TrainingDiverged, score_tokens, update
+from spa.rl.learner import Learner
+from spa.rl.update import TrainingDiverged, score_tokens, update
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]

@@ -19,9 +19,10 @@ from spa.models.lora import add_lora, without_adapters
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.batch import TrainSequence, train_sequences
 from spa.rl.critic import Critic, make_critic
+from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, token_weights
 from spa.rl.reference import Reference, needs_reference
-from spa.rl.update import Learner, TrainingDiverged, score_tokens, set_advantages, update
+from spa.rl.update import TrainingDiverged, score_tokens, set_advantages, update
 from tests.models.networks import network
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spa.rl import update as ppo
-from spa.rl.update import Learner
+from spa.rl.learner import Learner
 from spa.scale.fsdp import on_main_cpu
 from tests.rl import test_golden as golden
 from tests.scale.tools import in_ranks

@@ -59,8 +59,8 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     from spa.config.overrides import apply_overrides
     from spa.config.variants import variant_config
     from spa.evaluate.verdict import VariantScore, main_variant
-    from spa.runs.products import trained_model
     from spa.runs.folder import variant_names, variants_folder
+    from spa.runs.products import trained_model
 
     cfg = load_config(folder / "config.yaml", missing_ok=True)
     names = variant_names(folder, cfg) or cfg.variants

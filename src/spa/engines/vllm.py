@@ -33,6 +33,8 @@ class VLLMEngine:
         ValueError: vLLM is not installed or cannot load the model, or several GPUs for one engine that is trained.
     """
 
+    keyed = True  # several ranks may divide the sessions
+
     def __init__(self, path: str, dtype: str, config: EngineConfig, *, trained: bool = False) -> None:
         check_engine(config, trained=trained)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

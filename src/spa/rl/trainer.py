@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -34,10 +33,12 @@ from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
 from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
-from spa.rl.health import Health, TrainingCollapsed, repetition
+from spa.rl.health import Health, TrainingCollapsed
+from spa.rl.learner import Learner
+from spa.rl.metrics import rollout_metrics
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.rewards import turn_rewards
-from spa.rl.update import Learner, TrainingDiverged, update
+from spa.rl.update import TrainingDiverged, update
 from spa.scale import ranks
 
 Log = Callable[[int, dict[str, float]], None]
@@ -441,28 +442,6 @@ class PPOTrainer:
 def step_file(out: Path, step: int) -> Path:
     """The file of a step's first training episodes."""
     return out / "episodes" / f"step_{step:06d}.jsonl"
-
-
-def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Means over a step's training episodes, under the names ``train/*``."""
-    played = [episode for episode in episodes if episode.status != "error"]
-    metrics = {"train/errors": float(len(episodes) - len(played))}
-    if not played:
-        return metrics
-    turns = [turn for episode in played for turn in episode.turns]
-    finished = Counter(turn.finish_reason for turn in turns)
-    metrics |= {
-        "train/success": float(np.mean([episode.success for episode in played])),
-        "train/score": float(np.mean([episode.score for episode in played])),
-        "train/num_turns": len(turns) / len(played),
-        "train/num_actions": sum(len(turn.executed) for turn in turns) / len(played),
-        "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
-        "train/valid_rate": float(np.mean([bool(turn.executed) for turn in turns])),
-        "train/cut_off": finished["length"] / len(turns),
-        "train/repetition": repetition(played),
-        "train/response_tokens": sum(sum(s.mask) for e in played for s in e.sequences) / len(turns),
-    }
-    return metrics
 
 
 def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, resume: bool, log: Log) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+"""What a step's training episodes were like."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from spa.agent.episode import Episode
+from spa.rl.health import repetition
+
+
+def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """Means over a step's training episodes, under the names ``train/*``."""
+    played = [episode for episode in episodes if episode.status != "error"]
+    metrics = {"train/errors": float(len(episodes) - len(played))}
+    if not played:
+        return metrics
+    turns = [turn for episode in played for turn in episode.turns]
+    finished = Counter(turn.finish_reason for turn in turns)
+    metrics |= {
+        "train/success": float(np.mean([episode.success for episode in played])),
+        "train/score": float(np.mean([episode.score for episode in played])),
+        "train/num_turns": len(turns) / len(played),
+        "train/num_actions": sum(len(turn.executed) for turn in turns) / len(played),
+        "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
+        "train/valid_rate": float(np.mean([bool(turn.executed) for turn in turns])),
+        "train/cut_off": finished["length"] / len(turns),
+        "train/repetition": repetition(played),
+        "train/response_tokens": sum(sum(s.mask) for e in played for s in e.sequences) / len(turns),
+    }
+    return metrics
