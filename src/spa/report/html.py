@@ -146,9 +146,9 @@ def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
     return {"": data.sft, **data.sft_of_variants}
 
 
-def render(template: str, title: str, **values: Any) -> str:
-    """A page from one of the templates. Its content security policy allows its own style sheet and script, by their hashes, and
-    nothing else."""
+def render(template: str, title: str, *, scripted: bool = False, **values: Any) -> str:
+    """A page from one of the templates. Its content security policy allows its own style sheet and, if ``scripted``, the
+    report's script, by their hashes, and nothing else."""
     environment = Environment(
         loader=PackageLoader("spa.report"),
         autoescape=True,
@@ -163,9 +163,9 @@ def render(template: str, title: str, **values: Any) -> str:
     return environment.get_template(template).render(
         title=title,
         css=Markup(css),
-        script=Markup(script),
+        script=Markup(script) if scripted else "",
         css_hash=_digest(css),
-        script_hash=_digest(script),
+        script_hash=_digest(script) if scripted else "",
         **values,
     )
 
@@ -197,6 +197,7 @@ def render_report(data: ReportData) -> str:
     return render(
         "report.html.jinja",
         f"{data.name} – SPA report",
+        scripted=True,
         data=data,
         colors=colors,
         verdict=[_minus(line) for line in verdict(scores(rows))],
