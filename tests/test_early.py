@@ -186,4 +186,4 @@ def test_another_selection_plays_nothing_again(tmp_path: Path, monkeypatch: pyte
     assert main([*arguments, "--out", str(out), "--resume"]) == 2
     assert "select the rows of stage 1, on which sft in" in capsys.readouterr().err
     assert main(["sft", *arguments[1:], "--out", str(out)]) == 2
-    assert "these settings differ: selfplay.success_only" in capsys.readouterr().err
+    assert "were selected with other settings: run `spa generate --resume` first" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.chdir(tmp_path)
     run = spa.run("sokoban_easy", *SMALL, out="runs/first", quiet=True)
+    shutil.copytree("runs/first", "runs/second")
     monkeypatch.setattr(spa, "run", lambda *args, **settings: run, raising=False)
     for page in (ROOT / "README.md", ROOT / "docs" / "python.md"):
         blocks = fenced(page, "python")

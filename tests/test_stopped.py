@@ -73,7 +73,7 @@ def test_a_run_is_written_by_one_process_and_ends_with_sigterm(tmp_path: Path, c
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert process.returncode == 143
-    said = [line for line in errors.splitlines() if not line.startswith("self-play: ")]
+    said = [line for line in errors.splitlines() if not line.startswith(("self-play", "spa "))]
     assert said == [f"Terminated. Continue with: spa generate --out {out} --resume"]
     assert printed == ""
     assert not any(alive(fork) for fork in forks)

@@ -152,7 +152,8 @@ def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None =
         from spa.sft.stage2 import run_sft
 
         source = source_config(cfg, variant)
-        data = data_folder(cfg, variant, out)
+        _, data = check_inputs(cfg, "sft", variant, out)
+        assert data is not None
         with stage.metrics(source) as log:
             model = run_sft(source, stage.folder, data=data, resume=stage.resume, log=log)
         stage.finish({"model": str(model.relative_to(stage.folder))})

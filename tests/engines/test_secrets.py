@@ -112,7 +112,7 @@ def test_tracebacks_do_not_show_it(
 
 
 def test_a_defects_traceback_does_not_show_it(out: Path) -> None:
-    code = f"import spa.pipeline\nfrom spa.cli import main\ndef report(_): raise TypeError({KEY!r})\n"
+    code = f"import spa.pipeline\nfrom spa.cli import main\ndef report(*_): raise TypeError({KEY!r})\n"
     code += "spa.pipeline.report = report\nimport sys; sys.argv = ['spa', 'report', '.']\nsys.exit(main())"
     environment = {**os.environ, "PYTHONPATH": str(Path(spa.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

@@ -9,6 +9,7 @@ import sys
 import types
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -275,7 +276,7 @@ def test_log_probs_that_are_not_the_models_end_the_play(vllm: None) -> None:
     assert (policy.max_logprob_diff, policy.engine._llm.dtype) == (0.02, "bfloat16")  # type: ignore[attr-defined]
 
 
-def test_several_gpus_for_one_engine_only_without_training(vllm: None) -> None:
+def test_several_gpus_for_one_engine_only_without_training(vllm: None, tmp_path: Path) -> None:
     settings = EngineConfig(kind="vllm", tensor_parallel=2)
     with pytest.raises(ValueError, match=r"set engine.tensor_parallel=1"):
         Policy.load(tiny_config(), engine=settings, trained=True)
@@ -283,8 +284,8 @@ def test_several_gpus_for_one_engine_only_without_training(vllm: None) -> None:
     config.engine = settings
     for stage in ("ppo", "run"):
         with pytest.raises(ValueError, match=r"set engine.tensor_parallel=1"):
-            check_command(config, stage, [VariantConfig()])
-    check_command(config, "eval", [VariantConfig()])
+            check_command(config, stage, [VariantConfig()], tmp_path)
+    check_command(config, "eval", [VariantConfig()], tmp_path)
 
 
 def test_samples_depend_on_session_and_turn_alone(vllm: None) -> None:

@@ -87,7 +87,7 @@ def test_a_config_cannot_run_a_program(
     monkeypatch.chdir(tmp_path)
     Path("evil.yaml").write_text("env: {id: 'subprocess:getoutput', tag: T, settings: {cmd: touch marker}}\n")
     assert main(["generate", "evil.yaml", *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("Error: 'subprocess:getoutput' is not a world: give a class with reset() and step(), not ")
     assert [path.name for path in tmp_path.iterdir()] == ["evil.yaml"]
 

@@ -303,7 +303,7 @@ def test_a_world_without_random_moves_shows_its_first_states() -> None:
             return ""
 
     worlds = [SimpleNamespace(seed=seed) for seed in (1, 2)]
-    task = SimpleNamespace(make_env=Words)
+    task = SimpleNamespace(make_env=Words, env=SimpleNamespace(step_timeout=0.0))
     assert sample_states(task, worlds, seed=0) == ["a door 1", "a door 2"]  # type: ignore[arg-type]
     turn = Turn(0, "a door 0", "", "", "an open door", executed=["push the door"])
     assert "other_move" not in dict(corrupted(Words(), turn, np.random.default_rng(0)))

@@ -26,7 +26,7 @@ def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> N
     assert data.versions["transformers"] == metadata.version("transformers")
     machine = {"processor": here["cpu"], "cores": str(here["cpu_count"]), "system": here["platform"]}
     assert machine.items() <= data.machine.items()
-    assert "pytest" in data.machine["command"]
+    assert data.machine["command"]
     page = render_report(data)
     for shown in ("Versions", metadata.version("transformers"), "Machine", here["cpu"]):
         assert shown in page

@@ -414,7 +414,9 @@ def test_in_bfloat16_old_log_probs_are_recomputed_and_the_difference_is_told(epi
 
 def test_a_world_model_loss_that_is_not_finite_stops_the_step(episodes, monkeypatch) -> None:
     policy, one = make(world_model_coef=1.0)
-    monkeypatch.setattr("spa.rl.update.loss_sums", lambda *a, **k: iter([torch.tensor(float("inf"))]))
+    monkeypatch.setattr(
+        "spa.rl.update.loss_sums", lambda *a, **k: iter([torch.tensor(float("inf"), requires_grad=True)])
+    )
     before = flat(policy.model.parameters())
     with pytest.raises(TrainingDiverged, match="world-model loss"):
         step(policy, one, episodes, world_model=[example(policy)])

@@ -106,7 +106,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         episodes_per_variant=limit,
         all_episodes=most_episodes is not None,
         selfplay=[_selfplay(stage) for stage in sorted(out.glob("selfplay*")) if (stage / "stats.json").is_file()],
-        info=_redacted(info),
+        info=_redacted(_without_end(info)),
         changed=_changed(cfg),
         decode=_decoder(out, cfg),
     )
@@ -167,6 +167,15 @@ def _corrections(table: Path, most: int = 3) -> Iterator[Correction]:
     for row in islice(worlds.values(), most):
         extra = row["extra_info"]
         yield Correction(extra.get("original_response"), row["response"], extra.get("executed") or [])
+
+
+def _without_end(info: dict[str, Any]) -> dict[str, Any]:
+    """Without how the last command ended, which is recorded after it has written its report."""
+    commands = info.get("commands")
+    if not isinstance(commands, list) or not commands or not isinstance(commands[-1], dict):
+        return info
+    last = {name: value for name, value in commands[-1].items() if name not in ("ended", "error")}
+    return {**{name: value for name, value in info.items() if name != "sha256"}, "commands": [*commands[:-1], last]}
 
 
 def _redacted(value: Any) -> Any:
