@@ -285,7 +285,7 @@ def test_several_gpus_for_one_engine_only_without_training(vllm: None, tmp_path:
     for stage in ("ppo", "run"):
         with pytest.raises(ValueError, match=r"set engine.tensor_parallel=1"):
             check_command(config, stage, [VariantConfig()], tmp_path)
-    check_command(config, "eval", [VariantConfig()], tmp_path)
+    check_command(config, "eval", [VariantConfig()], tmp_path, "builtin:tiny")
 
 
 def test_samples_depend_on_session_and_turn_alone(vllm: None) -> None:
