@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -121,12 +120,12 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def _portable(error: Exception, prefix: str = "") -> Exception:
-    """The exception without its cause, or its text where it cannot be sent."""
+    """The exception without its cause, or its text where another rank could not make it of a text alone."""
+    kind = type(error)
     try:
-        copy: Exception = pickle.loads(pickle.dumps(type(error)(f"{prefix}{error}")))
+        return RuntimeError(f"{prefix}{error}") if "<locals>" in kind.__qualname__ else kind(f"{prefix}{error}")
     except Exception:
-        copy = RuntimeError(f"{prefix}{error}")
-    return copy
+        return RuntimeError(f"{prefix}{error}")
 
 
 def add(*sums: MutableMapping[str, float]) -> None:

@@ -16,11 +16,14 @@ from spa.view.index import RUNNING, RunEntry
 _WIDTH, _HEIGHT = 120, 28  # of a sparkline
 
 _environment = Environment(loader=PackageLoader("spa.view"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_css = (
-    Environment(loader=PackageLoader("spa.report")).get_template("report.css").render()
-    + _environment.get_template("view.css").render()
-)
-_script = _environment.get_template("view.js").render()
+
+
+def _source(package: str, name: str) -> str:
+    return PackageLoader(package).get_source(_environment, name)[0]
+
+
+_css = _source("spa.report", "report.css") + _source("spa.view", "view.css")
+_script = _source("spa.view", "view.js")
 
 
 def _hash(text: str) -> str:
