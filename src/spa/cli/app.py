@@ -339,9 +339,9 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, variant, folder."""
     from spa.common.progress import note, set_quiet
 
-    set_quiet(options.quiet)
+    set_quiet(options.quiet or os.environ.get("RANK", "0") != "0")  # of several ranks the main one speaks
     begun = f"spa {__version__} {command}"
-    at_once = sys.stderr.isatty() and not options.dry_run
+    at_once = sys.stderr.isatty() and not options.dry_run and not _is_rank()
     if at_once:  # reading the config takes a second
         note(begun)
     from spa.config.load import load_variant, preset_of, to_yaml
@@ -356,7 +356,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
-    if not options.dry_run:  # said before anything heavy is imported
+    said = _is_rank() and cfg.launcher == "torchrun"  # by the command that started the ranks
+    if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
         note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))
         if options.out is None:
@@ -383,10 +384,6 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             return
         with ranks.joined(cfg.scale):
             folder = ranks.gather(folder)[0]  # its name has the time
-            if options.out is None:
-                note(f"Run folder: {folder}")
-            if preset:
-                note(f"Preset: {preset}")
             work(pipeline, cfg, variant, folder)
 
 
