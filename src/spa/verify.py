@@ -262,7 +262,7 @@ def _same(again: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> No
 
 
 def _report(folder: RunFolder) -> str:
-    last = folder.info()["commands"][-1]
+    last = folder.last_command()
     if (last.get("spa"), last.get("package_git")) != (__version__, git_state(str(Path(__file__).parent))):
         return "not compared: another version of the package wrote it"
     written = (folder.path / "report.html").read_bytes()

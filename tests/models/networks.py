@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import Qwen2Config
+
+# The shape of Qwen2.5-1.5B
+BIG = Qwen2Config(
+    num_hidden_layers=28,
+    hidden_size=1536,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    intermediate_size=8960,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+)
 
 
 def network(family: str = "llama", seed: int = 0, **changes: Any) -> Any:

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config
 
 from spa.config.load import load_config
 from spa.config.overrides import apply_overrides
@@ -14,16 +13,7 @@ from spa.models import fit, memory
 from spa.models.memory import GIB, estimate_training
 from spa.rl import memory as ppo
 from spa.sft import memory as sft
-
-BIG = Qwen2Config(
-    num_hidden_layers=28,
-    hidden_size=1536,
-    num_attention_heads=12,
-    num_key_value_heads=2,
-    intermediate_size=8960,
-    vocab_size=151_936,
-    tie_word_embeddings=True,
-)
+from tests.models.networks import BIG
 
 
 @pytest.fixture

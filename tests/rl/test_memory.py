@@ -7,24 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config
 
 from spa.config.load import load_config, load_variant
 from spa.dry_run import plan
 from spa.models.load import load_tokenizer
 from spa.models.memory import GIB, count_parameters, estimate_training
 from spa.rl.memory import PROMPT, memory_estimate
-from tests.models.networks import network
-
-BIG = Qwen2Config(
-    num_hidden_layers=28,
-    hidden_size=1536,
-    num_attention_heads=12,
-    num_key_value_heads=2,
-    intermediate_size=8960,
-    vocab_size=151_936,
-    tie_word_embeddings=True,
-)
+from tests.models.networks import BIG, network
 
 
 @pytest.fixture

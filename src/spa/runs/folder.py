@@ -155,7 +155,7 @@ class RunFolder:
         self.say_damage()
         entries = self.info().get("commands", [])
         entries = entries if isinstance(entries, list) else []
-        self._compare(entries, facts)
+        self._compare(facts)
         atomic_write(self.config_path, config)
         entry = {"command": command, "resume": resume, "started": started, **facts}
         self._write({"name": redact(cfg.name), "commands": [*entries, entry]})
@@ -176,9 +176,15 @@ class RunFolder:
         data.pop("sha256", None)
         atomic_write(self.info_path, json.dumps({**data, "sha256": own_digest(data)}, indent=2) + "\n")
 
-    def _compare(self, entries: list[Any], facts: dict[str, Any]) -> None:
+    def last_command(self) -> dict[str, Any]:
+        """The record of the last command; empty if there is none, or ``run.json`` is damaged."""
+        entries = self.info().get("commands")
+        last = entries[-1] if isinstance(entries, list) and entries else {}
+        return last if isinstance(last, dict) else {}
+
+    def _compare(self, facts: dict[str, Any]) -> None:
         """Notes how the machine, versions or commits differ from the last command's."""
-        last = entries[-1] if entries and isinstance(entries[-1], dict) else {}
+        last = self.last_command()
         if last and (changed := changes(last, facts)):
             note(f"{self.path} was run with other versions or on another machine: {'; '.join(changed)}")
 
@@ -191,8 +197,7 @@ class RunFolder:
 
     def edited(self) -> bool:
         """Whether config.yaml differs from what the last command wrote."""
-        entries = self.info().get("commands", [])
-        last = entries[-1] if isinstance(entries, list) and entries and isinstance(entries[-1], dict) else {}
+        last = self.last_command()
         if "config_sha256" not in last or not self.config_path.is_file():
             return False
         return str(last["config_sha256"]) != _sha256(self.config_path.read_text(encoding="utf-8", errors="replace"))
