@@ -7,10 +7,12 @@ takes the place of the model file.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import io
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -244,17 +246,28 @@ def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        ValueError: one line: it cannot be read or holds no mapping.
+    """
     import yaml
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        data = OmegaConf.to_container(OmegaConf.load(path))
+        data = _parse(path.read_text("utf-8"))
     except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ValueError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} is no config: it must hold a mapping")
-    return {str(key): value for key, value in data.items()}
+    return {str(key): copy.deepcopy(value) for key, value in data.items()}
+
+
+@lru_cache(maxsize=64)  # a tenth of a second a file, and a run's config is asked for often
+def _parse(text: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
 
 
 def compose_files(
@@ -265,6 +278,19 @@ def compose_files(
     Returns:
         the config, and the chosen file of every group.
     """
+    if folder == conf_folder() and preset is None:
+        return copy.deepcopy(_compose_packaged(name, tuple(choices.items())))
+    return _compose(name, folder, choices, preset)
+
+
+@lru_cache(maxsize=64)
+def _compose_packaged(name: str, choices: tuple[tuple[str, str], ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    return _compose(name, conf_folder(), dict(choices), None)
+
+
+def _compose(
+    name: str, folder: Path, choices: Mapping[str, str], preset: Preset | None
+) -> tuple[dict[str, Any], dict[str, str]]:
     from hydra import compose, initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
