@@ -16,6 +16,7 @@ from spa.pretrain.network import TinySize, build_model
 
 SMALL = [
     "model.threads=1",
+    "env.max_turns=3",
     "selfplay.groups=4",
     "selfplay.group_size=2",
     "sft.epochs=1",
