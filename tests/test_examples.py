@@ -25,7 +25,7 @@ EXAMPLES = ROOT / "examples"
 
 # What makes a run a matter of seconds.
 SMALL = [
-    *("model.threads=1", "sampling.processes=1"),
+    *("model.threads=1", "sampling.processes=1", "env.max_turns=3"),
     *("selfplay.groups=4", "selfplay.group_size=2"),
     *("sft.epochs=1", "sft.batch_size=8", "sft.eval_worlds=2"),
     *("ppo.steps=1", "ppo.groups=2", "ppo.group_size=2", "ppo.val_every=1", "ppo.val_worlds=2", "ppo.warmup_steps=0"),
