@@ -32,6 +32,7 @@ from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
+from spa.rl.episode_files import step_file, write_step
 from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
 from spa.rl.health import Health, TrainingCollapsed
 from spa.rl.learner import Learner
@@ -199,7 +200,7 @@ class PPOTrainer:
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
         if config.log_episodes and ranks.is_main():
-            write_episodes(step_file(self.out, step), episodes[: config.log_episodes])
+            write_step(self.out, step, episodes[: config.log_episodes], config.keep_episodes)
         chosen, filtered = self._filter(episodes)
         metrics |= filtered
         if chosen:

@@ -50,6 +50,7 @@ _FREE = (
     "ppo.on_collapse",
     "ppo.collapse_patience",
     "ppo.keep_checkpoints",
+    "ppo.keep_episodes",
 )
 # Settings that only select the rows of stage 1: `generate` and `run` may be resumed with others, and play nothing again.
 SELECTION = (
