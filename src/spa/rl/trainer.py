@@ -380,11 +380,13 @@ class PPOTrainer:
         metrics: dict[str, float] = {}
         for prefix, task, worlds in self.validations:
             episodes = self.policy.play(task, worlds, samples=samples, seed=seed)
+            Failures.check("validation", config.env.max_failed, episodes)
             summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
             metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
         if self.probe is not None and config.eval.world_model_worlds and self.validations:
             chosen = self.validations[0][2][: config.eval.world_model_worlds]
             probed = self.policy.play(self.probe, chosen, samples=1, seed=seed)
+            Failures.check("world model", config.env.max_failed, probed)
             metrics |= world_model_metrics(probed, self.probe.make_env().legal)
             metrics |= calibration_metrics(
                 self.policy.model,
@@ -438,11 +440,6 @@ class PPOTrainer:
             load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
         self.learner.load_state(state["learner"])
         load_sharded(folder, self.learner.optimizer, self.learner.modules)
-
-
-def step_file(out: Path, step: int) -> Path:
-    """The file of a step's first training episodes."""
-    return out / "episodes" / f"step_{step:06d}.jsonl"
 
 
 def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, resume: bool, log: Log) -> dict[str, Any]:
