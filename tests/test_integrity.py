@@ -354,3 +354,14 @@ def test_whoever_writes_a_manifest_again_is_believed(run: Path, capsys: pytest.C
 def test_what_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_checked_run_by_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run, run.parent / "seed-2")
+    change_json(run.parent / "seed-2" / EVAL / "result.json", **{"metrics__pass@1": 0.99})
+    assert main(["verify", str(run.parent)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    second = lines.index("seed-2:")
+    assert lines[0] == "run:"
+    assert not any(line.startswith("FAIL") for line in lines[:second])
+    assert any("pass@1 is 0.99" in line for line in lines[second:])

@@ -108,7 +108,7 @@ def model() -> Asked:
 def test_practice_leaves_a_broken_start_out(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     lessons = lesson_rows(model(), task_of(name), WORLDS, PlannerConfig(), whole=False)  # type: ignore[arg-type]
     assert {row.extra["seed"] for row in lessons.plans} == {0, 2}
-    assert f"planning: 1 of 3 episodes failed; the first: seed {BAD}: {message(name)}" in capsys.readouterr().err
+    assert f"planning: 1 of 3 worlds failed; the first: seed {BAD}: {message(name)}" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"planning: 1 of 3 .* \(stopped because of env.max_failed=0.1\)"):
         lesson_rows(model(), task_of(name, max_failed=0.1), WORLDS, PlannerConfig(), whole=False)  # type: ignore[arg-type]
 
@@ -118,7 +118,7 @@ def test_transitions_of_a_world_that_fails_when_its_prompt_is_written_are_left_o
     episodes = [Episode("B", world.seed, 0, turns=[turn]) for world in WORLDS]
     rows = transition_rows(episodes, task_of("ResetRaises"))
     assert [row.extra["seed"] for row in rows] == [0, 2]
-    assert "transitions: 1 of 3 episodes failed" in capsys.readouterr().err
+    assert "transitions: 1 of 3 worlds failed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["StepExits", "RewardNan", "StepHangs", "StateSurrogate"])
@@ -127,7 +127,9 @@ def test_random_walks_end_where_the_world_fails(name: str, capsys: pytest.Captur
     assert sample_states(task, WORLDS, seed=0, moves=1) == ["world 0", "next", "world 1", "world 2", "next"]
     found = imagination_metrics(model(), task, WORLDS, depth=1, seed=0, walks=1)  # type: ignore[arg-type]
     assert found["imagination/depth_1/walks"] == 2
-    assert capsys.readouterr().err.count(f"random play: 1 of 3 episodes failed; the first: seed {BAD}") == 2
+    said = capsys.readouterr().err
+    assert f"random play: 1 of 3 worlds failed; the first: seed {BAD}" in said
+    assert f"random play: 1 of 3 walks failed; the first: seed {BAD}" in said
 
 
 class Settable(Fine):
@@ -161,7 +163,7 @@ def test_the_simulator_gives_a_broken_state_no_probability(capsys: pytest.Captur
         ("next", 0.5, 1.0), ("none", 0.0, 0.0), ("bad", 0.0, 0.0), ("next", 0.5, 1.0)
     ]]  # fmt: skip
     assert Settable.made == made + 1, "a refused state does not cost a world, a broken one does"
-    assert "simulator: 1 of 4 episodes failed; the first: seed 0: step: SystemExit: 1" in capsys.readouterr().err
+    assert "simulator: 1 of 4 moves failed; the first: seed 0: step: SystemExit: 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), None])
@@ -180,7 +182,7 @@ def test_a_turn_whose_corrupted_states_break_the_world_is_not_judged(
     turn = Turn(0, "ab", "", response, "ba", prediction="ba", executed=["go"])
     monkeypatch.setattr("spa.evaluate.calibration._context", lambda episode, turn: [1])
     assert cases(CHAT, lambda: CheckedEnv(Breaks), [Episode("B", 5, 0, turns=[turn])], 0) == []
-    assert "corrupted states: 1 of 1 episodes failed; the first: seed 5: reset: " in capsys.readouterr().err
+    assert "corrupted states: 1 of 1 turns failed; the first: seed 5: reset: " in capsys.readouterr().err
     assert len(cases(CHAT, lambda: CheckedEnv(Legal), [Episode("B", 5, 0, turns=[turn])], 0)) == 1
 
 

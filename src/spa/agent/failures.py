@@ -19,10 +19,11 @@ class Failures:
         what: the stage, in messages.
         limit: the share that may fail (``env.max_failed``).
         total: episodes to be played; 0 = not known.
+        unit: what is counted, in messages, where it is not episodes.
     """
 
-    def __init__(self, what: str, limit: float, total: int = 0) -> None:
-        self.what, self.limit, self.total = what, limit, total
+    def __init__(self, what: str, limit: float, total: int = 0, *, unit: str = "episodes") -> None:
+        self.what, self.limit, self.total, self.unit = what, limit, total, unit
         self.seen = self.count = 0
         self._first: list[str] = []
         self._said = 0
@@ -73,4 +74,4 @@ class Failures:
         failures.say()
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.count} of {self.total or self.seen} episodes failed; the first: {' | '.join(self._first)}"
+        return f"{self.what}: {self.count} of {self.total or self.seen} {self.unit} failed; the first: {' | '.join(self._first)}"

@@ -205,7 +205,7 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
 
 def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
     """The header of each world by its seed; without those of worlds that fail."""
-    env, failures = task.make_env(), Failures("transitions", task.env.max_failed)
+    env, failures = task.make_env(), Failures("transitions", task.env.max_failed, unit="worlds")
     headers: dict[int, str] = {}
     for seed, noise_seed in {episode.seed: episode.noise_seed for episode in reversed(list(episodes))}.items():
         with failures.alone(seed):

@@ -46,7 +46,7 @@ def export_tasks(cfg: Config, out: Path, train: int, val: int) -> None:
 
 def _rows(cfg: Config, task: Task, split: str, count: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    failures = Failures(f"worlds of split {split}", task.env.max_failed, count)
+    failures = Failures(f"worlds of split {split}", task.env.max_failed, count, unit="worlds")
     source = WorldSource(task, split, first_seed(cfg.seeds, split), unique=split == "val")
     for index, world in enumerate(source.take(count)):
         play = Play.start(task, world, 0, 0)

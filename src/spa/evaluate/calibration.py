@@ -98,7 +98,7 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
 
     A turn whose world fails is left out: ``make_env`` makes worlds whose failures are ``WorldError``s.
     """
-    env, failures = make_env(), Failures("corrupted states", 1.0)
+    env, failures = make_env(), Failures("corrupted states", 1.0, unit="turns")
     out = []
     for episode in episodes:
         if episode.status == "error":

@@ -58,7 +58,7 @@ def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int 
     states: list[str] = []
     env = task.make_env()
 
-    failures = Failures("random play", task.env.max_failed, len(worlds))
+    failures = Failures("random play", task.env.max_failed, len(worlds), unit="worlds")
     for world in worlds:
         rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed]))
         with failures.alone(world.seed):

@@ -116,7 +116,7 @@ def imagination_metrics(
     * ``believed``: mean probability of the model's answer. ``walks``: count.
     """
     walked = [(world, walk) for world in worlds for walk in range(walks)]
-    env, failures = task.make_env(), Failures("random play", task.env.max_failed, len(walked))
+    env, failures = task.make_env(), Failures("random play", task.env.max_failed, len(walked), unit="walks")
     truths = [_walk(env, failures, world, walk, depth, seed) for world, walk in walked]
     failures.say()
     imagined = [moves[0].state if moves else "" for moves in truths]
@@ -167,7 +167,7 @@ def _likeliest(
     if not world_model.has_weights:
         return []
     candidates: list[tuple[int, str]] = []  # grouped by walk, the truth first
-    failures = Failures("corrupted states", 1.0)
+    failures = Failures("corrupted states", 1.0, unit="walks")
     for number in walks:
         move = truths[number][step]
         if move.next_state != move.state:

@@ -62,7 +62,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     depth = min(planner.depth, task.env.max_actions)
     imagined: list[dict[str, Any]] = []
-    env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds))
+    env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds), unit="worlds")
     with progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]

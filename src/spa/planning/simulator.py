@@ -42,7 +42,7 @@ class Simulator(WorldModel):
     def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
         super().__init__(policy, task, samples=samples, proposals=proposals, seed=seed)
         self._env = task.make_env()
-        self._failures = Failures("simulator", task.env.max_failed)
+        self._failures = Failures("simulator", task.env.max_failed, unit="moves")
         check_settable(self._env)
 
     @property

@@ -96,7 +96,7 @@ def lesson_rows(
     left = task.env.max_actions
     depth = min(config.depth, left)
     world_model_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
-    result, failures = Lessons(), Failures(title, task.env.max_failed, len(worlds))
+    result, failures = Lessons(), Failures(title, task.env.max_failed, len(worlds), unit="worlds")
     with progress(len(worlds), title) as bar:
         for start in range(0, len(worlds), CHUNK):
             chunk = worlds[start : start + CHUNK]
