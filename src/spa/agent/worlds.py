@@ -106,7 +106,8 @@ class WorldSource:
                 fruitless += 1
                 continue
             fruitless = 0
-            self._taken.add(key)
+            if self.unique:
+                self._taken.add(key)
             worlds.append(world)
         return worlds
 
