@@ -23,7 +23,7 @@ MAX_CHARS = 100_000  # of a state, without another limit
 class WorldError(ValueError):
     """A world failed or broke the contract; the message is one line and valid Unicode.
 
-    Its cause is what the world raised, None where it returned something wrong, did not end in time or wanted to exit.
+    Its cause is what the world raised (``SystemExit``, too), None where it returned something wrong or did not end in time.
     """
 
     @property
