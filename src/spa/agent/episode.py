@@ -78,7 +78,8 @@ class Episode:
     ``status`` is ``completed`` (the world ended), ``truncated`` (a limit ended it) or ``error`` (the world or the engine
     failed; ``error`` has the message; such an episode is never trained on and never counted as a success).
     ``total_reward`` is the sum of the turns' rewards, ``total_penalty`` the sum of their format penalties.
-    ``content`` identifies the world by its content.
+    ``content`` identifies the world by its content. ``estimates`` holds what PPO made of a training episode that is kept, if it
+    was trained on: ``advantages`` and, with a critic, ``values``, by turn one number for each sampled token.
     """
 
     task: str
@@ -95,6 +96,7 @@ class Episode:
     success: bool = False
     status: str = "completed"
     error: str = ""
+    estimates: dict[str, list[list[float]]] = field(default_factory=dict)
 
     @property
     def total_reward(self) -> float:

@@ -159,7 +159,8 @@ def render(template: str, title: str, *, scripted: bool = False, **values: Any) 
     environment.filters["cut"] = cut
     loader = environment.loader
     assert loader is not None
-    css, script = (loader.get_source(environment, name)[0] for name in ("report.css", "theatre.js"))
+    css, *scripts = (loader.get_source(environment, name)[0] for name in ("report.css", "theatre.js", "curves.js"))
+    script = "\n".join(scripts)
     return environment.get_template(template).render(
         title=title,
         css=Markup(css),

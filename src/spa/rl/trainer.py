@@ -198,16 +198,18 @@ class PPOTrainer:
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
-        if config.log_episodes and ranks.is_main():
-            write_episodes(step_file(self.out, step), episodes[: config.log_episodes])
         chosen, filtered = self._filter(episodes)
         metrics |= filtered
-        if chosen:
-            self.empty_steps = 0
-            rng = np.random.default_rng(stream_seed(run, UPDATE, step))
-            metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
-        else:
-            self._count_empty(episodes)
+        try:
+            if chosen:
+                self.empty_steps = 0
+                rng = np.random.default_rng(stream_seed(run, UPDATE, step))
+                metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
+            else:
+                self._count_empty(episodes)
+        finally:  # after the update, which adds its estimates; also where it fails, to see what was played
+            if config.log_episodes and ranks.is_main():
+                write_episodes(step_file(self.out, step), episodes[: config.log_episodes])
         self.step = step
         ended = time.perf_counter()
         return metrics | {
