@@ -22,8 +22,8 @@ from spa.envs import TextEnv
 from spa.envs.checked import WorldError, checked_step, guarded
 from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
+from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
-from spa.evaluate.verdict import PLANNED
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.simulator import Simulator

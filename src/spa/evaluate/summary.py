@@ -18,7 +18,8 @@ from spa.common.files import atomic_write
 from spa.common.tables import text_table
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
-from spa.evaluate.verdict import BASE, VariantScore, counterparts, main_variant, verdict
+from spa.evaluate.roles import BASE
+from spa.evaluate.verdict import VariantScore, counterparts, main_variant, verdict
 from spa.runs.trainings import NO_TRAINING, Training
 
 

@@ -17,8 +17,9 @@ from markupsafe import Markup
 
 from spa.common.files import atomic_write
 from spa.common.progress import duration
+from spa.evaluate.roles import BASE
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
-from spa.evaluate.verdict import BASE, verdict
+from spa.evaluate.verdict import verdict
 from spa.report.boards import alphabet
 from spa.report.charts import comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
 from spa.report.data import MetricsRow, ReportData

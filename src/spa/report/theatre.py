@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
-from spa.evaluate.verdict import MAIN_VARIANTS
+from spa.evaluate.roles import MAIN_VARIANTS
 from spa.report.boards import Alphabet
 from spa.report.data import VariantReport
 from spa.report.turns import LONGEST, choose_episodes, cut

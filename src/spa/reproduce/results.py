@@ -21,9 +21,10 @@ from spa.config.load import load_variant
 from spa.config.schema import VariantConfig
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
+from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
-from spa.evaluate.verdict import PLANNED, counterparts, main_variant
+from spa.evaluate.verdict import counterparts, main_variant
 from spa.report.charts import mean, series
 from spa.reproduce.scale import BASELINE, Cell, Scale
 from spa.runs.folder import variants_folder
