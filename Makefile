@@ -1,5 +1,5 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
-# make test: lint, types, security and tests
+# make test: lint, types, security, the documentation site and tests
 # make screenshots: the report in a browser (chromium): its tests, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
 # make test-scale: several ranks (processes) against one, on this machine's CPU
@@ -32,7 +32,7 @@ demo: $(VENV)/.installed
 	@echo && echo "A test world, played with plans over the predictions of stage 2:"
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
-test: lint security
+test: lint security docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not browser and not scale"
 
 test-real: $(VENV)/.installed-dev
@@ -66,8 +66,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks $(BENCH)
 
 # make docs: the documentation site, in site/; fails on a broken link
-docs: $(VENV)/.installed
-	@$(PIP) -e '.[docs]'
+docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
@@ -91,6 +90,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing (a few minutes the first time)"
 	@$(PIP) torch
 	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
