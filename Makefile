@@ -67,7 +67,7 @@ bench: $(VENV)/.installed-dev
 
 # make docs: the documentation site, in site/; fails on a broken link
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: it would count no warning
 	@echo "site/index.html"
 
 # make clean: caches, build outputs and the demo's run; other runs and .venv stay

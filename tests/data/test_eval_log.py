@@ -55,8 +55,17 @@ def test_verifiers_rows() -> None:
 @pytest.mark.parametrize("form", ["inspect", "verifiers"])
 def test_hostile_text_survives(tmp_path: Path, form: str) -> None:
     write_episode_log(tmp_path / "log", episodes(), form, model="m")
-    text = (tmp_path / "log").read_text(encoding="ascii")
-    assert json.dumps(HOSTILE)[1:-1] in text
+    text = (tmp_path / "log").read_text(encoding="utf-8")
+    assert json.dumps(HOSTILE.replace("\ud800", "?"), ensure_ascii=False)[1:-1] in text
+
+
+@pytest.mark.integration
+def test_inspect_reads_its_log(tmp_path: Path) -> None:
+    inspect_ai = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai")
+    write_episode_log(tmp_path / "log.json", episodes(), "inspect", model="spa/m")
+    won, failed = inspect_ai.read_eval_log(str(tmp_path / "log.json")).samples
+    assert (won.id, won.epoch, won.scores["success"].value, len(won.messages)) == ("5-base", 2, 1, 5)
+    assert failed.error.message == "OSError: gone"
 
 
 def test_samples_keep_everything_but_tokens(tmp_path: Path) -> None:
