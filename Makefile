@@ -3,6 +3,7 @@
 # make screenshots: the report in a browser (chromium): its tests, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
 # make test-scale: several ranks (processes) against one, on this machine's CPU
+# make faults: runs that are killed, interrupted or out of disk space, and resumed: a line of figures each
 # All make a virtual environment in .venv with the tested versions of constraints.txt.
 
 SHELL := /bin/bash
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real test-scale screenshots lint security format bench docs clean
+.PHONY: help demo test test-real test-scale faults screenshots lint security format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -33,7 +34,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
 test: lint security
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not browser and not scale"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not browser and not scale and not faults"
 
 test-real: $(VENV)/.installed-dev
 	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m
@@ -46,6 +47,9 @@ screenshots: $(VENV)/.installed-dev
 
 test-scale: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale tests/scale
+
+faults: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m faults tests/faults
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

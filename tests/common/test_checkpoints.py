@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
-from spa.common.files import atomic_file, atomic_folder
+from spa.common.files import atomic_file, atomic_folder, sweep
 from spa.runs.stage import Stage
 
 
@@ -67,7 +67,7 @@ def test_a_killed_replacement_leaves_no_half_folder(tmp_path: Path, monkeypatch:
     assert all(is_whole(folder) for _, folder in list_checkpoints(tmp_path))
 
 
-def test_the_next_start_of_a_stage_sweeps_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_writes_left_is_swept_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = tmp_path / "ppo"
     checkpoints(stage, 1, 2)
     (stage / ".hidden").write_text("somebody's")
@@ -80,6 +80,7 @@ def test_the_next_start_of_a_stage_sweeps_up(tmp_path: Path, monkeypatch: pytest
     for write in unended:
         write.__enter__()
     assert len(list(stage.rglob(".*.tmp"))) == 3
+    sweep(tmp_path)
     assert Stage(stage, "PPO", True).resume
     assert list(stage.rglob(".*.tmp")) == []
     assert sorted(path.name for path in stage.iterdir()) == [".hidden", "checkpoints"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from spa.agent.task import Task
 from spa.common.progress import leave_to_parent
-from spa.engines.processes import can_fork
+from spa.engines.processes import can_fork, die_with_parent
 from spa.envs import TextEnv
 from spa.envs.checked import Step, WorldError, checked_reset, checked_step, guarded
 
@@ -165,6 +165,7 @@ class ProcessHost:
 
 def _host(task: Task, pipe: Connection) -> None:
     """Serves a ``ProcessHost`` until it closes the pipe."""
+    die_with_parent()
     leave_to_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from spa.cli.reproduce import reproduce
 from spa.cli.verify import verify
 from spa.cli.view import view
 from spa.common.secrets import print_traceback, redact
-from spa.common.signals import Interrupted, interruptible
+from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
 from spa.config.overrides import current_name
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``SPA_DEBUG=1`` shows the traceback of an error.
     """
+    with terminated_as_interrupted():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     if argv is None:  # as a program: worlds in files of the working directory are found, last of all
         sys.path.append(os.getcwd())
     try:
@@ -102,8 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Interrupted as error:
         return _fail("" if _is_rank() else str(error), error.code)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("Interrupted.", 130)
+    except (KeyboardInterrupt, typer.Abort) as error:  # typer makes an Abort of it
+        stopped = Interrupted("", error if isinstance(error, KeyboardInterrupt) else error.__cause__)
+        return _fail("" if _is_rank() else str(stopped), stopped.code)
     except SystemExit as error:  # ours returns codes
         return _fail(f"Error: a world or library asked to end the program (SystemExit: {error})", 2)
     except BrokenPipeError:  # `spa config | head`
@@ -364,27 +371,36 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             note(f"Run folder: {folder}")
         if preset:
             note(f"Preset: {preset}")
-    pipeline = importlib.import_module("spa.pipeline")
-    if options.dry_run:
-        names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
-        variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
-        print(to_yaml(cfg), end="")
-        for line in imports(cfg, variants):
-            print(f"# {redact(line)}", flush=True)  # said before it is done
-        if options.out is not None:
-            check_out(cfg, folder, command, options.resume, variant)
-        heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
-        for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
-            print(f"# {redact(line)}".rstrip())
-        return
-    more = f" --variant {chosen}" if chosen else ""
-    with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
-        if launch.needed(cfg):
+    words = [
+        command,
+        *(["--variant", chosen] if chosen else []),
+        *(["--model", options.model] if options.model else []),
+    ]
+    with interruptible(lambda: _how_to_resume(words, folder)):
+        pipeline = importlib.import_module("spa.pipeline")
+        if options.dry_run:
+            names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
+            variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
+            print(to_yaml(cfg), end="")
+            for line in imports(cfg, variants):
+                print(f"# {redact(line)}", flush=True)  # said before it is done
+            if options.out is not None:
+                check_out(cfg, folder, command, options.resume, variant)
+            heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
+            for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
+                print(f"# {redact(line)}".rstrip())
+        elif launch.needed(cfg):
             launch.torchrun(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])])
-            return
-        with ranks.joined(cfg.scale):
-            folder = ranks.gather(folder)[0]  # its name has the time
-            work(pipeline, cfg, variant, folder)
+        else:
+            with ranks.joined(cfg.scale):
+                folder = ranks.gather(folder)[0]  # its name has the time
+                work(pipeline, cfg, variant, folder)
+
+
+def _how_to_resume(words: Sequence[str], folder: Path) -> str:
+    if not (folder / "config.yaml").is_file():
+        return "Nothing was written: give the same command again"
+    return f"Continue with: spa {shlex.join([*words, '--out', str(folder), '--resume'])}"
 
 
 def _config(options: _Options) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -16,36 +16,38 @@ class Terminated(KeyboardInterrupt):
 class Interrupted(Exception):
     """A command was stopped by Ctrl-C (``code`` 130) or SIGTERM (143); the message says how to resume."""
 
-    def __init__(self, how: str, cause: KeyboardInterrupt) -> None:
+    def __init__(self, how: str, cause: BaseException | None) -> None:
         terminated = isinstance(cause, Terminated)
-        super().__init__(f"{'Terminated' if terminated else 'Interrupted'}. {how}")
+        super().__init__(f"{'Terminated' if terminated else 'Interrupted'}. {how}".rstrip())
         self.code = 143 if terminated else 130
 
 
 @contextmanager
-def interruptible(how: str) -> Iterator[None]:
-    """Raises ``Interrupted`` for Ctrl-C and SIGTERM; ``how`` tells the user how to resume."""
+def interruptible(how: Callable[[], str]) -> Iterator[None]:
+    """Raises ``Interrupted`` for Ctrl-C and SIGTERM; ``how`` tells the user how to resume, and is asked then."""
     try:
         with terminated_as_interrupted():
             yield
     except KeyboardInterrupt as error:
-        raise Interrupted(how, error) from None
+        raise Interrupted(how(), error) from None
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raises ``Terminated`` on SIGTERM; does nothing outside the main thread, the only one that may set signal handlers."""
-    if threading.current_thread() is not threading.main_thread():
+    """Raises ``Terminated`` on SIGTERM; does nothing inside another such block, nor outside the main thread, the only one that may
+    set signal handlers."""
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is _terminate:
         yield
         return
-
-    def terminate(*_: object) -> NoReturn:
-        # `timeout` and batch systems send several; a second must not interrupt the cleanup.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> NoReturn:
+    # `timeout` and batch systems send several; a second must not interrupt the cleanup.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated

@@ -6,7 +6,9 @@ inherits the model, the worlds and the tokenizer, and its changes stay private.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
 import pickle  # only what this process and its own forks sent each other # nosec B403
 import signal
 import sys
@@ -26,6 +28,14 @@ PATIENCE = 60.0  # seconds, plus twenty times our own share's time, until a proc
 def can_fork() -> bool:
     """Whether this process may be forked: on Linux, unless it may not have children (daemonic)."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+def die_with_parent() -> None:
+    """For a fork: Linux ends it with its parent, also a killed one; it would go on playing for nobody."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if (parent := multiprocessing.parent_process()) and parent.pid != os.getppid():
+        os._exit(1)
 
 
 def in_processes(work: Callable[[int], T], count: int) -> list[T]:
@@ -76,6 +86,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
 
 
 def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
+    die_with_parent()
     leave_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the command's handler: a fork has nothing to clean up or report
     answer: tuple[Any, Exception | None]

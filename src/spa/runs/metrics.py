@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spa.common.files import atomic_write
+from spa.common.files import append, atomic_write
 from spa.runs.trackers import Tracker
 
 
@@ -38,9 +38,7 @@ class MetricsLog:
         line = json.dumps(
             {"step": int(step), "time": round(time.time(), 3), **values}, allow_nan=False, ensure_ascii=False
         )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append(self.path, line + "\n")
         numbers = {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
         for tracker in self.trackers:
             tracker.log(int(step), numbers)
