@@ -45,6 +45,13 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3, "nothing else is left"
 
 
+def test_pruning_on_resume_keeps_what_was_resumed_from(tmp_path: Path) -> None:
+    """A later checkpoint that the run went back from is damaged."""
+    checkpoints(tmp_path, 1, 2, 3)
+    prune_checkpoints(tmp_path, 1, newest=2)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [2, 3]
+
+
 def test_a_killed_pruning_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = tmp_path / "ppo"
     checkpoints(stage, 1, 2, 3)

@@ -87,6 +87,7 @@ def test_a_program_of_its_own(tmp_path: Path, figure: Callable[[str], None]) -> 
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
         )
         while not catches(process.pid, signal.SIGTERM):
             time.sleep(0.001)

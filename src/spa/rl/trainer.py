@@ -419,8 +419,11 @@ class PPOTrainer:
             save_checkpoint(self.policy.model, self.policy.tokenizer, folder, state, learner.optimizer, learner.modules)
         else:
             save_model(self.policy.model, self.policy.tokenizer, folder, state | {"learner": learner.state()})
-        always = (self.best_step,) if self.config.ppo.use == "best" else ()
-        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always))
+        self._prune()
+
+    def _prune(self) -> None:
+        keep, always = self.config.ppo.keep_checkpoints, (self.best_step,) if self.config.ppo.use == "best" else ()
+        ranks.on_main(lambda: prune_checkpoints(self.out, keep, always, newest=self.step))
 
     def _restore(self, folder: Path) -> None:
         """Restores a checkpoint; the actor's weights were already loaded from the same folder when the policy was made."""
@@ -437,6 +440,7 @@ class PPOTrainer:
             load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
         self.learner.load_state(state["learner"])
         load_sharded(folder, self.learner.optimizer, self.learner.modules)
+        self._prune()  # a killed process may have saved without
 
 
 def step_file(out: Path, step: int) -> Path:

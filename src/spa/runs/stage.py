@@ -113,6 +113,7 @@ class Stage:
         folder, title = self.folder, self.title
         done, again = _whole_record(folder, remake) if resume else (None, False)
         if done is not None:
+            (folder / "seconds.json").unlink(missing_ok=True)  # of one killed right after it had finished
             note(f"{title}: done before ({folder}), skipped")
             return True, True
         checkpoint = latest_checkpoint(folder) if resume else None
