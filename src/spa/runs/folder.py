@@ -190,7 +190,8 @@ class RunFolder:
 
     def say_damage(self) -> None:
         """Says whether run.json is damaged, and whether config.yaml is not what the last command wrote."""
-        if self.config_path.is_file() and not self.info():
+        begun = self.config_path.is_file() and any(path.is_dir() for path in self.path.iterdir())
+        if begun and not self.info():
             say(f"{self.info_path} is missing or damaged: what earlier commands ran with is not known")
         if self.edited():
             say(f"{self.config_path} is not as the last command wrote it: it was edited or is damaged")
