@@ -101,5 +101,6 @@ def test_a_killed_fresh_start_is_not_resumed_from_what_it_left(tmp_path: Path, m
         half_removed(patch)
         with pytest.raises(Killed):
             Stage(stage, "PPO", False)
+    sweep(tmp_path)
     assert not Stage(stage, "PPO", True).resume
     assert [path.name for path in tmp_path.iterdir()] == ["ppo"]

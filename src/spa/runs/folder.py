@@ -190,7 +190,9 @@ class RunFolder:
 
     def say_damage(self) -> None:
         """Says whether run.json is damaged, and whether config.yaml is not what the last command wrote."""
-        begun = self.config_path.is_file() and any(path.is_dir() for path in self.path.iterdir())
+        begun = self.config_path.is_file() and any(
+            path.is_dir() or path == self.info_path for path in self.path.iterdir()
+        )
         if begun and not self.info():
             say(f"{self.info_path} is missing or damaged: what earlier commands ran with is not known")
         if self.edited():
