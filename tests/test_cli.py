@@ -204,6 +204,15 @@ def test_a_defect_keeps_its_traceback(calls: Calls, monkeypatch: pytest.MonkeyPa
         main(["run", "sokoban", "--out", "x"])
 
 
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has a run folder ``x``."""
+    monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    Path("x/config.yaml").touch()
+
+
+@pytest.mark.usefixtures("begun")
 @pytest.mark.parametrize(
     ("argv", "hint"),
     [
@@ -221,6 +230,7 @@ def test_ctrl_c_says_how_to_go_on(
     assert fails(130, argv, capsys) == f"Interrupted. {hint}"
 
 
+@pytest.mark.usefixtures("begun")
 def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
@@ -231,6 +241,9 @@ def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(sys.modules["spa.pipeline"], "run", terminated)
     line = fails(143, ["run", "sokoban", "--out", "x"], capsys)
     assert line == "Terminated. Continue with: spa run --out x --resume"
+    assert fails(143, ["run", "sokoban", "--out", "y"], capsys) == (
+        "Terminated. Nothing was written: give the same command again"
+    )
     assert signal.getsignal(signal.SIGTERM) is before
 
 
