@@ -18,6 +18,7 @@ import pytest
 from spa import __version__
 from spa.cli import main
 from spa.common import progress
+from spa.common.signals import Terminated
 from spa.config.load import load_config, to_yaml
 from spa.runs.folder import RunFolder
 
@@ -228,6 +229,18 @@ def test_ctrl_c_says_how_to_go_on(
 
     monkeypatch.setattr(sys.modules["spa.pipeline"], argv[0], interrupted)
     assert fails(130, argv, capsys) == f"Interrupted. {hint}"
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_command_that_reads_its_config_can_be_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: type[BaseException], code: int
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("spa.config.load.load_config", interrupted)
+    word = "Interrupted." if code == 130 else "Terminated."
+    assert fails(code, ["run", "sokoban", "--out", "x"], capsys) == word
 
 
 @pytest.mark.usefixtures("begun")

@@ -94,6 +94,7 @@ def test_a_program_of_its_own(tmp_path: Path, figure: Callable[[str], None]) -> 
         time.sleep(rng.uniform(0, 5))
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
-        assert process.returncode == CODES[number], output
+        # Python ends itself with SIGINT where that interrupted an import's exec: a shell reads 130 either way.
+        assert process.returncode in (CODES[number], -number), output
         argv = how_to_resume(output, number, argv)
     figure("python -m spa: 4 SIGTERM or SIGINT during its start: exit 143 or 130, one line")

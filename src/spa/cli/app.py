@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from spa import __version__
 from spa.cli.arguments import split_words
@@ -34,8 +35,16 @@ from spa.config.overrides import current_name
 if TYPE_CHECKING:
     from spa.config.schema import Config, VariantConfig
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with interruptible(lambda: ""):  # typer would end with 130 and say nothing, also on SIGTERM
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="spa",
+    cls=_Commands,
     help="Teach a language-model agent how a world works, then reward it for winning: self-play, SFT, PPO.",
     epilog="NAME is a config (sokoban, frozen_lake, sudoku, ...; spa env list shows all) or a YAML file; "
     "spa config NAME shows its settings.",
@@ -108,9 +117,8 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except Interrupted as error:
         return _fail("" if _is_rank() else str(error), error.code)
-    except (KeyboardInterrupt, typer.Abort) as error:  # typer makes an Abort of it
-        stopped = Interrupted("", error if isinstance(error, KeyboardInterrupt) else error.__cause__)
-        return _fail("" if _is_rank() else str(stopped), stopped.code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("Interrupted.", 130)
     except SystemExit as error:  # ours returns codes
         return _fail(f"Error: a world or library asked to end the program (SystemExit: {error})", 2)
     except BrokenPipeError:  # `spa config | head`
