@@ -6,7 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +27,7 @@ from tests.faults.kills import Victim
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
 
-FEW = [*SMALL, "selfplay.groups=3"]
+FEW = [*SMALL, "selfplay.groups=1", "env.max_turns=1"]
 
 
 def write_parquet() -> None:
@@ -34,14 +36,17 @@ def write_parquet() -> None:
 
 
 def write_tokenizer() -> None:
-    tokenizer = load_tokenizer("builtin:tiny")
     with atomic_folder("written") as temporary:
-        tokenizer.save_pretrained(temporary)
+        tiny()[1].save_pretrained(temporary)
+
+
+@cache
+def tiny() -> tuple[Any, Any]:
+    return load_model(ModelConfig(device="cpu")), load_tokenizer("builtin:tiny")
 
 
 def write_model(state: dict[str, torch.Tensor]) -> None:
-    model, tokenizer = load_model(ModelConfig(device="cpu")), load_tokenizer("builtin:tiny")
-    save_model(model, tokenizer, "written", state)
+    save_model(*tiny(), "written", state)
 
 
 def hold_lock() -> None:
@@ -63,6 +68,7 @@ WRITERS: dict[str, tuple[int, Callable[[], object]]] = {
 @pytest.mark.parametrize("what", WRITERS)
 def test_a_full_disk_is_one_error_with_the_path(tmp_path: Path, what: str) -> None:
     limit, write = WRITERS[what]
+    tiny()  # once, not in each fork
     reader, writer = os.pipe()
     if not (pid := os.fork()):
         try:
