@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real test-scale screenshots lint security format bench docs clean
+.PHONY: help demo test test-real test-scale screenshots lint security fuzz format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -55,6 +55,11 @@ lint: $(VENV)/.installed-dev
 # make security: what bandit finds in the package; SECURITY.md has the threat model
 security: $(VENV)/.installed-dev
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
+
+# make fuzz: libFuzzer (atheris, in build/fuzz) on parser, levels, countdown, episodes; SECONDS=600 each; what it finds in build/fuzz
+fuzz: $(VENV)/.installed-dev
+	@$(PIP) --target build/fuzz/packages --upgrade --no-deps atheris
+	PYTHONPATH=src:build/fuzz/packages $(BIN)/python -m tests.fuzz $(or $(SECONDS),600) build/fuzz $(TARGETS)
 
 # make format: what ruff can repair
 format: $(VENV)/.installed-dev

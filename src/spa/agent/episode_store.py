@@ -36,7 +36,7 @@ class EpisodeStore:
         *whole, torn = path.read_bytes().split(b"\n")
         for number, line in enumerate(whole, 1):
             try:
-                episode = Episode.from_json(line.decode())
+                episode = Episode.from_json(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}; delete the file to start anew") from error
             if episode.status != "error":  # a resumed run tries again

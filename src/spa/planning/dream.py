@@ -19,6 +19,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.files import atomic_write
 from spa.common.progress import progress
+from spa.common.typed import parse
 from spa.config.schema import Config, PlannerConfig
 from spa.config.seeds import first_seed
 from spa.envs import TextEnv, make_env
@@ -89,12 +90,12 @@ def _start(task: Task, world: World) -> str:
 @lru_cache(maxsize=4)
 def _read(path: str) -> list[dict[str, Any]]:
     try:
-        loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        loaded = parse(list[dict[str, Any]], Path(path).read_bytes())
         if not loaded or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in loaded):
             raise ValueError("it contains no worlds")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read imagined worlds from {path}: {error}") from error
-    return list(loaded)
+    return loaded
 
 
 class ImaginedWorld(TextEnv):

@@ -209,7 +209,7 @@ def from_json(text: str) -> Numbers:
     try:
         data = json.loads(text)
         return {world: {name: _read(entry) for name, entry in variants.items()} for world, variants in data.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
 
 

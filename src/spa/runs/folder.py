@@ -13,6 +13,7 @@ from spa.common.files import atomic_write
 from spa.common.manifest import own_digest, say
 from spa.common.progress import note
 from spa.common.secrets import redact
+from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.schema import Config
 from spa.runs.provenance import changes, provenance
@@ -127,11 +128,10 @@ class RunFolder:
     def info(self) -> dict[str, Any]:
         """The content of ``run.json``; empty if missing or damaged."""
         try:
-            data = json.loads(self.info_path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            data = parse(Object, self.info_path.read_bytes())
+        except (OSError, ValueError):
             return {}
-        whole = isinstance(data, dict) and data.get("sha256", own_digest(data)) == own_digest(data)
-        return data if whole else {}
+        return data if data.get("sha256", own_digest(data)) == own_digest(data) else {}
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.files import atomic_write
+from spa.common.typed import Scalars, parse
 from spa.runs.trackers import Tracker
 
 
@@ -105,9 +106,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
+            record = parse(Scalars, line)
+            if type(record.get("step", 0)) is not int:
+                raise ValueError("step is not a whole number")
         except ValueError as error:
             if number == len(lines):
                 break
