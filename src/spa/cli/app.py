@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = [_current_option(word) for word in _words_given]
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts
+            words.append("--resume")
         code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as error:
@@ -356,7 +358,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
-    said = _is_rank() and cfg.launcher == "torchrun"  # by the command that started the ranks
+    said = _is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
         note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))
@@ -380,7 +382,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     more = f" --variant {chosen}" if chosen else ""
     with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
         if launch.needed(cfg):
-            launch.torchrun(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])])
+            launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
             return
         with ranks.joined(cfg.scale):
             folder = ranks.gather(folder)[0]  # its name has the time

@@ -106,6 +106,7 @@ class Stage:
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False, remake: bool = False) -> None:
         self.folder = folder
         self.title = title
+        ranks.set_place(title)
         self.finished, self.resume = ranks.on_main(lambda: self._open(resume, keep, remake))
 
     def _open(self, resume: bool, keep: bool, remake: bool) -> tuple[bool, bool]:
