@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.integration]
 LAST = "PPO step 3"
 BREAKS = {**dict.fromkeys(STAGES, "SIGKILL"), LAST: "SIGSTOP"}
+# No statistics; workers are not slower than other processes; no actor that watches for nodes that a cloud takes back.
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
@@ -27,7 +30,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head without room for a rank and two nodes with room for one each, on which rank 1 breaks."""
     from ray.cluster_utils import Cluster
 
-    for name, value in {**environment(tmp_path, BREAKS), "RAY_USAGE_STATS_ENABLED": "0"}.items():
+    for name, value in {**environment(tmp_path, BREAKS), **RAY}.items():
         monkeypatch.setenv(name, value)
     made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
     try:
@@ -38,20 +41,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made.shutdown()
 
 
-def lose_a_node(cluster: Any, mark: Path) -> None:
-    """Takes a node away, and gives another one, as soon as there is ``mark``."""
-    while not mark.exists():
-        time.sleep(0.5)
-    cluster.remove_node(sorted(cluster.worker_nodes, key=str)[0], allow_graceful=False)
-    cluster.add_node(**NODE)
-
-
 def test_two_nodes_are_one_process(tmp_path: Path, cluster: Any) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert spa([*RUN, "--quiet", "--out", str(one)], dict(os.environ))[0] == 0
-    threading.Thread(target=lose_a_node, args=(cluster, tmp_path / f"broken at {LAST}"), daemon=True).start()
     words = [*RUN, "launcher=ray", "nproc=2", "scale.restarts=4", "--out", str(two)]
-    code, messages, _ = spa(words, {**os.environ, "RAY_ADDRESS": cluster.address})
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    with (tmp_path / "messages").open("w") as file:
+        started = subprocess.Popen([sys.executable, "-m", "spa", *words], env=environment, stderr=file)
+    while not (tmp_path / f"broken at {LAST}").exists() and started.poll() is None:
+        time.sleep(0.5)
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.add_node(**NODE)
+    code, messages = started.wait(), (tmp_path / "messages").read_text()
     assert code == 0, messages
     assert messages.count("continuing from the last checkpoint") == len(BREAKS), messages
     assert_same_run(two, one)
