@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from spa.config.schema import Config
-from spa.scale import launch
+from spa.scale import launch, ranks
 
 
 def ray_train(cfg: Config, words: Sequence[str], folder: Path) -> None:
@@ -66,7 +66,7 @@ def _worker(job: dict[str, Any]) -> None:
     """
     from ray.train import get_context
     from ray.train.collective import broadcast_from_rank_zero
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     number = get_context().get_world_rank()
     # As with torchrun the ranks meet in a store outside them, which a rank that is stopped does not stop.
@@ -75,7 +75,7 @@ def _worker(job: dict[str, Any]) -> None:
     with TemporaryDirectory() as folder:
         places, file = Path(folder), Path(folder, "error.json")
         meeting = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "ray"}
-        environment = {**os.environ, **meeting, "TORCHELASTIC_ERROR_FILE": str(file), launch.ranks.PLACES: folder}
+        environment = {**os.environ, **meeting, "TORCHELASTIC_ERROR_FILE": str(file), ranks.PLACES: folder}
         command = [sys.executable, "-m", "spa", *job["words"]]
         code = subprocess.run(command, env=environment, cwd=job["cwd"]).returncode
         if code:
