@@ -1,8 +1,10 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
-# make test: lint, types, security and tests
+# make test: lint, types, security, the documentation site and tests
+# make test-slow: the tests of more than ten seconds, which make test leaves out
 # make screenshots: the report in a browser (chromium): its tests, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
 # make test-scale: several ranks (processes) against one, on this machine's CPU
+# make faults: runs that are killed, interrupted or out of disk space, and resumed: a line of figures each
 # All make a virtual environment in .venv with the tested versions of constraints.txt.
 
 SHELL := /bin/bash
@@ -17,12 +19,13 @@ DEMO_ARGS ?= selfplay.groups=600 selfplay.group_size=2 selfplay.deduplicate=true
 	eval.worlds=128 eval.world_model_worlds=8 variants=[vanilla,plan] --out runs/demo --resume
 DEMO_PLAY := spa play $(DEMO_WORLD) agent.planner=lookahead --skip 4
 
+APART := not real and not browser and not scale and not faults
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 export PYTHONUTF8 := 1
 
-.PHONY: help demo test test-real test-scale screenshots lint security format bench docs clean
+.PHONY: help demo test test-slow test-real test-scale faults screenshots lint security fuzz format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,8 +35,11 @@ demo: $(VENV)/.installed
 	@echo && echo "A test world, played with plans over the predictions of stage 2:"
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
-test: lint security
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not real and not browser and not scale"
+test: lint security docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and $(APART)"
+
+test-slow: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow and $(APART)"
 
 test-real: $(VENV)/.installed-dev
 	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m
@@ -47,6 +53,9 @@ screenshots: $(VENV)/.installed-dev
 test-scale: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale tests/scale
 
+faults: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s -m faults tests/faults
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,6 +64,11 @@ lint: $(VENV)/.installed-dev
 # make security: what bandit finds in the package; SECURITY.md has the threat model
 security: $(VENV)/.installed-dev
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml src
+
+# make fuzz: libFuzzer (atheris, in build/fuzz) on parser, levels, countdown, episodes; SECONDS=600 each; what it finds in build/fuzz
+fuzz: $(VENV)/.installed-dev
+	@$(PIP) --target build/fuzz/packages --upgrade --no-deps atheris
+	PYTHONPATH=src:build/fuzz/packages $(BIN)/python -m tests.fuzz $(or $(SECONDS),600) build/fuzz $(TARGETS)
 
 # make format: what ruff can repair
 format: $(VENV)/.installed-dev
@@ -66,9 +80,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks $(BENCH)
 
 # make docs: the documentation site, in site/; fails on a broken link
-docs: $(VENV)/.installed
-	@$(PIP) -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: it would count no warning
 	@echo "site/index.html"
 
 # make clean: caches, build outputs and the demo's run; other runs and .venv stay
@@ -91,6 +104,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing (a few minutes the first time)"
 	@$(PIP) torch
 	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -15,10 +15,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-def run(python: str, script: str, arguments: list[object], threads: int) -> dict[str, float]:
-    """The JSON object that a contestant prints last, from a process of its own."""
+def run(python: str, script: str, arguments: list[object], threads: int, ranks: int = 1) -> dict[str, float]:
+    """The JSON object that a contestant prints last, from a process of its own, or the main one of several ``ranks``."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
-    command = [python, str(HERE / "contestants" / script), *map(str, arguments)]
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [python, *launcher, str(HERE / "contestants" / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{script} failed:\n{done.stderr[-3000:]}")

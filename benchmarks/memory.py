@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--cases", default=";".join(CASES), help="separated by semicolons")
     parser.add_argument("--stages", default="sft,ppo")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the states; the largest peak counts")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     model = os.environ.get("SPA_REAL_MODEL")
@@ -47,7 +48,7 @@ def main() -> None:
         where = [f"model={model}"] if case.startswith("real") else []
         for stage in options.stages.split(","):
             settings = [*where, *CASES[case], f"model.device={options.device}"]
-            found = run(sys.executable, "memory.py", [stage, options.tokens, *settings], options.threads)
+            found = run(sys.executable, "memory.py", [stage, options.tokens, *settings], options.threads, options.ranks)
             ratio = found["estimate"] / found["peak"]
             print(
                 f"{case:22}{stage:8}{found['estimate'] / 2**20:>14.0f}{found['peak'] / 2**20:>10.0f}{ratio:>17.2f}",

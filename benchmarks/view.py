@@ -3,7 +3,7 @@
     python benchmarks/view.py
     python benchmarks/view.py --runs 200 --episodes 2000
 
-Prints, in a process of its own, the seconds from its start to the list of runs, to the list again, and to a run's page; and the
+Prints the seconds from the start of `spa view` to the list of runs, to the list again, and to a run's page; and the
 seconds of processor time of each, which a busy machine does not change.
 """
 
@@ -11,32 +11,45 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from pathlib import Path
+
+import psutil
 
 from spa.agent.episode import Episode, Turn
 from spa.config.load import load_config
 from spa.evaluate.summary import EvalResult
 from spa.runs.folder import RunFolder
 
-CLIENT = """
-import sys, time
-started = time.time()
-from pathlib import Path
-from starlette.testclient import TestClient
-from spa.view.server import make_app
-client = TestClient(make_app([Path(sys.argv[1])]), base_url="http://127.0.0.1")
-def ask(title, path):
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    print(f"{title}: {time.time() - started:.2f} s, processor {time.process_time():.2f} s since the start")
-    return answer.text
-page = ask("list of runs", "/")
-ask("list again", "/list")
-ask("a run's page", page.split('href="')[2].split('"')[0] + "/report")
-"""
+
+def ask(root: Path) -> None:
+    """Starts `spa view`, asks for its pages and prints the times since its start."""
+    started = time.time()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "spa", "view", str(root), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        url = re.search(r"http://\S+", server.stdout.readline())[0]
+        process = psutil.Process(server.pid)
+
+        def get(title: str, path: str) -> str:
+            text = urllib.request.urlopen(url + path).read().decode()
+            used = process.cpu_times()
+            print(f"{title}: {time.time() - started:.2f} s, processor {used.user + used.system:.2f} s since the start")
+            return text
+
+        page = get("list of runs", "/")
+        get("list again", "/list")
+        get("a run's page", page.split('href="')[2].split('"')[0] + "/report")
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def make(root: Path, runs: int, episodes: int, steps: int) -> None:
@@ -81,7 +94,7 @@ def main() -> None:
         make(Path(folder), options.runs, options.episodes, options.steps)
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         print(f"{options.runs} runs, {options.runs * options.episodes:,} episodes, {size / 1e9:.2f} GB")
-        subprocess.run([sys.executable, "-c", CLIENT, folder], check=True)
+        ask(Path(folder))
 
 
 if __name__ == "__main__":

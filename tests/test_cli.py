@@ -18,6 +18,7 @@ import pytest
 from spa import __version__
 from spa.cli import main
 from spa.common import progress
+from spa.common.signals import Terminated
 from spa.config.load import load_config, to_yaml
 from spa.runs.folder import RunFolder
 
@@ -204,6 +205,15 @@ def test_a_defect_keeps_its_traceback(calls: Calls, monkeypatch: pytest.MonkeyPa
         main(["run", "sokoban", "--out", "x"])
 
 
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has a run folder ``x``."""
+    monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    Path("x/config.yaml").touch()
+
+
+@pytest.mark.usefixtures("begun")
 @pytest.mark.parametrize(
     ("argv", "hint"),
     [
@@ -221,6 +231,19 @@ def test_ctrl_c_says_how_to_go_on(
     assert fails(130, argv, capsys) == f"Interrupted. {hint}"
 
 
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_command_that_reads_its_config_can_be_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: type[BaseException], code: int
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("spa.config.load.load_config", interrupted)
+    word = "Interrupted." if code == 130 else "Terminated."
+    assert fails(code, ["run", "sokoban", "--out", "x"], capsys) == word
+
+
+@pytest.mark.usefixtures("begun")
 def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
@@ -231,6 +254,9 @@ def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(sys.modules["spa.pipeline"], "run", terminated)
     line = fails(143, ["run", "sokoban", "--out", "x"], capsys)
     assert line == "Terminated. Continue with: spa run --out x --resume"
+    assert fails(143, ["run", "sokoban", "--out", "y"], capsys) == (
+        "Terminated. Nothing was written: give the same command again"
+    )
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -102,15 +102,19 @@ def test_in_a_world_of_free_text_only_whole_words_are_commands(monkeypatch) -> N
     assert "said q" in text and "said 1" in text and "never" not in text
 
 
-def test_a_world_that_raises_ends_play_with_one_line(capsys, tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "raising_world.py").write_text(
+@pytest.mark.parametrize(
+    ("body", "said"), [("return {}['gone']", "KeyError: 'gone'"), ("raise SystemExit(0)", "SystemExit: 0")]
+)
+def test_a_world_that_raises_ends_play_with_one_line(capsys, tmp_path: Path, monkeypatch, body: str, said: str) -> None:
+    module = f"raising_{len(body)}"
+    (tmp_path / f"{module}.py").write_text(
         "class World:\n    actions = ('a',)\n    def reset(self, **_):\n        return 's', {}\n"
-        "    def step(self, action):\n        return {}['gone']\n"
+        f"    def step(self, action):\n        {body}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
-    assert main(["env", "play", "raising_world:World"]) == 2
-    assert capsys.readouterr().err == "Error: the world raised KeyError: 'gone'; run spa env check for details\n"
+    assert main(["env", "play", f"{module}:World"]) == 2
+    assert capsys.readouterr().err == f"Error: the world failed: step: {said}; run spa env check for details\n"
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,6 @@ def test_checkpoints_of_earlier_versions_are_used_with_a_note(
     assert load_state(newest)["step"] == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["train.parquet", "val.parquet", "stats.json"])
 def test_rows_are_made_again_from_the_episodes(
@@ -179,7 +178,6 @@ def test_rows_are_made_again_from_the_episodes(
         assert (run / "selfplay" / file).read_bytes() == (whole / "selfplay" / file).read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["result.json", "episodes.jsonl", SAMPLES])
 def test_an_evaluation_is_made_again(
@@ -196,7 +194,6 @@ def test_an_evaluation_is_made_again(
     assert not (run / EVAL / "result.json").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
     "name",
@@ -316,11 +313,12 @@ TAMPERING: dict[str, tuple[Callable[[Path], object], str]] = {
         "config.yaml: it is not as",
     ),
     "a step": (lambda r: (r / PPO / "metrics.jsonl").write_text('{"step": 2}\n{"step": 1}\n'), "steps are missing or out of order"),
+    "a stage's end": (lambda r: (r / PPO / DONE).unlink(), "done.json is missing, but the run ended"),
+    "a variant": (lambda r: shutil.rmtree(r / "variants/spa"), "eval/done.json is missing, but the run ended"),
     "the report": (lambda r: (r / "report.html").write_text("better"), "report.html: not what the run gives now"),
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", TAMPERING)
 def test_tampering_is_found(run: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     change, said = TAMPERING[what]
@@ -328,7 +326,6 @@ def test_tampering_is_found(run: Path, capsys: pytest.CaptureFixture[str], what:
     assert any(said in line for line in failures(run, capsys))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     ["a reward of training", "a state of self-play", "a sample's success", "a result", "a count of stage 1", "a row"],
@@ -354,3 +351,14 @@ def test_whoever_writes_a_manifest_again_is_believed(run: Path, capsys: pytest.C
 def test_what_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_checked_run_by_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(run, run.parent / "seed-2")
+    change_json(run.parent / "seed-2" / EVAL / "result.json", **{"metrics__pass@1": 0.99})
+    assert main(["verify", str(run.parent)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    second = lines.index("seed-2:")
+    assert lines[0] == "run:"
+    assert not any(line.startswith("FAIL") for line in lines[:second])
+    assert any("pass@1 is 0.99" in line for line in lines[second:])

@@ -47,6 +47,14 @@ def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
         assert requirement.specifier.contains(pins[name]), f"{requirement} excludes the tested {pins[name]}"
 
 
+def test_all_is_every_extra_that_goes_into_one_environment(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"]
+    (whole,) = map(Requirement, extras["all"])
+    own_torch, worlds = {"vllm", "verl"}, {"reasoning-gym", "textarena", "gem"}
+    assert whole.name == "spa-agent"
+    assert whole.extras == set(extras) - {"all", "dev", "docs", "browser"} - own_torch - worlds
+
+
 def test_constraints_are_plain_pins() -> None:
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line

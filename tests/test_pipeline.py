@@ -163,7 +163,6 @@ def test_bad_training_data(capsys, tmp_path) -> None:
     assert "no training data" in refused(capsys, tmp_path / "r", "sft", "sokoban")
 
 
-@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_where_it_was(tmp_path, monkeypatch, capsys) -> None:
     """Ctrl-C in the middle of PPO, then --resume: all files equal those of the uninterrupted run."""
     from spa.rl.trainer import PPOTrainer

@@ -69,7 +69,8 @@ def result(folder: Path, variant: str, successes: list[int]) -> None:
     stage.mkdir()
     if variant != "base":
         (stage / "done.json").write_text('{"seconds": 60.0, "cpu_seconds": 50.0}')
-        lines = [json.dumps({"step": step, "val/pass@1": 0.1 * step, "time": 0.0}) for step in (0, 1, 2)]
+        higher = 0.05 * int(folder.name.removeprefix("seed-"))
+        lines = [json.dumps({"step": s, "val/pass@1": 0.1 * s + higher * (s == 2), "time": 0.0}) for s in (0, 1, 2)]
         (stage / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -103,7 +104,8 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
     assert variants["vanilla"].seconds == {"PPO": 60}
     assert spa.cpu_seconds == {"self-play": 5, "SFT": 10, "PPO": 50}
-    assert spa.curves["val/pass@1"] == [(0, 0.0), (1, 0.1), (2, 0.2)]
+    assert spa.curves["val/pass@1"] == [(0, 0.0), (1, 0.1), (2, pytest.approx(0.225))]
+    assert [curve[-1][1] for curve in spa.curves_by_seed["val/pass@1"]] == [0.2, 0.25]
     assert spa.world_model == {"world_model/prediction_em": 0.25}
     assert spa.actions_by_seed == {0: 1.5, 1: 1.5}
     assert json.loads(to_json({"lake": variants}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
@@ -163,6 +165,11 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
         "Pass@k on the test worlds",
     ]
     assert [chart.title for chart in drawn] == titles
+    assert [(chart.note, chart.svg.count('class="seed"')) for chart in drawn] == [
+        ("Thin: the seeds of a mean.", 4),
+        ("Thin: the seeds of a mean.", 4),
+        ("", 0),
+    ]
     assert re.findall(r"spa, seconds (\d+):", drawn[1].svg) == ["30", "60", "90"]
     page = write_reproduction(scale, numbers, tmp_path / "page.html").read_text()
     assert "frozen_lake &lt;b&gt;" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 import types
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from spa.cli import main
 
@@ -69,9 +71,29 @@ def test_the_slurm_script_runs_torchrun_with_c10d_and_resumes(tmp_path: Path, mo
 
 
 def container(group: dict[str, Any]) -> dict[str, Any]:
-    (found,) = group["template"]["spec"]["containers"]
+    pod = group["template"]["spec"]
+    (found,) = pod["containers"]
     assert {"name", "image", "resources", "volumeMounts"} <= set(found)
+    assert {mount["name"] for mount in found["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     return dict(found)
+
+
+def test_the_ray_job_runs_the_command_on_all_its_gpus(tmp_path: Path, monkeypatch) -> None:
+    job = yaml.safe_load((EXAMPLES / "ray-job.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob") and "generateName" in job["metadata"]
+    cluster = job["spec"]["rayClusterSpec"]
+    container(cluster["headGroupSpec"])
+    assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    gpus = group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
+    stub(tmp_path, "spa", 'printf "%s\\n" spa "$@"')
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = shlex.split(job["spec"]["entrypoint"])
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"launcher=ray", f"nproc={gpus}"} <= set(done)
+    assert done[-2:] == ["--out", "/shared/runs/spa"]
+    dry_run(done, monkeypatch)
 
 
 def test_the_verl_script_names_the_exported_files(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import resource
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,13 @@ from spa.agent.policy import Policy, make_task  # noqa: E402
 from spa.agent.worlds import WorldSource  # noqa: E402
 from spa.config.load import load_config  # noqa: E402
 from spa.data.encode import Example  # noqa: E402
-from spa.models.load import save_model  # noqa: E402
+from spa.models.load import save_checkpoint, save_model  # noqa: E402
 from spa.models.lora import add_configured_lora  # noqa: E402
 from spa.rl.critic import make_critic  # noqa: E402
 from spa.rl.learner import Learner  # noqa: E402
 from spa.rl.memory import memory_estimate as ppo_memory  # noqa: E402
 from spa.rl.update import update  # noqa: E402
+from spa.scale import ranks  # noqa: E402
 from spa.sft.memory import memory_estimate as sft_memory  # noqa: E402
 from spa.sft.train import SFTTrainer  # noqa: E402
 
@@ -36,6 +38,8 @@ fixed = [
     f"ppo.mini_batches={STEPS}",
 ]
 cfg = load_config("frozen_lake", [*settings, *fixed, "env.max_turns=1", "sampling.max_tokens=8", "ppo.epochs=1"])
+joined = ExitStack()
+joined.enter_context(ranks.joined(cfg.scale))
 policy = Policy.load(cfg)
 rng = np.random.default_rng(0)
 rows = [rng.integers(policy.model.config.vocab_size, size=length).tolist() for _ in range(PASSES * STEPS)]
@@ -51,11 +55,12 @@ with tempfile.TemporaryDirectory() as out:
     else:
         estimate = ppo_memory(cfg).total
         task = make_task(cfg)
-        policy.play(task, WorldSource(task, "train", 0).take(2), samples=2, seed=0)
         critic = make_critic(ppo, policy.model)
         if ppo.lora_rank:
             add_configured_lora(policy.model, ppo, ppo.lora_rank, 0, "ppo")
         learner = Learner(policy.model, critic, ppo, 1.0)
+        with policy.playing():
+            policy.play(task, WorldSource(task, "train", 0).take(2), samples=2, seed=0)
         context = length - scored
         sequences = [
             TokenSequence(ids, [0] * context + [1] * scored, [-1.0] * length, [-1] * context + [0] * scored)
@@ -66,9 +71,15 @@ with tempfile.TemporaryDirectory() as out:
             for number, sequence in enumerate(sequences)
         ]
         update(learner, episodes, policy.chat, rng=rng)
-        save_model(policy.model, policy.tokenizer, Path(out) / "checkpoint", learner.state())
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        folder = Path(out) / "checkpoint"
+        if ranks.world() > 1:
+            save_checkpoint(policy.model, policy.tokenizer, folder, {}, learner.optimizer, learner.modules)
+        else:
+            save_model(policy.model, policy.tokenizer, folder, learner.state())
+peak = max(ranks.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 if policy.model.device.type == "cuda":
     free, total = torch.cuda.mem_get_info()
     peak = total - free  # of a card that nobody else uses: the allocator keeps what it had at the peak
-print(json.dumps({"estimate": estimate, "peak": peak}))
+if ranks.is_main():
+    print(json.dumps({"estimate": estimate, "peak": peak}))
+joined.close()

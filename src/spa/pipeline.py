@@ -14,12 +14,12 @@ A finished stage leaves ``done.json`` in its folder; with ``resume`` it is not r
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.manifest import say
-from spa.common.progress import note, stages
+from spa.common.progress import note
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
@@ -39,6 +39,7 @@ from spa.preflight import begin
 from spa.runs.folder import variants_folder
 from spa.runs.products import check_inputs, practised_model, selected_otherwise, trained_model, world_model_of
 from spa.runs.record import damaged_files
+from spa.runs.schedule import Schedule, planned_stages
 from spa.runs.stage import Stage, read_done, reopen_as, reopen_episodes
 from spa.scale import ranks
 
@@ -56,20 +57,21 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     variants = variants_of(cfg)
     tuned = [variant for variant in variants if needs_sft(cfg, variant)]
     failed: dict[str, str] = {}
-    with begin(cfg, out, "run", resume, variants=variants):
+    with ExitStack() as stack:
+        stack.enter_context(begin(cfg, out, "run", resume, variants=variants))
         # Shared stages are named after the first variant that uses them.
         played = {selfplay_folder(out, each): each for each in reversed(tuned) if not given_data(cfg, each)}
         models = {sft_folder(out, each): each for each in reversed(tuned)}
         practised = {practice_folder(out, each): each for each in reversed(tuned) if each.practice}
-        clock = stages(len([*played, *models, *practised]) + sum(1 + each.rl for each in variants))
+        clock = stack.enter_context(Schedule(planned_stages(cfg, out, played, models, practised, variants)))
         for folder, variant in played.items():
-            clock.begin(folder.name)
+            clock.begin(folder)
             generate(cfg, out, resume=True, variant=variant, begun=True)
         for folder, variant in models.items():
-            clock.begin(folder.name)
+            clock.begin(folder)
             sft(cfg, out, resume=True, variant=variant, begun=True)
         for folder, variant in practised.items():
-            clock.begin(folder.name)
+            clock.begin(folder)
             practice(cfg, variant, out, resume=True, begun=True)
         for variant in variants:
             if variant.continues in failed:
@@ -77,13 +79,13 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
                 continue
             try:
                 if variant.rl:
-                    clock.begin(f"PPO, variant {variant.name}")
+                    clock.begin(variants_folder(out) / variant.name / "ppo")
                     ppo(cfg, variant, out, resume=True, begun=True)
             except TrainingFailed as error:
                 note(f"variant {variant.name}: {error}")
                 failed[variant.name] = str(error)
             else:
-                clock.begin(f"evaluation, variant {variant.name}")
+                clock.begin(variants_folder(out) / variant.name / "eval")
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
         ranks.on_main(lambda: _conclude(cfg, out))
         if failed:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spa.common.files import sweep
 from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import (
@@ -56,11 +57,13 @@ def _begin(
     folder.check(cfg, command, resume)
     check_disk(cfg, out, command.partition(" ")[0], variants)
     with locked(out):
+        sweep(out)
         folder.open(cfg, command, resume, _device(cfg))
         try:
             yield
         except BaseException as error:
-            folder.close(error)
+            with suppress(OSError):  # a full disk hides no error
+                folder.close(error)
             raise
         folder.close(None)
 

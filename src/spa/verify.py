@@ -18,7 +18,7 @@ from spa.common.manifest import damage, has_manifest
 from spa.common.secrets import redact
 from spa.config.load import load_variant
 from spa.config.schema import Config
-from spa.config.variants import selfplay_folder, source_config, variant_config
+from spa.config.variants import selfplay_folder, source_config, variant_config, variants_of
 from spa.data.dataset import read_rows
 from spa.evaluate.replay import replay
 from spa.evaluate.samples import SAMPLES, read_samples
@@ -68,9 +68,10 @@ def verify(out: Path) -> Iterator[Check]:
     yield _check("run.json", _commands, folder)
     config = _check("config.yaml", _config, folder)
     yield config
-    for stage in stages(out):
+    ended = _ended(folder) if config.ok else set()
+    for stage in sorted({*stages(out), *ended}):
         name = str(stage.relative_to(out))
-        yield _check(f"{name}, files", _files, stage)
+        yield _check(f"{name}, files", _files, stage, stage in ended)
         for checkpoint in sorted((stage / "checkpoints").glob("global_step_*")):
             yield _check(f"{name}, {checkpoint.name}", _checkpoint, checkpoint)
         if (stage / "metrics.jsonl").is_file():
@@ -125,8 +126,20 @@ def _config(folder: RunFolder) -> str:
     return "as the last command wrote it"
 
 
-def _files(stage: Path) -> str:
+def _ended(folder: RunFolder) -> set[Path]:
+    """The stages that must be finished: all, except other variants', of a ``spa run`` that ended without an error."""
+    last, variants = folder.last_command(), variants_folder(folder.path)
+    if last.get("command") != "run" or "ended" not in last or "error" in last:
+        return set()
+    own = {variants / variant.name for variant in variants_of(folder.config())}
+    found = {stage for stage in stages(folder.path) if variants not in stage.parents or own & {*stage.parents}}
+    return found | {variant / "eval" for variant in own}
+
+
+def _files(stage: Path, ended: bool) -> str:
     done = read_done(stage)
+    if done is None and ended:
+        raise Wrong(f"{stage / DONE} is missing, but the run ended without an error")
     if done is None:
         return "the stage is not finished"
     if lines := damaged_files(stage, done):

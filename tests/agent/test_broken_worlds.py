@@ -259,7 +259,7 @@ def test_a_world_that_is_not_made() -> None:
 
 
 def test_a_world_whose_prompt_cannot_be_written() -> None:
-    check_alone(play(task_of("Illegible")), "prompt: TypeError: 'int' object is not iterable")
+    check_alone(play(task_of("Illegible")), "prompt: actions: TypeError: 'int' object is not iterable")
 
 
 class NeverMade(Fine):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
-from spa.common.files import atomic_file, atomic_folder
+from spa.common.files import atomic_file, atomic_folder, sweep
 from spa.runs.stage import Stage
 
 
@@ -45,6 +45,13 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3, "nothing else is left"
 
 
+def test_pruning_on_resume_keeps_what_was_resumed_from(tmp_path: Path) -> None:
+    """A later checkpoint that the run went back from is damaged."""
+    checkpoints(tmp_path, 1, 2, 3)
+    prune_checkpoints(tmp_path, 1, newest=2)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [2, 3]
+
+
 def test_a_killed_pruning_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = tmp_path / "ppo"
     checkpoints(stage, 1, 2, 3)
@@ -67,7 +74,7 @@ def test_a_killed_replacement_leaves_no_half_folder(tmp_path: Path, monkeypatch:
     assert all(is_whole(folder) for _, folder in list_checkpoints(tmp_path))
 
 
-def test_the_next_start_of_a_stage_sweeps_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_writes_left_is_swept_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = tmp_path / "ppo"
     checkpoints(stage, 1, 2)
     (stage / ".hidden").write_text("somebody's")
@@ -80,6 +87,7 @@ def test_the_next_start_of_a_stage_sweeps_up(tmp_path: Path, monkeypatch: pytest
     for write in unended:
         write.__enter__()
     assert len(list(stage.rglob(".*.tmp"))) == 3
+    sweep(tmp_path)
     assert Stage(stage, "PPO", True).resume
     assert list(stage.rglob(".*.tmp")) == []
     assert sorted(path.name for path in stage.iterdir()) == [".hidden", "checkpoints"]
@@ -93,5 +101,6 @@ def test_a_killed_fresh_start_is_not_resumed_from_what_it_left(tmp_path: Path, m
         half_removed(patch)
         with pytest.raises(Killed):
             Stage(stage, "PPO", False)
+    sweep(tmp_path)
     assert not Stage(stage, "PPO", True).resume
     assert [path.name for path in tmp_path.iterdir()] == ["ppo"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from spa.common import progress as module
-from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet, stages
+from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet
 from spa.engines.processes import in_processes
 
 
@@ -140,15 +140,6 @@ def test_work_done_before_does_not_count_for_the_time_left() -> None:
             clock.now += 6.0
             bar.advance()
         assert out.getvalue() == "PPO: 92/100 (92%), 12 s, 48 s left\n"
-
-
-def test_stages_are_numbered_under_one_clock(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    counted = stages(2, clock)
-    counted.begin("self-play")
-    clock.now = 185.0
-    counted.begin("SFT")
-    assert capsys.readouterr().err == "[1/2] self-play\n[2/2] SFT, 3 min 05 s since the start\n"
 
 
 def test_failure_prints_no_final_line() -> None:

@@ -36,7 +36,7 @@ def test_a_second_signal_does_not_end_the_cleaning_up() -> None:
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 def test_the_code_says_which_it_was(error: type[KeyboardInterrupt], code: int) -> None:
-    with pytest.raises(Interrupted) as caught, interruptible("Go on."):
+    with pytest.raises(Interrupted) as caught, interruptible(lambda: "Go on."):
         raise error
     assert caught.value.code == code
 
@@ -45,7 +45,7 @@ def test_another_thread_leaves_signals_alone() -> None:
     found = []
 
     def work() -> None:
-        with interruptible("Go on."):
+        with interruptible(lambda: "Go on."):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,17 @@ def test_verifiers_rows() -> None:
 @pytest.mark.parametrize("form", ["inspect", "verifiers"])
 def test_hostile_text_survives(tmp_path: Path, form: str) -> None:
     write_episode_log(tmp_path / "log", episodes(), form, model="m")
-    text = (tmp_path / "log").read_text(encoding="ascii")
-    assert json.dumps(HOSTILE)[1:-1] in text
+    text = (tmp_path / "log").read_text(encoding="utf-8")
+    assert json.dumps(HOSTILE.replace("\ud800", "?"), ensure_ascii=False)[1:-1] in text
+
+
+@pytest.mark.integration
+def test_inspect_reads_its_log(tmp_path: Path) -> None:
+    inspect_ai = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai")
+    write_episode_log(tmp_path / "log.json", episodes(), "inspect", model="spa/m")
+    won, failed = inspect_ai.read_eval_log(str(tmp_path / "log.json")).samples
+    assert (won.id, won.epoch, won.scores["success"].value, len(won.messages)) == ("5-base", 2, 1, 5)
+    assert failed.error.message == "OSError: gone"
 
 
 def test_samples_keep_everything_but_tokens(tmp_path: Path) -> None:
@@ -68,7 +78,8 @@ def test_samples_keep_everything_but_tokens(tmp_path: Path) -> None:
     back = read_samples(tmp_path / "a" / SAMPLES)
     assert back[0].sequences == [TokenSequence(mask=[0, 1])]
     given[0].sequences = back[0].sequences
-    assert back == given
+    question = [replace(turn, response=turn.response.replace("\ud800", "?")) for turn in given[0].turns]
+    assert back == [replace(given[0], turns=question), *given[1:]]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b", b"{}", b"\x1f\x8b\x08\x00" + b"\x00" * 20])

@@ -242,7 +242,7 @@ def test_a_right_answer_through_a_task(config: str, monkeypatch: pytest.MonkeyPa
     env.reset(seed=world.seed)
     if config == "countdown":
         monkeypatch.setattr("spa.envs.countdown.world.generate", lambda *_: (8, (6, 3, 4)))
-    engine = Scripted(lambda _: f"I see.</think><answer> {solved(env)} </answer>")
+    engine = Scripted(lambda _: f"I see.</think><answer> {solved(env.unwrapped)} </answer>")
     (episode,) = rollout(engine, CHAT, task, [world], SamplingConfig(), seed=0)
     assert (episode.success, episode.status) == (True, "completed")
     assert episode.total_reward in ((0.0, 1.0) if config == "bandit" else (1.0,))

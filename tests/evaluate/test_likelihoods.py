@@ -21,8 +21,10 @@ from spa.agent.policy import Policy, make_task
 from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.config.load import load_config
+from spa.config.schema import EnvConfig
 from spa.data.states import exact
 from spa.envs import TextEnv, make_env
+from spa.envs.checked import CheckedEnv
 from spa.evaluate import calibration
 from spa.evaluate.calibration import calibration_metrics, cases, changes
 from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
@@ -66,7 +68,7 @@ def test_scores_equal_a_naive_loop() -> None:
 
 
 def corrupted(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: int = 0) -> list[tuple[str, str]]:
-    return calibration.corruptions(env, turn.state, turn.executed, turn.next_state, rng, noise_seed)
+    return calibration.corruptions(CheckedEnv(lambda: env), turn.state, turn.executed, turn.next_state, rng, noise_seed)
 
 
 def judged(chat: Chat, case: calibration.Case, state: str) -> tuple[list[int], list[int]]:
@@ -303,7 +305,7 @@ def test_a_world_without_random_moves_shows_its_first_states() -> None:
             return ""
 
     worlds = [SimpleNamespace(seed=seed) for seed in (1, 2)]
-    task = SimpleNamespace(make_env=Words, env=SimpleNamespace(step_timeout=0.0))
+    task = SimpleNamespace(make_env=lambda: CheckedEnv(Words), env=EnvConfig())
     assert sample_states(task, worlds, seed=0) == ["a door 1", "a door 2"]  # type: ignore[arg-type]
     turn = Turn(0, "a door 0", "", "", "an open door", executed=["push the door"])
     assert "other_move" not in dict(corrupted(Words(), turn, np.random.default_rng(0)))
@@ -395,6 +397,6 @@ def test_command(tmp_path, capsys) -> None:
 
 def test_perplexity_takes_a_stages_folder(tmp_path, capsys) -> None:
     (tmp_path / "last").symlink_to(resolve_path("builtin:tiny"))
-    (tmp_path / "done.json").write_text(json.dumps({"model": "last"}))
+    (tmp_path / "done.json").write_text(json.dumps({"model": "last", "seconds": 1}))
     assert main(["perplexity", "frozen_lake", "--worlds", "2", "--model", str(tmp_path), "model.threads=1"]) == 0
     assert f"States under {tmp_path / 'last'}" in capsys.readouterr().out

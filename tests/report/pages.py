@@ -13,6 +13,7 @@ HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
     "<!--<script> \u202eright to left\u202c \x00\x07\x1b[31m\ud800 &lt;b&gt; "
 )
+ESTIMATES = {"advantages": [-1.2, -0.8, -0.4, 0.0, 0.4, 0.8, 1.2], "values": [0.5] * 7}  # of a turn's sampled tokens
 PIECES = ["<think>", "<observation>", "seen", "</observation>", "<prediction>", "next", "</prediction>", "</think>"]
 
 
@@ -79,9 +80,9 @@ def made_up(world: str = "frozen_lake", text: str = "", worlds: int = 12) -> Rep
             for step in range(21)
         ]
         trains = name in ("vanilla", "spa")
-        training = (
-            [(s, play(world, 100 + s + i, rng, skill=skill)) for s in (1, 10, 20) for i in (0, 1)] if trains else []
-        )
+        training = [(s, play(world, 100 + s + i, rng, skill=skill)) for s in (1, 10, 20) for i in (0, 1) if trains]
+        for _, episode in training:
+            episode.estimates = {name: [each] * len(episode.turns) for name, each in ESTIMATES.items()}
         measured = {} if planned else {"world_model/prediction_em": skill, "world_model/prediction_cell_acc": skill}
         result = EvalResult.from_episodes(name, played, [1], 200, world_model=measured)
         variants[name] = VariantReport(rows if trains else (), result, [*played, *told], training, 20 if trains else 0)

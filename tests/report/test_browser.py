@@ -75,7 +75,9 @@ def test_a_page_opens_without_errors_and_requests(
     page.goto(files[name].as_uri())
     assert page.locator(".pane").count() == (1 if name == "long" else 2)  # few episodes of that size fit
     assert (page.locator(".stage .board").count() > 0) == (name not in ("countdown", "long"))
-    for colour in ("mask", "logprob"):
+    if trained := "training" in choices(page, "split"):
+        page.select_option("select[name=split]", "training")
+    for colour in ("mask", "logprob", *["advantage"] * trained):
         page.select_option("select[name=colour]", colour)
         assert page.locator(".stage .t-off").count() > 0
     assert trouble == []
@@ -126,6 +128,17 @@ def test_filters_choose_episodes(page: Page) -> None:
     page.select_option("select[name=variant]", "")
     page.select_option("select[name=outcome]", "success")
     assert choices(page, "left") and all("success" in text for text in choices(page, "left"))
+
+
+def test_trained_tokens_are_coloured_by_advantage(page: Page) -> None:
+    page.select_option("select[name=colour]", "advantage")
+    assert "not trained on" in page.inner_text(".pane >> nth=0")
+    page.select_option("select[name=split]", "training")
+    colours = page.locator(".pane >> nth=0 >> .response span")
+    kinds = colours.evaluate_all("spans => spans.map(span => span.className)")
+    assert kinds == ["t-off", "t-n0", "t-n0", "t-n1", "t-a2", "t-a1", "t-a0", "t-a0"]
+    assert colours.nth(1).get_attribute("title") == "log-prob 0, advantage -1.2, value 0.5"
+    assert "≥ 0.60" in page.inner_text(".pane >> nth=0 >> .key")
 
 
 def test_two_variants_stand_side_by_side_in_the_same_world(page: Page) -> None:
@@ -225,7 +238,8 @@ def test_axe_finds_nothing_serious(page: Page, files: dict[str, Path], name: str
     page.emulate_media(color_scheme=theme)
     page.goto(files[name].as_uri())
     page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
-    page.select_option("select[name=colour]", "logprob")
+    page.select_option("select[name=split]", "training")
+    page.select_option("select[name=colour]", "advantage")
     found = axe.Axe().run(page).response["violations"]
     serious = {
         v["id"]: [n["html"][:200] for n in v["nodes"][:3]] for v in found if v["impact"] in ("serious", "critical")

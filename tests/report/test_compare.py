@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,13 @@ def test_differences_are_paired_on_the_common_worlds(tmp_path: Path) -> None:
 def test_runs_of_the_same_recipe_are_its_seeds(tmp_path: Path) -> None:
     slow = [make_run(tmp_path / f"slow{s}", {"spa": [s, 1, 1, 0]}, seed=s) for s in range(3)]
     fast = [make_run(tmp_path / f"fast{s}", {"spa": [s + 2, 3, 4, 3]}, "ppo.actor_lr=0.001", seed=s) for s in range(3)]
-    (table,) = compare_runs([*slow, *fast]).tables
+    for run in slow:
+        (run / "variants" / "spa" / "ppo").mkdir()
+        rows = [{"step": step, "val/pass@1": 0.1 * step} for step in (0, 10)]
+        (run / "variants" / "spa" / "ppo" / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    comparison = compare_runs([*slow, *fast])
+    assert comparison.html().count('class="seed"') == 3, "behind the one mean that there is"
+    (table,) = comparison.tables
     assert [row.label for row in table.rows] == [f"{slow[0]} (3 seeds)", f"{fast[0]} (3 seeds)"]
     assert table.rows[1].shared_seeds == 3
     assert table.rows[1].differences[1].mean == pytest.approx((2 + 2 + 3 + 3) / 16)

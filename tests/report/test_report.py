@@ -48,7 +48,18 @@ class Page(HTMLParser):
 
 def episode(text: str, group: int = 0) -> Episode:
     turn = Turn(
-        0, "#P\n_#" + text, "u", text, "#_\nP#", True, text, "#_\n_#", ["Down"], ["Down"], -0.1, info={"success": False}
+        0,
+        "#P\n_#" + text,
+        "u",
+        text,
+        "#_\nP#",
+        True,
+        text,
+        "#_\n_#",
+        ["Down"],
+        ["Down"],
+        reward=-0.1,
+        info={"success": False},
     )
     return Episode("T", group, group, content=str(group), turns=[turn])
 

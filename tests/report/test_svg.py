@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.evaluate.bootstrap import Interval
+from spa.report.charts import mean
 from spa.report.svg import HEIGHT, WIDTH, Axes, Line, interval_chart, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -66,6 +67,17 @@ def test_intervals_are_placed_by_their_values() -> None:
 def test_names_stay_text(name: str) -> None:
     root = parsed(line_chart([Line(name, [(1, 1.0)], "#000000")], Axes("x", "y")))
     assert {element.tag for element in root.iter()} <= {"svg", "line", "text", "polyline", "circle", "title"}
+
+
+def test_seeds_are_thin_lines_behind_their_mean_and_inside_the_axes() -> None:
+    seeds = [[(0.0, 0.0), (1.0, 0.4)], [(0.0, 0.2), (1.0, 0.8)]]
+    root = parsed(line_chart([Line("spa", mean(seeds), "#d1495b", seeds=seeds)], Axes("x", "y")))
+    lines = list(root.iter("polyline"))
+    assert [line.get("class") for line in lines] == ["seed", "seed", None]
+    heights = [float(pair.split(",")[1]) for line in lines for pair in line.attrib["points"].split()]
+    assert min(heights) >= 0 and max(heights) <= HEIGHT
+    assert mean(seeds) == [(0.0, 0.1), (1.0, pytest.approx(0.6))]
+    assert len(list(root.iter("circle"))) == 2, "markers belong to the mean"
 
 
 numbers = st.floats(-1e12, 1e12, allow_nan=False)

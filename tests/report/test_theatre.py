@@ -109,6 +109,14 @@ def test_tokens_have_their_text_and_a_log_prob_where_they_were_sampled(page: str
     assert turn["logprobs"][:3] == [None, 0.0, -0.3]
 
 
+def test_training_tokens_have_the_advantages_and_values_of_the_update(page: str) -> None:
+    episodes = embedded(page)["episodes"]
+    trained = next(episode for episode in episodes if episode["split"] == "training")["turns"][0]
+    assert trained["advantages"] == [None, -1.2, -0.8, -0.4, 0.0, 0.4, 0.8, 1.2]
+    assert trained["values"][:3] == [None, 0.5, 0.5]
+    assert not any("advantages" in turn for e in episodes if e["split"] != "training" for turn in e["turns"])
+
+
 def test_what_does_not_fit_is_counted_and_the_command_named() -> None:
     data = made_up(text="x" * 3000)
     page = render_report(data)
@@ -141,8 +149,9 @@ def test_sections_come_in_order(page: str) -> None:
         assert text in page
 
 
-def test_the_script_is_small_and_sets_text_only() -> None:
-    script = resources.files("spa.report").joinpath("templates", "theatre.js").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["theatre.js", "curves.js"])
+def test_the_scripts_are_small_and_set_text_only(name: str) -> None:
+    script = resources.files("spa.report").joinpath("templates", name).read_text(encoding="utf-8")
     assert len(script.splitlines()) < 300
     for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "http:/"):
         assert forbidden not in script.replace("http://www.w3.org/2000/svg", "")

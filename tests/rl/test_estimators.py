@@ -258,7 +258,7 @@ def test_a_bandit_is_solved(name: str) -> None:
 def test_a_chain_is_solved(name: str) -> None:
     """Three states in a row: leaving pays 0.3 at once and ends it, staying to the end pays 1. Greed loses."""
     table, rng = Table(3, 2, name), np.random.default_rng(1)
-    for _ in range(200):
+    for _ in range(100):
         episodes = []
         for number in range(48):
             states, actions, rewards = [], [], []

@@ -57,8 +57,12 @@ VARIANTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", list(VARIANTS))
+FAST = ("auxiliary loss", "reference")
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
+)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant: str) -> None:
     cfg = VARIANTS[variant]()
     whole, rows = train(tmp_path / "whole", cfg)

@@ -104,6 +104,22 @@ def test_each_step_has_its_own_rollout_seed_and_its_own_worlds(tmp_path) -> None
     assert [t.response for e in first for t in e.turns] != [t.response for e in second for t in e.turns]
 
 
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_episodes_that_were_trained_on_are_kept_with_their_advantages(tmp_path, estimator) -> None:
+    config = tiny_config(steps=1, val_every=0, estimator=estimator, log_episodes=6)
+    Run(tmp_path, config).trainer.train()
+    episodes = list(read_episodes(tmp_path / "episodes" / "step_000001.jsonl"))
+    assert len(episodes) == 6
+    for episode in episodes:
+        assert set(episode.estimates) == ({"advantages", "values"} if estimator == "gae" else {"advantages"})
+        sampled = [
+            sum(m for s in episode.sequences for m, t in zip(s.mask, s.turns, strict=True) if t == turn.index)
+            for turn in episode.turns
+        ]
+        assert [len(each) for each in episode.estimates["advantages"]] == sampled
+    assert any(number for episode in episodes for turn in episode.estimates["advantages"] for number in turn)
+
+
 def test_validation_worlds_are_distinct_and_of_their_own_split(tmp_path) -> None:
     trainer = Run(tmp_path, tiny_config(val_worlds=20)).trainer
     keys = [world.content for world in trainer.val_worlds]
@@ -120,6 +136,8 @@ def test_in_critic_warm_up_only_the_critic_moves(tmp_path) -> None:
     assert torch.equal(history[1], history[2])
     assert not torch.equal(history[2], history[3])
     assert "losses/policy_loss" not in run.logged[0][1]
+    kept = [next(read_episodes(tmp_path / "episodes" / f"step_00000{step}.jsonl")) for step in (2, 3)]
+    assert [bool(episode.estimates) for episode in kept] == [False, True]  # no policy was trained with the first
     assert run.trainer.learner.critic.head.weight.any()
 
 

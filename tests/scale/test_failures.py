@@ -2,70 +2,50 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.scale.breaking import RUN, break_at, environment, spa
+from tests.scale.test_run import assert_same_run
 from tests.scale.tools import in_ranks
-from tests.test_pipeline import SMALL
 
 pytestmark = pytest.mark.scale
-ROOT = Path(__file__).parents[2]
-BREAKS = """
-import os
-import signal
-
-if os.environ.get("RANK") == "1":
-    from spa.rl import trainer
-
-    update = trainer.update
-
-    def broken(learner, *arguments, **options):
-        if learner.updates:
-            if HOW == "raise":
-                raise RuntimeError("broken on purpose")
-            os.kill(os.getpid(), getattr(signal, HOW))
-        return update(learner, *arguments, **options)
-
-    trainer.update = broken
-"""
-
-
-def broken_run(folder: Path, how: str, *settings: str) -> tuple[int, str, float]:
-    """`spa ppo` on two ranks, of which rank 1 breaks in its second update: exit code, messages, seconds."""
-    (folder / "sitecustomize.py").write_text(f"HOW = {how!r}{BREAKS}")
-    words = [
-        "ppo",
-        "frozen_lake",
-        "--quiet",
-        "--out",
-        str(folder / "run"),
-        *SMALL,
-        "ppo.save_every=1",
-        "ppo.val_every=0",
-    ]
-    words += ["ppo.steps=3", "ppo.epochs=1", "ppo.mini_batches=1", "ppo.filter_ratio=1.0", "ppo.critic_warmup=3"]
-    words += ["launcher=torchrun", "nproc=2", *settings]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
-    started = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "spa", *words], env=environment, capture_output=True, text=True)
-    return done.returncode, done.stderr.strip(), time.monotonic() - started
+STAGES = ["selfplay", "SFT step 2", "PPO step 2"]
+RANKS = ["launcher=torchrun", "nproc=2"]
 
 
 def test_an_exception_on_one_rank_is_one_message(tmp_path: Path) -> None:
-    code, messages, _ = broken_run(tmp_path, "raise")
+    code, messages, _ = break_at(tmp_path, "raise", "PPO step 2")
     assert code == 2
     assert messages == "Error: rank 1, PPO step 2: RuntimeError: broken on purpose"
 
 
 def test_a_killed_rank_ends_all(tmp_path: Path) -> None:
-    code, messages, _ = broken_run(tmp_path, "SIGKILL")
+    code, messages, _ = break_at(tmp_path, "SIGKILL", "PPO step 2")
     assert code == 2
-    assert messages == "Error: rank 1 was killed by SIGKILL"
+    assert messages == "Error: rank 1, PPO step 2, was killed by SIGKILL"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, messages, _ = spa([*RUN, *RANKS, "--quiet", "--out", str(folder / "run")], environment(folder, {}))
+    assert code == 0, messages
+    return folder / "run"
+
+
+@pytest.mark.parametrize("how, places", [("SIGKILL", STAGES), ("SIGSTOP", STAGES[2:])])
+def test_lost_ranks_are_started_again(tmp_path: Path, undisturbed: Path, how: str, places: list[str]) -> None:
+    words = [*RUN, *RANKS, "scale.timeout=60", "--out", str(tmp_path / "run")]
+    code, messages, _ = spa(words, environment(tmp_path, dict.fromkeys(places, how)))
+    assert code == 0, messages
+    for place in places:
+        lost = f"rank 1, {place}, was killed by {how}"
+        if how == "SIGSTOP":
+            lost = f"rank 1 was lost: it ended, or did not answer rank 0, {place}, for scale.timeout seconds"
+        assert f"{lost}; continuing from the last checkpoint" in messages
+    assert_same_run(tmp_path / "run", undisturbed)
 
 
 def not_a_number() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from spa.common.files import atomic_write
 from spa.common.secrets import redact
+from spa.common.typed import KNOWN_KEYS, Finite, parse
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Turn:
     actions: list[str] = field(default_factory=list)  # as parsed
     executed: list[str] = field(default_factory=list)  # in the world's spelling
     between: list[str] = field(default_factory=list)  # true states after each executed action except the last
-    rewards: list[float] = field(default_factory=list)  # one per executed action
+    rewards: list[Finite] = field(default_factory=list)  # one per executed action
     ended: bool = False  # the last executed action won or lost (not a limit)
-    reward: float = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
-    penalty: float = 0.0  # format penalty, not shown to the model
+    reward: int | Finite = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
+    penalty: Finite = 0.0  # format penalty, not shown to the model
     actions_left: int = 0  # before the response
     finish_reason: str = "stop"  # stop | length
     info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
@@ -78,8 +79,11 @@ class Episode:
     ``status`` is ``completed`` (the world ended), ``truncated`` (a limit ended it) or ``error`` (the world or the engine
     failed; ``error`` has the message; such an episode is never trained on and never counted as a success).
     ``total_reward`` is the sum of the turns' rewards, ``total_penalty`` the sum of their format penalties.
-    ``content`` identifies the world by its content.
+    ``content`` identifies the world by its content. ``estimates`` holds what PPO made of a training episode that is kept, if it
+    was trained on: ``advantages`` and, with a critic, ``values``, by turn one number for each sampled token.
     """
+
+    __pydantic_config__ = KNOWN_KEYS
 
     task: str
     seed: int
@@ -95,6 +99,7 @@ class Episode:
     success: bool = False
     status: str = "completed"
     error: str = ""
+    estimates: dict[str, list[list[float]]] = field(default_factory=dict)
 
     @property
     def total_reward(self) -> float:
@@ -128,20 +133,17 @@ class Episode:
         return json.dumps(asdict(self) | {"error": redact(self.error)}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, line: str) -> Episode:
+    def from_json(cls, line: str | bytes) -> Episode:
         """Reads a line that ``to_json`` wrote.
 
         Raises:
             ValueError: the line is not a JSON object or not an episode.
         """
         try:
-            data = json.loads(line)
-            turns = [Turn(**turn) for turn in data.pop("turns")]
-            sequences = [TokenSequence(**sequence) for sequence in data.pop("sequences")]
-            return cls(turns=turns, sequences=sequences, **data)
-        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+            return parse(cls, line)
+        except ValueError as error:
             names = ", ".join(f.name for f in fields(cls))
-            raise ValueError(f"not an episode ({error}); expected a JSON object with the fields {names}") from error
+            raise ValueError(f"not an episode ({error}); expected a JSON object with the fields {names}") from None
 
 
 def write_episodes(path: str | os.PathLike[str], episodes: Iterable[Episode]) -> None:
@@ -157,7 +159,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     """
     if not Path(path).is_file():
         raise ValueError(f"no episode file {path}")
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:

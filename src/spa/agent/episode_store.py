@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spa.agent.episode import Episode
+from spa.common.files import append
 from spa.scale import ranks
 
 Key = tuple[int, int]  # group, member
@@ -36,7 +37,7 @@ class EpisodeStore:
         *whole, torn = path.read_bytes().split(b"\n")
         for number, line in enumerate(whole, 1):
             try:
-                episode = Episode.from_json(line.decode())
+                episode = Episode.from_json(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}; delete the file to start anew") from error
             if episode.status != "error":  # a resumed run tries again
@@ -55,9 +56,7 @@ class EpisodeStore:
         """Adds new episodes, ignoring those already stored; with ``write`` they are on disk when this returns."""
         new = [episode for episode in episodes if _key(episode) not in self]
         if write and self.path is not None and ranks.is_main():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.writelines(episode.to_json() + "\n" for episode in new)
+            append(self.path, "".join(episode.to_json() + "\n" for episode in new))
         self._episodes.update((_key(episode), episode) for episode in new)
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from spa.agent.episode import Episode
 from spa.common.progress import note
+from spa.envs.checked import WorldError
 
 _FEW = 100  # episodes, where it is not known how many there will be
 
@@ -17,10 +19,11 @@ class Failures:
         what: the stage, in messages.
         limit: the share that may fail (``env.max_failed``).
         total: episodes to be played; 0 = not known.
+        unit: what is counted, in messages, where it is not episodes.
     """
 
-    def __init__(self, what: str, limit: float, total: int = 0) -> None:
-        self.what, self.limit, self.total = what, limit, total
+    def __init__(self, what: str, limit: float, total: int = 0, *, unit: str = "episodes") -> None:
+        self.what, self.limit, self.total, self.unit = what, limit, total, unit
         self.seen = self.count = 0
         self._first: list[str] = []
         self._said = 0
@@ -32,14 +35,25 @@ class Failures:
             ValueError: whatever follows, more than the share fails; the message has the first three failures.
         """
         for episode in episodes:
-            self.seen += 1
-            if episode.status == "error":
-                self.count += 1
-                if len(self._first) < 3:
-                    self._first.append(f"seed {episode.seed}: {episode.error}")
-                self._check()
+            self._count(episode.seed, episode.error if episode.status == "error" else None)
 
-    def _check(self) -> None:
+    @contextmanager
+    def alone(self, seed: int) -> Iterator[None]:
+        """Within it a world that fails is counted like an episode, and the rest is left out. Raises as ``add``."""
+        error = None
+        try:
+            yield
+        except WorldError as failure:
+            error = str(failure)
+        self._count(seed, error)
+
+    def _count(self, seed: int, error: str | None) -> None:
+        self.seen += 1
+        if error is None:
+            return
+        self.count += 1
+        if len(self._first) < 3:
+            self._first.append(f"seed {seed}: {error}")
         if self.count > self.limit * (self.total or max(self.seen, _FEW)):
             raise ValueError(
                 f"{self} (stopped because of env.max_failed={self.limit:g}). Mend the world; spa env check and spa env play "
@@ -52,5 +66,12 @@ class Failures:
             self._said = self.count
             note(str(self))
 
+    @classmethod
+    def check(cls, what: str, limit: float, episodes: Sequence[Episode]) -> None:
+        """Counts the episodes of a whole stage or measurement and tells of failures. Raises as ``add``."""
+        failures = cls(what, limit, len(episodes))
+        failures.add(episodes)
+        failures.say()
+
     def __str__(self) -> str:
-        return f"{self.what}: {self.count} of {self.total or self.seen} episodes failed; the first: {' | '.join(self._first)}"
+        return f"{self.what}: {self.count} of {self.total or self.seen} {self.unit} failed; the first: {' | '.join(self._first)}"

@@ -7,15 +7,14 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from spa.agent.task import Task
 from spa.common.progress import leave_to_parent
+from spa.common.signals import die_with_parent
 from spa.engines.processes import can_fork
-from spa.envs import TextEnv
-from spa.envs.checked import Step, WorldError, checked_reset, checked_step, guarded
+from spa.envs.checked import Step, WorldError, guarded
 
 T = TypeVar("T")
 Key = TypeVar("Key")
@@ -52,29 +51,26 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """A world in this process. ``env.step_timeout`` limits each call of its code."""
+    """A world in this process."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._env: TextEnv | None = None
+        self._env = task.make_env()
 
     def start(self, seed: int, noise_seed: int) -> Started:
-        limit, options = self.task.env.max_state_chars, {"noise_seed": noise_seed}
-        self._env = env = self._call("constructor", self.task.make_env)
+        self._env = env = self.task.make_env()
         try:
-            state, _ = self._call("reset", lambda: checked_reset(env.reset(seed=seed, options=options), limit))
-            return Started(state, *self._call("prompt", lambda: (self.task.header(env), tuple(env.actions))))
+            state, _ = env.reset(seed=seed, options={"noise_seed": noise_seed})
+            return Started(state, *guarded(lambda: (self.task.header(env), tuple(env.actions)), "prompt"))
         except WorldError:
             self.close()
             raise
 
     def run(self, actions: Sequence[str], last: bool) -> tuple[list[Step], str]:
-        env = self._env
-        assert env is not None, "start comes first"
         steps: list[Step] = []
         try:
             for action in actions:
-                step = self._call("step", partial(self._step, env, action))
+                step = self._env.step(action)
                 plain = {key: value for key, value in step.info.items() if isinstance(value, (bool, int, float, str))}
                 steps.append(step._replace(info=plain))
                 if step.terminated or step.truncated:
@@ -88,21 +84,13 @@ class LocalHost:
     def close(self) -> None:
         self._closed()
 
-    def _step(self, env: TextEnv, action: str) -> Step:
-        return checked_step(env.step(action), self.task.env.max_state_chars)
-
     def _closed(self) -> str:
         """Closes the world; returns what went wrong."""
-        env, self._env = self._env, None
         try:
-            if env is not None:
-                self._call("close", env.close)
+            self._env.close()
         except WorldError as error:
             return str(error)
         return ""
-
-    def _call(self, what: str, do: Callable[[], T]) -> T:
-        return guarded(do, what, self.task.env.step_timeout)
 
 
 class ProcessHost:
@@ -165,6 +153,7 @@ class ProcessHost:
 
 def _host(task: Task, pipe: Connection) -> None:
     """Serves a ``ProcessHost`` until it closes the pipe."""
+    die_with_parent()
     leave_to_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

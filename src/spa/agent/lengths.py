@@ -12,7 +12,6 @@ from spa.agent.chat import Chat
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import Config, ModelConfig
-from spa.envs.checked import guarded
 
 WORLDS = 8  # played for an estimate
 ROOM = 1.5  # of the longest true answer: the rest is for thoughts
@@ -28,11 +27,10 @@ def true_answers(task: Task) -> Iterator[str]:
         state, _ = env.reset(seed=seed)
         after, ended = state, False
         while not ended and len(actions) < task.env.max_actions_per_turn:
-            try:
-                actions.append(env.sample_action(rng))
-            except ValueError:  # free text: the answer's length is not known
+            if (action := env.random_action(rng)) is None:  # free text: the answer's length is not known
                 break
-            after, _, terminated, truncated, _ = env.step(actions[-1])
+            actions.append(action)
+            after, _, terminated, truncated, _ = env.step(action)
             ended = terminated or truncated
         thoughts = tagged("observation", state, "\n") + tagged("prediction", after, "\n")
         yield tagged("think", thoughts) + tagged("answer", f" {task.agent.action_sep} ".join(actions))
@@ -48,8 +46,7 @@ def longest_answer(task: Task, model: str, settings: ModelConfig | None = None) 
     if key not in _known:
         try:
             chat = _chat(*source)
-            answers = guarded(lambda: list(true_answers(task)), "random play", task.env.step_timeout)
-            _known[key] = max(len(chat.encode(answer)) + 1 for answer in answers)
+            _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task))
         except Exception:  # of the tokenizer or of a world: reported where they are used
             return None
     return _known[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from spa.agent.chat import Chat
@@ -14,6 +15,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine
+from spa.envs.checked import WorldError
 
 Ask = Callable[[str], str]
 """Given the state, returns a person's actions for the turn; empty lets the model play."""
@@ -53,9 +55,9 @@ def play_with_person(
     thought = tagged("think", states) if task.agent.think else ""
     episodes = []
     for group, world in enumerate(worlds):
-        env = task.make_env()
-        state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
-        env.close()
+        state = ""
+        with task.make_env() as env, suppress(WorldError):  # its episode has the error
+            state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
         engine = TakeOver(policy.engine, policy.chat, thought, ask, state)
 
         def seen(episode: Episode, ended: bool, group: int = group, engine: TakeOver = engine) -> None:

@@ -9,7 +9,7 @@ from spa.agent.cold_start import ColdStart
 from spa.agent.response import FORMATS, forced_tag
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import TextEnv, make_env
-from spa.envs.checked import WorldError, guarded
+from spa.envs.checked import CheckedEnv, WorldError
 
 SYSTEM = "You're a helpful assistant. "  # the trailing space is the original's
 
@@ -35,7 +35,7 @@ class Task:
 
     def __post_init__(self) -> None:
         try:
-            guarded(self.make_env, "constructor", self.env.step_timeout)
+            self.make_env().call("constructor", lambda world: world)
         except WorldError as error:
             if isinstance(error.__cause__, (ValueError, OSError, ImportError)):
                 raise error.__cause__ from None
@@ -50,8 +50,11 @@ class Task:
         """The tag that every response is forced to start with."""
         return forced_tag(self.agent.think)
 
-    def make_env(self) -> TextEnv:
+    def make_env(self) -> CheckedEnv:
         """A new world in the task's state format; a world without that setting has only one format."""
+        return CheckedEnv(self._make_env, self.env.step_timeout, self.env.max_state_chars)
+
+    def _make_env(self) -> TextEnv:
         settings: dict[str, Any] = dict(self.env.settings)
         env = make_env(self.env.id, **settings)
         if env.state_format == self.env.state_format:

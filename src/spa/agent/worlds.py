@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from spa.agent.task import Task
 from spa.common.names import choose
 from spa.config.seeds import SEEDS_OF_A_RUN
-from spa.envs import TextEnv
-from spa.envs.checked import WorldError, checked_reset, guarded
+from spa.envs.checked import WorldError
 
 # Each split's range of content hashes, as shares of all worlds.
 SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "train": (0.5, 1.0)}
@@ -84,7 +81,7 @@ class WorldSource:
         self.first_seed = first_seed
         self.unique = unique and self.disjoint != "seed"  # when split by seed alone, worlds may repeat
         self.cursor = cursor
-        self._env: TextEnv | None = None
+        self._env = task.make_env()
         self._taken: set[str] = set()
 
     def take(self, count: int) -> list[World]:
@@ -109,13 +106,10 @@ class WorldSource:
                 fruitless += 1
                 continue
             fruitless = 0
-            self._taken.add(key)
+            if self.unique:
+                self._taken.add(key)
             worlds.append(world)
         return worlds
-
-    def _reset(self, seed: int) -> tuple[str, dict[str, Any]]:
-        self._env = self._env or self.task.make_env()
-        return checked_reset(self._env.reset(seed=seed), sys.maxsize)
 
     def _look(self, seed: int) -> tuple[World, str | None]:
         """The world of a seed, and the split that it declares.
@@ -123,9 +117,8 @@ class WorldSource:
         One that fails has a content of its own: whoever plays it gets an episode with the error.
         """
         try:
-            state, info = guarded(lambda: self._reset(seed), "reset", self.task.env.step_timeout)
+            state, info = self._env.reset(seed=seed)
         except WorldError:
-            self._env = None  # it may be half made
             return World(seed, content_key(f"failed {seed}")), None
         symmetry = info.get("symmetry")
         key = content_key(str(info.get("content", state)))

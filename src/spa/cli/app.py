@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from spa import __version__
 from spa.cli.arguments import split_words
@@ -27,14 +29,22 @@ from spa.cli.reproduce import reproduce
 from spa.cli.verify import verify
 from spa.cli.view import view
 from spa.common.secrets import print_traceback, redact
-from spa.common.signals import Interrupted, interruptible
+from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
 from spa.config.overrides import current_name
 
 if TYPE_CHECKING:
     from spa.config.schema import Config, VariantConfig
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with interruptible(lambda: ""):  # typer would end with 130 and say nothing, also on SIGTERM
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="spa",
+    cls=_Commands,
     help="Teach a language-model agent how a world works, then reward it for winning: self-play, SFT, PPO.",
     epilog="NAME is a config (sokoban, frozen_lake, sudoku, ...; spa env list shows all) or a YAML file; "
     "spa config NAME shows its settings.",
@@ -93,11 +103,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``SPA_DEBUG=1`` shows the traceback of an error.
     """
+    with terminated_as_interrupted():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     if argv is None:  # as a program: worlds in files of the working directory are found, last of all
         sys.path.append(os.getcwd())
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = [_current_option(word) for word in _words_given]
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts
+            words.append("--resume")
         code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as error:
@@ -356,7 +373,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
-    said = _is_rank() and cfg.launcher == "torchrun"  # by the command that started the ranks
+    said = _is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
         note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))
@@ -364,27 +381,36 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             note(f"Run folder: {folder}")
         if preset:
             note(f"Preset: {preset}")
-    pipeline = importlib.import_module("spa.pipeline")
-    if options.dry_run:
-        names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
-        variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
-        print(to_yaml(cfg), end="")
-        for line in imports(cfg, variants):
-            print(f"# {redact(line)}", flush=True)  # said before it is done
-        if options.out is not None:
-            check_out(cfg, folder, command, options.resume, variant)
-        heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
-        for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
-            print(f"# {redact(line)}".rstrip())
-        return
-    more = f" --variant {chosen}" if chosen else ""
-    with interruptible(f"Continue with: spa {command}{more} --out {folder} --resume"):
-        if launch.needed(cfg):
-            launch.torchrun(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])])
-            return
-        with ranks.joined(cfg.scale):
-            folder = ranks.gather(folder)[0]  # its name has the time
-            work(pipeline, cfg, variant, folder)
+    words = [
+        command,
+        *(["--variant", chosen] if chosen else []),
+        *(["--model", options.model] if options.model else []),
+    ]
+    with interruptible(lambda: _how_to_resume(words, folder)):
+        pipeline = importlib.import_module("spa.pipeline")
+        if options.dry_run:
+            names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
+            variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
+            print(to_yaml(cfg), end="")
+            for line in imports(cfg, variants):
+                print(f"# {redact(line)}", flush=True)  # said before it is done
+            if options.out is not None:
+                check_out(cfg, folder, command, options.resume, variant)
+            heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
+            for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
+                print(f"# {redact(line)}".rstrip())
+        elif launch.needed(cfg):
+            launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
+        else:
+            with ranks.joined(cfg.scale):
+                folder = ranks.gather(folder)[0]  # its name has the time
+                work(pipeline, cfg, variant, folder)
+
+
+def _how_to_resume(words: Sequence[str], folder: Path) -> str:
+    if not (folder / "config.yaml").is_file():
+        return "Nothing was written: give the same command again"
+    return f"Continue with: spa {shlex.join([*words, '--out', str(folder), '--resume'])}"
 
 
 def _config(options: _Options) -> Config:

@@ -97,7 +97,7 @@ def reproduce(
         return
     write_variants(chosen, folder)
     failures: list[str] = []
-    with interruptible("Run the same command again to go on."):
+    with interruptible(lambda: "Run the same command again to go on."):
         if not only_table:
             make_bases(chosen, folder)
         runs = cells(chosen, folder, settings or [], existing=only_table)

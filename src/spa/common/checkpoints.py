@@ -62,8 +62,13 @@ def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
     return found[::-1]
 
 
-def prune_checkpoints(root: Path, keep: int, always: tuple[int, ...] = ()) -> None:
-    """Removes all except the newest ``keep`` checkpoints (0 keeps all) and those of the steps in ``always``."""
-    for step, folder in list_checkpoints(root)[: -keep or None] if keep else []:
+def prune_checkpoints(root: Path, keep: int, always: tuple[int, ...] = (), *, newest: int | None = None) -> None:
+    """Removes all except the newest ``keep`` checkpoints (0 keeps all) and those of the steps in ``always``.
+
+    Args:
+        newest: the step that was resumed from: later ones are damaged and do not count.
+    """
+    counted = [each for each in list_checkpoints(root) if newest is None or each[0] <= newest]
+    for step, folder in counted[: -keep or None] if keep else []:
         if step not in always:
             remove_folder(folder)

@@ -1,6 +1,7 @@
 """Atomic writes: a reader sees the old file or the new one, never half of one, also after a power failure.
 
-Incomplete files are named ``.NAME.RANDOM.tmp``; a killed process leaves them behind, and ``sweep`` removes them.
+Incomplete files are named ``.NAME.RANDOM.tmp``; a killed process leaves them behind, and ``sweep`` removes them. A full disk or a
+missing permission is an ``OSError`` that names the file or folder to be written, whichever library was writing.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -31,17 +33,18 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        _sync(temporary)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(target):
+        handle, name = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o644)
+            _sync(temporary)
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -49,18 +52,55 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary folder that replaces ``path`` if the block succeeds and is removed otherwise."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(_SUFFIX, f".{target.name}.", target.parent))
+    with naming(target):
+        temporary = Path(tempfile.mkdtemp(_SUFFIX, f".{target.name}.", target.parent))
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            for path in [*temporary.rglob("*"), temporary]:
+                _sync(path)
+            remove_folder(target)
+            temporary.rename(target)
+            _sync(target.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def append(path: str | os.PathLike[str], text: str) -> None:
+    """Appends ``text`` (UTF-8) to ``path``, created with its folder if missing; the last line may be incomplete after a failure."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with naming(target), open(target, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """The system's errors in the block name ``path``, unless they name a file that is not one of its temporary ones."""
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        for path in [*temporary.rglob("*"), temporary]:
-            _sync(path)
-        remove_folder(target)
-        temporary.rename(target)
-        _sync(target.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        yield
+    except Exception as error:
+        found = _system_error(error)
+        if found is None or found.errno is None:
+            raise
+        if found.filename and not any(_is_temporary(name, path) for name in (found.filename, found.filename2)):
+            raise
+        raise OSError(found.errno, os.strerror(found.errno), str(path)) from error
+
+
+def _system_error(error: BaseException) -> OSError | None:
+    """The system's error that made a library fail: torch raises another one after it, Rust's have its number in their text."""
+    if isinstance(error, OSError):
+        return error
+    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+        return error.__context__
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), "") if number else None
+
+
+def _is_temporary(name: object, path: Path) -> bool:
+    return str(path.parent / f".{path.name}.") in str(name)
 
 
 def _sync(path: Path) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from spa.common.files import naming
 from spa.common.progress import note
 
 NAME = "run.lock"
@@ -80,7 +81,8 @@ def locked(folder: Path) -> Iterator[None]:
         note(f"{folder}: {previous} ended without finishing; continuing from what it left")
     _held.add(descriptor)
     try:
-        _write(descriptor)
+        with naming(path):
+            _write(descriptor)
         yield
     finally:
         _held.discard(descriptor)

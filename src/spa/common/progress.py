@@ -31,12 +31,21 @@ _display: Any = None  # their shared rich display: a terminal can have only one
 _last_line = 0.0  # time of the last plain line
 _lock = threading.RLock()  # of the bars, against the thread that prints
 _tokens = 0  # sampled by this process
+Outlook = Callable[[str, tuple[float, float] | None], str]
+_outlook: Outlook | None = None
 
 
 def set_quiet(quiet: bool = True) -> None:
     """Turns progress and notes off (or on again) for this process."""
     global _quiet
     _quiet = quiet
+
+
+def set_outlook(outlook: Outlook | None) -> None:
+    """Sets what says how long the whole run will take, beside the outermost bar: a function of its description and, if known, the
+    seconds that it has left and the share of its steps that this is."""
+    global _outlook
+    _outlook = outlook
 
 
 def note(text: str, file: TextIO | None = None) -> None:
@@ -69,19 +78,6 @@ def leave_to_parent() -> None:
 def sampled_tokens() -> int:
     """Tokens that this process (without its forks) has sampled so far."""
     return _tokens
-
-
-class stages:
-    """Numbers the stages of a run and shows the time since its start: ``[2/7] SFT, 3 min 05 s since the start``."""
-
-    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.number = total, 0
-        self._clock, self._started = clock, clock()
-
-    def begin(self, title: str) -> None:
-        self.number += 1
-        passed = f", {duration(self._clock() - self._started)} since the start" if self.number > 1 else ""
-        note(f"[{self.number}/{self.total}] {title}{passed}")
 
 
 class progress:
@@ -165,6 +161,10 @@ class progress:
         values = dict(self.values)
         if self.tokens and self._task.elapsed:
             values["tokens/s"] = round(self.tokens / self._task.elapsed)
+        if _outlook is not None and _open[:1] == [self]:
+            left = self._task.time_remaining if self.total and self.done < self.total else None
+            if text := _outlook(self.description, left and (left, 1 - self.done / (self.total or 1))):
+                values["run"] = text
         return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
 
     def _line(self) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -18,34 +22,44 @@ class Interrupted(Exception):
 
     def __init__(self, how: str, cause: KeyboardInterrupt) -> None:
         terminated = isinstance(cause, Terminated)
-        super().__init__(f"{'Terminated' if terminated else 'Interrupted'}. {how}")
+        super().__init__(f"{'Terminated' if terminated else 'Interrupted'}. {how}".rstrip())
         self.code = 143 if terminated else 130
 
 
 @contextmanager
-def interruptible(how: str) -> Iterator[None]:
-    """Raises ``Interrupted`` for Ctrl-C and SIGTERM; ``how`` tells the user how to resume."""
+def interruptible(how: Callable[[], str]) -> Iterator[None]:
+    """Raises ``Interrupted`` for Ctrl-C and SIGTERM; ``how`` tells the user how to resume, and is asked then."""
     try:
         with terminated_as_interrupted():
             yield
     except KeyboardInterrupt as error:
-        raise Interrupted(how, error) from None
+        raise Interrupted(how(), error) from None
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raises ``Terminated`` on SIGTERM; does nothing outside the main thread, the only one that may set signal handlers."""
-    if threading.current_thread() is not threading.main_thread():
+    """Raises ``Terminated`` on SIGTERM; does nothing inside another such block, nor outside the main thread, the only one that may
+    set signal handlers."""
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is _terminate:
         yield
         return
-
-    def terminate(*_: object) -> NoReturn:
-        # `timeout` and batch systems send several; a second must not interrupt the cleanup.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(*_: object) -> NoReturn:
+    # `timeout` and batch systems send several; a second must not interrupt the cleanup.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
+
+
+def die_with_parent() -> None:
+    """For a process that works for its parent: Linux ends it with the parent, also with a killed one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if (parent := multiprocessing.parent_process()) and parent.pid != os.getppid():
+        os._exit(1)

@@ -363,7 +363,8 @@ class ScaleConfig:
     shards: Count = setting(
         0, "Ranks that weights, gradients and optimizer states are divided among (those of a node); 0 = all."
     )
-    timeout: AboveZero = setting(600.0, "Seconds that a rank waits for the others before the run ends.")
+    timeout: AboveZero = setting(600.0, "Seconds that a rank waits for the others before it counts them as lost.")
+    restarts: Count = setting(3, "How often ranks that were killed or hang are started again from the last checkpoint.")
 
 
 @dataclass(config=STRICT)
@@ -409,8 +410,10 @@ class Config:
     variants: Annotated[list[str], Field(min_length=1), DISTINCT] = setting(
         ["vanilla", "spa"], "The variants that `spa run` compares, besides base."
     )
-    launcher: Literal["local", "torchrun"] = setting("local", "local (one process) or torchrun (nproc of them).")
-    nproc: Count = setting(0, "torchrun: processes on this machine; 0 = one per GPU.")
+    launcher: Literal["local", "torchrun", "ray"] = setting(
+        "local", "local (one process), torchrun (nproc of them on this machine) or ray (on a Ray cluster)."
+    )
+    nproc: Count = setting(0, "torchrun, ray: the number of processes; 0 = one per GPU of the machine or cluster.")
     report: ReportConfig = Field(default_factory=ReportConfig)
     scale: ScaleConfig = Field(default_factory=ScaleConfig)
 

@@ -196,6 +196,9 @@ class PPOConfig:
     save_every: Count = setting(100, "Steps between checkpoints; the last step is always saved.")
     keep_checkpoints: Count = setting(2, "Newest checkpoints to keep, and with ppo.use=best the best; 0 = all.")
     log_episodes: Count = setting(8, "Training episodes written per step.")
+    keep_episodes: Count = setting(
+        1000, "Files of training episodes (one a step) to keep, at least 2, spread evenly over the steps; 0 = all."
+    )
 
     # Detection of policy collapse
     on_collapse: Literal["stop", "continue"] = setting(

@@ -35,10 +35,12 @@ def write_episode_log(path: Path, episodes: Sequence[Episode], form: str, *, mod
     """
     choose("format", form, FORMATS)
     if form == "inspect":
-        text = json.dumps(inspect_log(episodes, model=redact(model), created=created), indent=1) + "\n"
+        log = inspect_log(episodes, model=redact(model), created=created)
+        text = json.dumps(log, indent=1, ensure_ascii=False) + "\n"
     else:
-        text = "".join(json.dumps(row) + "\n" for row in verifiers_rows(episodes))
-    atomic_write(path, text)  # pure ASCII: lone surrogates of a model are escapes
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in verifiers_rows(episodes))
+    # A model can write lone surrogates, which Inspect refuses even as escapes.
+    atomic_write(path, text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def verifiers_rows(episodes: Sequence[Episode]) -> list[dict[str, Any]]:

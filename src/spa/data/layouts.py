@@ -191,7 +191,7 @@ def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) ->
         return "prompt is not a list of messages"
     if not isinstance(response, str) or not response.strip():
         return "no response"
-    row = Row(str(record.get("data_source") or ""), prompt, response, _known(record.get("extra_info")))
+    row = Row(str(record.get("data_source") or ""), prompt, response, known_extra(record.get("extra_info")))
     try:  # JSON can contain lone surrogates, which neither tokenizers nor UTF-8 accept
         json.dumps([row.task, prompt, response, row.extra], ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -199,7 +199,7 @@ def _row(record: dict[str, Any], prompt: list[Message] | None, response: Any) ->
     return row
 
 
-def _known(extra: Any) -> dict[str, Any]:
+def known_extra(extra: Any) -> dict[str, Any]:
     """Our fields of an ``extra_info``; fields of the same name but another type are ignored."""
     if not isinstance(extra, dict):
         return {}

@@ -28,16 +28,16 @@ def is_board(grid: str) -> bool:
     return re.match(r"\|\s+\S", grid) is not None
 
 
-def cells(state: str, board: bool | None = None) -> list[list[str]]:
-    """Rows of cells of a state's grid part.
+def cells(state: str, board: bool | None = None, most: int | None = None) -> list[list[str]]:
+    """The first ``most`` rows of cells of a state's grid part (None: all).
 
     In a board (``is_board``; ``board`` overrides the guess) bars separate rows and spaces separate cells. In every
     other grid a line is a row and a character is a cell.
     """
     grid = grid_part(state)
     if is_board(grid) if board is None else board:
-        return [row.split() for row in grid.split("|") if row.strip()]
-    return [list(line.rstrip()) for line in grid.splitlines()]
+        return [row.split() for row in grid.split("|") if row.strip()][:most]
+    return [list(line.rstrip()) for line in grid.splitlines()[:most]]
 
 
 def _is_grid(rows: Sequence[Sequence[str]]) -> bool:
@@ -60,10 +60,11 @@ def changed_cell_accuracy(written: str, truth: str, before: str) -> float | None
 
 def _cell_accuracy(written: str, truth: str, before: str | None) -> float | None:
     board = is_board(grid_part(truth))
-    true_rows, rows = cells(truth, board), cells(written, board)
-    old_rows = cells(before, board) if before is not None else None
+    true_rows = cells(truth, board)
     if not _is_grid(true_rows):
         return None
+    rows = cells(written, board, len(true_rows))
+    old_rows = cells(before, board) if before is not None else None
     right = total = 0
     for r, true_row in enumerate(true_rows):
         row = rows[r] if r < len(rows) else []

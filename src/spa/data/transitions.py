@@ -24,6 +24,7 @@ from itertools import chain, cycle, islice
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.failures import Failures
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.data.ground_truth import Message, Row, facts
@@ -167,13 +168,13 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
 
     ``states="shuffled"``: state, next state and outcome of each response are those of randomly drawn moves. ``"belief"``: turns
     with a single move and both states written keep the states as written (the outcome is the true one); all other moves
-    are omitted.
+    are omitted. So are those of a world that fails when its prompt is written.
 
     Args:
         task: the world, in the world-model mode, that defines the prompts.
 
     Raises:
-        ValueError: as ``transitions_of``.
+        ValueError: as ``transitions_of``, or too many worlds fail (``env.max_failed``).
     """
     layout = LAYOUTS[task.agent.style]
     played = [
@@ -185,8 +186,7 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
     labels = [move for *_, move in played]
     if states == "shuffled":
         labels = _shuffled(labels, seed)
-    env = task.make_env()
-    headers: dict[int, str] = {}
+    headers = _headers((episode for episode, *_ in played), task)
     rows = []
     for (episode, turn, number, move), shown in zip(played, labels, strict=True):
         if states == "belief":
@@ -195,13 +195,24 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
             shown = replace(move, state=turn.observation.strip(), next_state=turn.prediction.strip())
         left = turn.actions_left - number
         if episode.seed not in headers:
-            env.reset(seed=episode.seed, options={"noise_seed": episode.noise_seed})
-            headers[episode.seed] = task.header(env)
+            continue
         prompt = state_prompt(task, headers[episode.seed], move.state, left)
         outcome = outcome_text(shown.reward, shown.ended)
         extra = {**facts(episode, turn), "executed": [move.action], "outcome": outcome}
         rows.append(Row(episode.task, prompt, layout.response(shown), extra))
     return rows
+
+
+def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
+    """The header of each world by its seed; without those of worlds that fail."""
+    env, failures = task.make_env(), Failures("transitions", task.env.max_failed, unit="worlds")
+    headers: dict[int, str] = {}
+    for seed, noise_seed in {episode.seed: episode.noise_seed for episode in reversed(list(episodes))}.items():
+        with failures.alone(seed):
+            env.reset(seed=seed, options={"noise_seed": noise_seed})
+            headers[seed] = task.header(env)
+    failures.say()
+    return headers
 
 
 def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:

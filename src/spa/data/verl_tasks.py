@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from spa.agent.failures import Failures
 from spa.agent.play import Play
 from spa.agent.policy import make_task
 from spa.agent.task import Task
@@ -19,13 +20,13 @@ from spa.config.seeds import first_seed
 
 
 def export_tasks(cfg: Config, out: Path, train: int, val: int) -> None:
-    """Writes ``train.parquet`` and ``val.parquet`` (a world a row), ``task.yaml`` and ``agent_loop.yaml``.
+    """Writes ``train.parquet`` and ``val.parquet`` (a world a row, without those that fail), ``task.yaml`` and ``agent_loop.yaml``.
 
     Args:
         train, val: numbers of worlds; validation worlds are distinct.
 
     Raises:
-        ValueError: a history window (verl trains one sequence an episode), or too few distinct worlds.
+        ValueError: a history window (verl trains one sequence an episode), too few distinct worlds, or too many that fail.
     """
     if cfg.agent.window:
         raise ValueError("verl trains one token sequence an episode: add agent.window=0")
@@ -45,10 +46,14 @@ def export_tasks(cfg: Config, out: Path, train: int, val: int) -> None:
 
 def _rows(cfg: Config, task: Task, split: str, count: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
+    failures = Failures(f"worlds of split {split}", task.env.max_failed, count, unit="worlds")
     source = WorldSource(task, split, first_seed(cfg.seeds, split), unique=split == "val")
     for index, world in enumerate(source.take(count)):
         play = Play.start(task, world, 0, 0)
         play.host.close()
+        failures.add([play.episode])
+        if not play.live:
+            continue
         system = [] if task.system is None else [{"role": "system", "content": task.system}]
         rows.append(
             {
@@ -60,4 +65,5 @@ def _rows(cfg: Config, task: Task, split: str, count: int) -> list[dict[str, obj
                 "extra_info": {"index": index, "split": split, "seed": world.seed, "content": world.content},
             }
         )
+    failures.say()
     return rows

@@ -14,6 +14,7 @@ from typing import Any
 
 from spa.common.limits import TimeLimit, in_thread
 from spa.common.secrets import learn, redact
+from spa.common.typed import Object, parse
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
 from spa.engines.http import BadReply, bounded_client
@@ -181,15 +182,18 @@ def _sleep(seconds: float, stop: threading.Event) -> None:
 def _read(body: bytes) -> Reply:
     """Parses a reply from a response body; garbage is retried."""
     try:
-        choice = json.loads(body)["choices"][0]
+        choice = json.loads(body)["choices"][0]  # not parse(): JSON can contain lone surrogates, replaced below
         text = choice["message"]["content"]
         reason = choice.get("finish_reason")
+        reason = (
+            reason if isinstance(reason, str) else type(reason).__name__
+        )  # it may be nested deeper than repr() goes
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
     if not isinstance(text, str) or not text.strip():
-        raise _TryAgain(f"a reply without text (finish_reason {redact(str(reason))[:60]!r})")
-    text = redact(text).encode(errors="replace").decode()  # JSON can contain lone surrogates, which UTF-8 cannot encode
+        raise _TryAgain(f"a reply without text (finish_reason {redact(reason)[:60]!r})")
+    text = redact(text).encode(errors="replace").decode()
     return Reply(text, "length" if reason == "length" else "stop")
 
 
@@ -210,10 +214,10 @@ def _retry_after(value: str | None) -> float:
 def _said(text: str) -> str:
     """The message in the body of an error reply, as one line."""
     try:
-        data: Any = json.loads(text)
+        data: Any = parse(Object, text)
         while isinstance(data, dict):
             data = next((data[key] for key in ("error", "message", "detail") if key in data), str(data))
         text = str(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     return (redact(text).strip().splitlines() or ["no reason given"])[0][:300]

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from spa.common.progress import leave_to_parent
+from spa.common.signals import die_with_parent
 
 T = TypeVar("T")
 
@@ -76,6 +77,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
 
 
 def _run(work: Callable[[int], Any], number: int, sender: Connection) -> None:
+    die_with_parent()
     leave_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the command's handler: a fork has nothing to clean up or report
     answer: tuple[Any, Exception | None]

@@ -98,9 +98,10 @@ def _noise(make: Callable[[], TextEnv], *, by_option: bool) -> bool:
             rng = np.random.default_rng(seed)
             env.reset(seed=seed, options={"noise_seed": luck if by_option else 0})
             if not by_option:
-                for world in (env.unwrapped, getattr(getattr(env, "env", None), "unwrapped", None)):
-                    if isinstance(world, gym.Env):
-                        world.np_random = np.random.default_rng(luck)
+                world: object = env
+                while isinstance(world, gym.Env):  # and what it wraps
+                    world.np_random = np.random.default_rng(luck)
+                    world = getattr(world, "env", None)
             states = []
             for _ in range(_MOVES):
                 state, _, terminated, truncated, _ = env.step(env.sample_action(rng))

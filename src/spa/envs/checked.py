@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from spa.common.limits import TimeLimit, limited
+from spa.common.progress import note
+from spa.envs.base import Example, TextEnv
 from spa.envs.seeded import one_line
 
 T = TypeVar("T")
@@ -17,8 +20,21 @@ MAX_REWARD = 1e6  # a larger one is a defect, and its square would drown every o
 MAX_CHARS = 100_000  # of a state, without another limit
 
 
-class WorldError(Exception):
-    """A world failed or broke the contract; the message is one line and valid Unicode."""
+class WorldError(ValueError):
+    """A world failed or broke the contract; the message is one line and valid Unicode.
+
+    Its cause is what the world raised (``SystemExit``, too), None where it returned something wrong or did not end in time.
+    """
+
+    @property
+    def raised(self) -> bool:
+        """Whether the world raised an exception, which may be its way not to accept a state or an action."""
+        return isinstance(self.__cause__, Exception)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the world said by a ValueError that it does not accept a state or an action, and is still in order."""
+        return isinstance(self.__cause__, ValueError)
 
 
 class Step(NamedTuple):
@@ -47,6 +63,96 @@ def guarded(do: Callable[[], T], what: str, seconds: float = 0.0) -> T:
         raise WorldError(f"{what}: {error}") from None
     except BaseException as error:
         raise WorldError(f"{what}: {_describe(error)}") from error
+
+
+def _own(name: str, check: Callable[[Any], Any] = lambda value: value) -> Any:
+    """An attribute of the world itself."""
+    return property(lambda self: self.call(name, lambda world: check(getattr(world, name))))
+
+
+class CheckedEnv(TextEnv):
+    """A world, made when it is first used. Whatever goes wrong in a call of its code is a ``WorldError``.
+
+    A world that failed, other than by refusing a state or an action, is closed, and the next ``reset`` makes another.
+
+    Args:
+        make: makes the world.
+        seconds: for each call of its code, after which it has failed; 0 = no limit.
+        max_chars: of a state.
+    """
+
+    rules: str = _own("rules")
+    instruction: str = _own("instruction")
+    example: Example | None = _own("example")
+    actions: Sequence[str] = _own("actions", lambda names: tuple(_text(name, MAX_CHARS, "an action") for name in names))
+    symbols: Mapping[str, str] = _own("symbols", dict)
+    state_format: str = _own("state_format")
+    num_cell_values: int | None = _own("num_cell_values")
+
+    def __init__(self, make: Callable[[], TextEnv], seconds: float = 0.0, max_chars: int = MAX_CHARS) -> None:
+        self.env: TextEnv | None = None
+        self._make, self._seconds, self._max_chars = make, seconds, max_chars
+        self._cannot_tell = False
+
+    def call(self, what: str, do: Callable[[TextEnv], T]) -> T:
+        """``do(world)``. Raises ``WorldError``, whose message begins with ``what``."""
+        if (world := self.env) is None:
+            self.env = world = guarded(self._make, "constructor", self._seconds)
+        try:
+            return guarded(lambda: do(world), what, self._seconds)
+        except WorldError as error:
+            if not error.refused:
+                with suppress(WorldError):
+                    self.close()
+            raise
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.call("unwrapped", lambda world: world.unwrapped)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return self.call("reset", lambda world: checked_reset(world.reset(seed=seed, options=options), self._max_chars))
+
+    def step(self, action: str) -> Step:
+        return self.call("step", lambda world: checked_step(world.step(action), self._max_chars))
+
+    def render(self) -> Any:
+        """The world's picture: text, or pixels that no model reads."""
+
+        def render(world: TextEnv) -> Any:
+            picture: Any = world.render()
+            return checked_state(picture, self._max_chars) if isinstance(picture, str) else picture
+
+        return self.call("render", render)
+
+    def legal(self, state: str, before: str | None = None) -> bool | None:
+        """As the world says; None, and it is not asked again, once it has failed to."""
+        if self._cannot_tell:
+            return None
+        try:
+            found = self.call("legal", lambda world: world.legal(state, before))
+            return None if found is None else _flag(found, "legal()")
+        except WorldError as error:
+            self._cannot_tell = True
+            note(f"whether states are legal is not known: {error}")
+            return None
+
+    def random_action(self, rng: np.random.Generator) -> str | None:
+        """As ``sample_action``; None where the world has no random actions."""
+        try:
+            return self.sample_action(rng)
+        except WorldError as error:
+            if error.refused:
+                return None
+            raise
+
+    def sample_action(self, rng: np.random.Generator) -> str:
+        return self.call("sample_action", lambda world: _text(world.sample_action(rng), MAX_CHARS, "an action"))
+
+    def close(self) -> None:
+        world, self.env = self.env, None
+        if world is not None:
+            guarded(world.close, "close", self._seconds)
 
 
 def checked_reset(returned: Any, max_chars: int = MAX_CHARS) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from spa.envs.seeded import one_line
+from spa.envs.checked import CheckedEnv, WorldError
 
 if TYPE_CHECKING:
     from spa.envs import TextEnv
@@ -51,14 +51,12 @@ def play_world(
         arrows: key -> action, where ``lines`` are keys.
 
     Raises:
-        ValueError: the world raised something, or gave a state that is no text.
+        ValueError: the world raised something, or gave what the contract does not allow.
     """
     try:
-        return _play(env, seed, lines, out, arrows or {})
-    except (OSError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise ValueError(f"the world raised {one_line(error)}; run spa env check for details") from error
+        return _play(CheckedEnv(lambda: env), seed, lines, out, arrows or {})
+    except WorldError as error:
+        raise ValueError(f"the world failed: {error}; run spa env check for details") from error
 
 
 def _play(env: TextEnv, seed: int, lines: Iterator[str], out: TextIO, arrows: Mapping[str, str]) -> bool:
@@ -84,11 +82,11 @@ def _play(env: TextEnv, seed: int, lines: Iterator[str], out: TextIO, arrows: Ma
             continue
         state, reward, terminated, truncated, info = env.step(move)
         total += float(reward)
-        if not info["valid"]:
+        if not info.get("valid", True):
             print("Not a valid action. ", file=out, end="")
         print(f"Reward {float(reward):g}, total {total:g}.", file=out)
         if over := bool(terminated or truncated):
-            won = bool(info["success"])
+            won = bool(info.get("success"))
             print("Solved." if won else "Out of steps." if truncated else "Lost.", file=out)
 
 

@@ -12,10 +12,12 @@ import numpy as np
 
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
+from spa.agent.failures import Failures
 from spa.agent.response import closing, match_action, parse_response, replace_spans
 from spa.data.ground_truth import body_spans
 from spa.data.states import cells, exact, grid_part, is_board
 from spa.envs import TextEnv
+from spa.envs.checked import WorldError
 
 PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
@@ -92,8 +94,11 @@ def calibration_metrics(
 
 
 def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: int) -> list[Case]:
-    """The turns of ``calibration_metrics`` with their candidates; deterministic for given arguments."""
-    env = make_env()
+    """The turns of ``calibration_metrics`` with their candidates; deterministic for given arguments.
+
+    A turn whose world fails is left out: ``make_env`` makes worlds whose failures are ``WorldError``s.
+    """
+    env, failures = make_env(), Failures("corrupted states", 1.0, unit="turns")
     out = []
     for episode in episodes:
         if episode.status == "error":
@@ -105,11 +110,14 @@ def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episod
             head = turn.response[: parse_response(turn.response, "world_model").spans["prediction"][0]]
             head = replace_spans(head, [(span, turn.state) for span in body_spans(head, "observation")])
             rng = np.random.default_rng(np.random.SeedSequence([seed, episode.group, episode.member, turn.index]))
-            others = corruptions(env, turn.state, turn.executed, turn.next_state, rng, episode.noise_seed)
+            others: list[tuple[str, str]] = []
+            with failures.alone(episode.seed):
+                others = corruptions(env, turn.state, turn.executed, turn.next_state, rng, episode.noise_seed)
             if others:
                 candidates = [("truth", turn.next_state), *others]
                 shaped = [(kind, _laid_out(turn.prediction, state)) for kind, state in candidates]
                 out.append(Case(context, head, shaped, turn.index + 1, len(turn.executed)))
+    failures.say()
     return out
 
 
@@ -158,8 +166,10 @@ def _start(env: TextEnv, state: str, noise_seed: int) -> str | None:
     """Resets the world to ``state`` and returns the world's text of it; None if it cannot start there."""
     try:
         shown, _ = env.reset(seed=0, options={"state": state, "noise_seed": noise_seed})
-    except Exception:  # arbitrary world code, which may not accept a state
-        return None
+    except WorldError as error:
+        if error.raised:
+            return None
+        raise
     return shown if exact(grid_part(shown), grid_part(state)) else None  # some ignore the option
 
 
@@ -179,8 +189,10 @@ def _other_move(
                 state, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     break
-        except Exception:  # as above; there may be no random actions, and a finished world cannot be stepped
-            return None
+        except WorldError as error:
+            if error.raised:  # there may be no random actions, and a finished world cannot be stepped
+                return None
+            raise
         if not exact(state, next_state) and not exact(state, before):
             return state
     return None

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from spa.agent.chat import Chat
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.fields import StateFormat
 from spa.config.schema import Config
-from spa.envs.checked import WorldError, checked_reset, checked_step, guarded
 
 CONTEXTS = ("bare", "prompt")
 FORMATS: tuple[StateFormat, ...] = ("grid", "coordinates")
@@ -60,23 +58,20 @@ def sample_states(task: Task, worlds: Sequence[World], *, seed: int, moves: int 
     states: list[str] = []
     env = task.make_env()
 
-    def visit(world: World) -> None:
-        rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed]))
-        state, _ = checked_reset(env.reset(seed=world.seed))
-        states.append(state)
-        for _ in range(moves):
-            try:
-                action = env.sample_action(rng)
-            except ValueError:
-                break
-            state, _, terminated, truncated, _ = checked_step(env.step(action))
-            states.append(state)
-            if terminated or truncated:
-                break
-
+    failures = Failures("random play", task.env.max_failed, len(worlds), unit="worlds")
     for world in worlds:
-        with suppress(WorldError):
-            guarded(partial(visit, world), "random play", task.env.step_timeout)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed]))
+        with failures.alone(world.seed):
+            state, _ = env.reset(seed=world.seed)
+            states.append(state)
+            for _ in range(moves):
+                if (action := env.random_action(rng)) is None:
+                    break
+                state, _, terminated, truncated, _ = env.step(action)
+                states.append(state)
+                if terminated or truncated:
+                    break
+    failures.say()
     return states
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
@@ -19,11 +20,11 @@ from spa.config.schema import SIMULATOR, Config
 from spa.config.seeds import PLANNER, stream_seed
 from spa.data.transitions import Transition
 from spa.envs import TextEnv
-from spa.envs.checked import WorldError, checked_step, guarded
+from spa.envs.checked import CheckedEnv
 from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
+from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
-from spa.evaluate.verdict import PLANNED
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.simulator import Simulator
@@ -115,8 +116,9 @@ def imagination_metrics(
     * ``believed``: mean probability of the model's answer. ``walks``: count.
     """
     walked = [(world, walk) for world in worlds for walk in range(walks)]
-    truths = [_walk(task, world, walk, depth, seed) for world, walk in walked]
-    env = task.make_env()
+    env, failures = task.make_env(), Failures("random play", task.env.max_failed, len(walked), unit="walks")
+    truths = [_walk(env, failures, world, walk, depth, seed) for world, walk in walked]
+    failures.say()
     imagined = [moves[0].state if moves else "" for moves in truths]
     values: dict[str, list[float]] = defaultdict(list)
     for step in range(depth):
@@ -165,12 +167,16 @@ def _likeliest(
     if not world_model.has_weights:
         return []
     candidates: list[tuple[int, str]] = []  # grouped by walk, the truth first
+    failures = Failures("corrupted states", 1.0, unit="walks")
     for number in walks:
         move = truths[number][step]
         if move.next_state != move.state:
             rng = np.random.default_rng(np.random.SeedSequence([seed, number, step]))
-            others = corruptions(env, move.state, [move.action], move.next_state, rng)
+            others: list[tuple[str, str]] = []
+            with failures.alone(number):
+                others = corruptions(env, move.state, [move.action], move.next_state, rng)
             candidates += [(number, state) for state in (move.next_state, *(state for _, state in others)) if others]
+    failures.say()
     scores = world_model.log_probs(
         [(Move(imagined[number], truths[number][step].action), state) for number, state in candidates]
     )
@@ -180,25 +186,18 @@ def _likeliest(
     return [(truth > max(others), 1 / (1 + len(others))) for truth, *others in by_walk.values()]
 
 
-def _walk(task: Task, world: World, number: int, depth: int, seed: int) -> list[Transition]:
+def _walk(env: CheckedEnv, failures: Failures, world: World, number: int, depth: int, seed: int) -> list[Transition]:
     """The transitions of random actions in a world, until it ends or fails."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed, number]))
     moves: list[Transition] = []
-
-    def walk() -> None:
-        env = task.make_env()
+    with failures.alone(world.seed):
         state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(number)})
-        while len(moves) < depth:
-            action = env.sample_action(rng)
-            after, reward, terminated, truncated, _ = checked_step(env.step(action))
+        while len(moves) < depth and (action := env.random_action(rng)) is not None:
+            after, reward, terminated, truncated, _ = env.step(action)
             moves.append(Transition(state, action, after, float(reward), terminated))
             state = after
             if terminated or truncated:
                 break
-        env.close()
-
-    with suppress(WorldError):
-        guarded(walk, "random play", task.env.step_timeout)
     return moves
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spa.agent.episode import Episode
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
@@ -27,10 +28,14 @@ def probe_world_model(
 
     Returns:
         ``world_model/*`` (with legality), ``calibration/*`` and ``perplexity/*`` as in ``measure_episodes``; the episodes.
+
+    Raises:
+        ValueError: a larger share than ``env.max_failed`` of the episodes fails.
     """
     task = make_task(cfg, state_format=state_format, prompt="world_model")
     chosen = WorldSource(task, split, getattr(cfg.seeds, split), unique=True).take(worlds)
     episodes = policy.play(task, chosen, samples=1, seed=seed)
+    Failures.check("world model", task.env.max_failed, episodes)
     return measure_episodes(cfg, policy, task, episodes, chosen if perplexity else [], seed), episodes
 
 

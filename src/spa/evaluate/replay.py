@@ -29,10 +29,9 @@ def replay(task: Task, episode: Episode) -> str:
 def _difference(play: Play, episode: Episode) -> str:
     if play.episode.status == "error":
         return play.episode.error
-    env = play.task.make_env()
-    state, info = env.reset(seed=episode.seed)
+    with play.task.make_env() as env:
+        state, info = env.reset(seed=episode.seed)
     content = content_key(str(info.get("content", state)))
-    env.close()
     facts: dict[str, tuple[Any, Any]] = {
         "task": (play.task.tag, episode.task),
         "world": (content, episode.content),

@@ -15,11 +15,14 @@ SAMPLES = "samples.jsonl.gz"
 
 
 def write_samples(path: Path, episodes: Iterable[Episode]) -> None:
-    """Writes episodes without token ids and log-probs, atomically; the same episodes give the same bytes."""
+    """Writes episodes without token ids and log-probs, atomically; the same episodes give the same bytes.
+
+    Lone surrogates, which UTF-8 does not have, become question marks.
+    """
     with atomic_file(path) as temporary, open(temporary, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         for episode in episodes:
             masks = [TokenSequence(mask=sequence.mask) for sequence in episode.sequences]
-            file.write((replace(episode, sequences=masks).to_json() + "\n").encode("utf-8", "surrogatepass"))
+            file.write((replace(episode, sequences=masks).to_json() + "\n").encode("utf-8", "replace"))
 
 
 def read_samples(path: Path) -> list[Episode]:
@@ -32,7 +35,7 @@ def read_samples(path: Path) -> list[Episode]:
     try:
         with gzip.open(path, "rb") as file:
             for line in file:
-                episodes.append(Episode.from_json(line.decode("utf-8", "surrogatepass")))
+                episodes.append(Episode.from_json(line))
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise ValueError(f"{path}, after {len(episodes)} episodes: {error}") from error
     return episodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,11 @@ from numpy.typing import NDArray
 from spa.agent.episode import Episode
 from spa.common.files import atomic_write
 from spa.common.tables import text_table
+from spa.common.typed import KNOWN_KEYS, Finite, parse
 from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
-from spa.evaluate.verdict import BASE, VariantScore, counterparts, main_variant, verdict
+from spa.evaluate.roles import BASE
+from spa.evaluate.verdict import VariantScore, counterparts, main_variant, verdict
 from spa.runs.trainings import NO_TRAINING, Training
 
 
@@ -151,11 +152,13 @@ class EvalResult:
     ``skipped_ks`` are the requested k for which some world had too few samples.
     """
 
+    __pydantic_config__ = KNOWN_KEYS
+
     name: str
     task: str
     worlds: list[WorldResult]
-    metrics: dict[str, float] = field(default_factory=dict)
-    world_model: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, int | Finite] = field(default_factory=dict)
+    world_model: dict[str, int | Finite] = field(default_factory=dict)
     ks: list[int] = field(default_factory=lambda: [1])
     skipped_ks: list[int] = field(default_factory=list)
     bootstrap: int = 2000
@@ -204,14 +207,11 @@ class EvalResult:
         if not Path(path).is_file():
             raise ValueError(f"no evaluation result {path}")
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            result = cls(**{**data, "worlds": [WorldResult(**world) for world in data["worlds"]]})
+            result = parse(cls, Path(path).read_bytes())
             if not all(0 <= world.successes <= world.samples > 0 for world in result.worlds):
                 raise ValueError("a world with more successes than samples, or without samples")
-            if not all(map(math.isfinite, [*result.metrics.values(), *result.world_model.values()])):
-                raise ValueError("a number that is not finite")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not an evaluation result: {type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{path} is not an evaluation result: {error}") from None
         return result
 
 

@@ -7,16 +7,8 @@ from dataclasses import dataclass, field
 
 from spa.common.progress import duration
 from spa.evaluate.bootstrap import Interval, percent
+from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, MAIN_VARIANTS, PLAIN_RL, PLANNED
 from spa.evaluate.two_way import two_groups
-
-BASE, PLAIN_RL = "base", "vanilla"
-EQUAL_TIME = "vanilla_longer"  # plain RL for as long as the recipe takes with its stages 1 and 2
-COORDINATES = "se"  # RL with the coordinates of the recipe's states, without SFT
-# The full recipe; its version for states without coordinates; then extensions beyond the paper.
-MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan")
-# The recipe without what it is said to work by, true states; or with other training of the same length.
-CONTROLS = ("shuffled", "shuffled_grid", "plan_shuffled", "imitation", "imitation_grid", "self_belief", "base_longer")
-PLANNED = "+"  # in the name of a variant played with a planner: VARIANT+PLANNER
 
 
 @dataclass(frozen=True)

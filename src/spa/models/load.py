@@ -215,7 +215,8 @@ def _write_model(
     model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
     tokenizer.save_pretrained(folder)
     if state is not None:
-        torch.save(state, folder / "trainer_state.pt")
+        with open(folder / "trainer_state.pt", "wb") as file:  # given a path, torch does not say why it cannot write
+            torch.save(state, file)
 
 
 def save_checkpoint(

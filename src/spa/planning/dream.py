@@ -14,11 +14,12 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy, local_engine, make_task
-from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource, world_keys
+from spa.agent.worlds import WorldSource, world_keys
 from spa.common.files import atomic_write
 from spa.common.progress import progress
+from spa.common.typed import parse
 from spa.config.schema import Config, PlannerConfig
 from spa.config.seeds import first_seed
 from spa.envs import TextEnv, make_env
@@ -53,7 +54,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
         the stage's record: counts and the keys of the worlds.
 
     Raises:
-        ValueError: a model that cannot be loaded or queried, or too few worlds.
+        ValueError: a model that cannot be loaded or queried, too few worlds, or too many that fail (``env.max_failed``).
     """
     planner, seeds = cfg.planner, cfg.seeds
     policy = Policy.load(cfg, model, engine=local_engine(cfg))
@@ -62,15 +63,21 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     depth = min(planner.depth, task.env.max_actions)
     imagined: list[dict[str, Any]] = []
+    env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds), unit="worlds")
     with progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]
-            starts = [_start(task, world) for world in chunk]
+            starts = []
+            for world in chunk:
+                with failures.alone(world.seed):
+                    state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+                    starts.append(state)
             searches = [dream(start, world_model.actions, planner, depth) for start in starts]
             dreamt = search_all(world_model, searches)
             imagined += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
             world_model.forget()
             bar.advance(len(chunk))
+    failures.say()
     policy.close()
     atomic_write(out / FILE, json.dumps(imagined, ensure_ascii=False) + "\n")
     usage = world_model.usage
@@ -79,22 +86,15 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     return {**record, "actions": 0, "worlds": {"train": world_keys(worlds)}}
 
 
-def _start(task: Task, world: World) -> str:
-    env = task.make_env()
-    state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
-    env.close()
-    return state
-
-
 @lru_cache(maxsize=4)
 def _read(path: str) -> list[dict[str, Any]]:
     try:
-        loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        loaded = parse(list[dict[str, Any]], Path(path).read_bytes())
         if not loaded or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in loaded):
             raise ValueError("it contains no worlds")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot read imagined worlds from {path}: {error}") from error
-    return list(loaded)
+    return loaded
 
 
 class ImaginedWorld(TextEnv):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy
 from spa.agent.task import Task
 from spa.data.states import exact
 from spa.envs import TextEnv
+from spa.envs.checked import WorldError
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import WorldModel
 
@@ -40,6 +42,7 @@ class Simulator(WorldModel):
     def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
         super().__init__(policy, task, samples=samples, proposals=proposals, seed=seed)
         self._env = task.make_env()
+        self._failures = Failures("simulator", task.env.max_failed, unit="moves")
         check_settable(self._env)
 
     @property
@@ -48,13 +51,19 @@ class Simulator(WorldModel):
         return False
 
     def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
-        """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in has probability 0."""
-        return [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]
+        """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in has probability 0,
+        and so has one whose world fails."""
+        found = [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]
+        self._failures.say()
+        return found
 
     def _look(self, move: Move, sample: int) -> Imagined:
-        try:
-            self._env.reset(seed=0, options={"state": move.state, "noise_seed": self._session(move, sample)})
-            state, reward, ended, _, _ = self._env.step(move.action)
-        except ValueError:
-            return Imagined(move.state, 0.0, False, 0.0)
-        return Imagined(state, float(reward), bool(ended), 1.0)
+        with self._failures.alone(0):
+            try:
+                self._env.reset(seed=0, options={"state": move.state, "noise_seed": self._session(move, sample)})
+                state, reward, ended, _, _ = self._env.step(move.action)
+                return Imagined(state, float(reward), ended, 1.0)
+            except WorldError as error:
+                if not error.refused:
+                    raise
+        return Imagined(move.state, 0.0, False, 0.0)

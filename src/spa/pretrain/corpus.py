@@ -80,9 +80,9 @@ class Corpus:
 
 def render(env: TextEnv, board: str) -> str:
     """The board in the world's own state format."""
-    if isinstance(env, Sudoku):  # its reset refuses boards that break the rules, as these may
-        env.board = [0 if cell == "." else int(cell) for cell in board if cell not in "| "]
-        return env.render()
+    if isinstance(world := env.unwrapped, Sudoku):  # its reset refuses boards that break the rules, as these may
+        world.board = [0 if cell == "." else int(cell) for cell in board if cell not in "| "]
+        return world.render()
     state, _ = env.reset(seed=0, options={"state": board})
     return state
 

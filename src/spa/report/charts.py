@@ -62,6 +62,13 @@ def series(rows: Iterable[MetricsRow], name: str) -> Series:
     return sorted({step: value for step, value in points if step is not None and value is not None}.items())
 
 
+def mean(curves: Iterable[Series]) -> Series:
+    """The mean of several seeds' curves, at the steps that all of them have."""
+    values = [dict(curve) for curve in curves]
+    steps = sorted(set.intersection(*map(set, values))) if values else []
+    return [(step, sum(value[step] for value in values) / len(values)) for step in steps]
+
+
 def chart(title: str, note: str, lines: Iterable[Line], axes: Axes) -> list[Chart]:
     """The chart of the lines that have points; nothing if none has."""
     drawn = [line for line in lines if line.points]

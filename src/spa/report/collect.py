@@ -14,8 +14,10 @@ from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
 from spa.common.manifest import say
 from spa.common.secrets import redact, shown
+from spa.common.typed import Object, parse
 from spa.config.load import config_names, differences, load_config
 from spa.config.schema import Config
+from spa.envs.tables import read_rows
 from spa.evaluate.summary import EvalResult
 from spa.models.folders import resolve_path
 from spa.report.data import Correction, ReportData, SelfPlay, VariantReport
@@ -149,24 +151,30 @@ def _training(folder: Path, limit: int) -> tuple[list[tuple[int, Episode]], int]
 
 def _selfplay(stage: Path) -> SelfPlay:
     variant = stage.name.removeprefix("selfplay").removeprefix("-")
-    stats = json.loads((stage / "stats.json").read_text(encoding="utf-8"))
+    stats = _stats(stage / "stats.json")
     table = stage / "train.parquet"
     return SelfPlay(variant, stats, list(_corrections(table)) if table.is_file() else [])
 
 
+def _stats(path: Path) -> dict[str, Any]:
+    try:
+        return parse(Object, path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
 def _corrections(table: Path, most: int = 3) -> Iterator[Correction]:
     """Rows of different worlds, those first that the correction changed, from the first thousand."""
-    import pyarrow.parquet as pq
+    from spa.data.layouts import known_extra  # imports pyarrow
 
-    batch = next(pq.ParquetFile(table).iter_batches(batch_size=1000, columns=["response", "extra_info"]), None)
-    rows = batch.to_pylist() if batch is not None else []
-    rows.sort(key=lambda row: row["extra_info"].get("original_response") in (None, row["response"]))
+    records = [record for _, record in islice(read_rows(table, ("response", "extra_info"), ()), 1000)]
+    rows = [(known_extra(record["extra_info"]), str(record["response"])) for record in records]
+    rows.sort(key=lambda row: row[0].get("original_response") in (None, row[1]))
     worlds: dict[Any, Any] = {}
-    for row in rows:
-        worlds.setdefault(row["extra_info"].get("seed"), row)
-    for row in islice(worlds.values(), most):
-        extra = row["extra_info"]
-        yield Correction(extra.get("original_response"), row["response"], extra.get("executed") or [])
+    for extra, response in rows:
+        worlds.setdefault(extra.get("seed"), (extra, response))
+    for extra, response in islice(worlds.values(), most):
+        yield Correction(extra.get("original_response"), response, extra.get("executed") or [])
 
 
 def _without_end(info: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import VariantScore, verdict
-from spa.report.charts import Chart, chart, series, variant_colors
+from spa.report.charts import Chart, chart, mean, series, variant_colors
 from spa.report.collect import read_result
 from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
@@ -162,12 +162,12 @@ class RunComparison:
         note = "Pass@1 filled." if len(table.ks) == 1 else f"Pass@1 filled, Pass@{table.ks[-1]} hollow."
         lines = []
         for group in self.groups:
-            for number, path in enumerate(folder for _, folder in sorted(group.folders.items())):
-                rows = read_metrics(variants_folder(path) / table.variant / "ppo" / "metrics.jsonl")
-                points = series(rows, "val/pass@1")
-                lines.append(Line(group.label, points, colors[group.label], named=not number))
+            files = [variants_folder(path) / table.variant / "ppo" / "metrics.jsonl" for path in group.folders.values()]
+            curves = [curve for file in files if (curve := series(read_metrics(file), "val/pass@1"))]
+            behind = curves if len(curves) > 1 else ()
+            lines.append(Line(group.label, mean(curves), colors[group.label], seeds=behind))
         drawn = Chart("", note, interval_chart(intervals, colors, "success on the common worlds"))
-        return [drawn, *chart("Validation Pass@1", "One line per run.", lines, Axes("PPO step", "Pass@1"))]
+        return [drawn, *chart("Validation Pass@1", "Thin: the seeds of a mean.", lines, Axes("PPO step", "Pass@1"))]
 
 
 def compare_runs(folders: Sequence[str | Path]) -> RunComparison:

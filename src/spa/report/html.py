@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from markupsafe import Markup
 
 from spa.common.files import atomic_write
 from spa.common.progress import duration
+from spa.evaluate.roles import BASE
 from spa.evaluate.summary import ComparisonRow, comparison_cells, comparison_table, scores
-from spa.evaluate.verdict import BASE, verdict
+from spa.evaluate.verdict import verdict
 from spa.report.boards import alphabet
 from spa.report.charts import comparison_chart, diagnostic_charts, learning_charts, number, variant_colors
 from spa.report.data import MetricsRow, ReportData
@@ -146,9 +148,8 @@ def _stages_2(data: ReportData) -> dict[str, Sequence[MetricsRow]]:
     return {"": data.sft, **data.sft_of_variants}
 
 
-def render(template: str, title: str, *, scripted: bool = False, **values: Any) -> str:
-    """A page from one of the templates. Its content security policy allows its own style sheet and, if ``scripted``, the
-    report's script, by their hashes, and nothing else."""
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("spa.report"),
         autoescape=True,
@@ -157,9 +158,17 @@ def render(template: str, title: str, *, scripted: bool = False, **values: Any) 
         keep_trailing_newline=True,
     )
     environment.filters["cut"] = cut
+    return environment
+
+
+def render(template: str, title: str, *, scripted: bool = False, **values: Any) -> str:
+    """A page from one of the templates. Its content security policy allows its own style sheet and, if ``scripted``, the
+    report's script, by their hashes, and nothing else."""
+    environment = _environment()
     loader = environment.loader
     assert loader is not None
-    css, script = (loader.get_source(environment, name)[0] for name in ("report.css", "theatre.js"))
+    css, *scripts = (loader.get_source(environment, name)[0] for name in ("report.css", "theatre.js", "curves.js"))
+    script = "\n".join(scripts)
     return environment.get_template(template).render(
         title=title,
         css=Markup(css),

@@ -15,8 +15,9 @@ from spa.common.tables import markdown_table
 from spa.config.load import load_config, load_variant, to_yaml
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import source_config, variant_config
+from spa.evaluate.roles import BASE
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
-from spa.evaluate.verdict import BASE, verdict
+from spa.evaluate.verdict import verdict
 from spa.models.folders import resolve_path
 from spa.runs.folder import TASK, variants_folder
 from spa.runs.stage import read_done

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
 from spa.data.states import cell_accuracy, exact
-from spa.evaluate.verdict import BASE, MAIN_VARIANTS, PLANNED
+from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
 from spa.report.boards import Alphabet, board
 from spa.report.data import SelfPlay, VariantReport
 from spa.report.theatre import imagined

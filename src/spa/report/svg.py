@@ -22,7 +22,8 @@ _MOST_MARKERS = 60  # points up to which each has a marker with its value
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; ``band`` holds (x, low, high) of its interval. Lines that are not ``named`` are left out of the legend."""
+    """A curve; ``band`` holds (x, low, high) of its interval, ``seeds`` the curves whose mean it is, drawn as thin lines behind it.
+    Lines that are not ``named`` are left out of the legend."""
 
     name: str
     points: Series
@@ -30,6 +31,7 @@ class Line:
     dash: str = "solid"
     band: Sequence[tuple[float, float, float]] = ()
     named: bool = True
+    seeds: Sequence[Series] = ()
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,11 @@ class _Plane:
 
 def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:
     """The curves, each with at least one point; markers carry their values as tooltips."""
-    xs = [x for line in lines for x, _ in line.points]
-    ys = [y for line in lines for _, y in line.points] + [y for line in lines for _, *ends in line.band for y in ends]
+    points = [point for line in lines for curve in (line.points, *line.seeds) for point in curve]
+    xs, ys = (
+        [x for x, _ in points],
+        [y for _, y in points] + [y for line in lines for _, *ends in line.band for y in ends],
+    )
     plane = _Plane(axes, _widened(min(xs), max(xs)), _y_range(ys, axes.share))
     plane.draw_y_axis()
     marks = sorted(set(xs)) if axes.log else ticks(*plane.x_range)
@@ -96,6 +101,8 @@ def _draw(plane: _Plane, line: Line) -> None:
     if line.band:
         edge = [(x, high) for x, _, high in line.band] + [(x, low) for x, low, _ in reversed(line.band)]
         _add(plane.root, "polygon", points=_path(plane, edge), fill=line.color, fill_opacity="0.14")
+    for seed in line.seeds:
+        _add(plane.root, "polyline", points=_path(plane, seed), fill="none", stroke=line.color).set("class", "seed")
     curve = _add(
         plane.root, "polyline", points=_path(plane, line.points), fill="none", stroke=line.color, stroke_width=2
     )

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
-from spa.evaluate.verdict import MAIN_VARIANTS
+from spa.evaluate.roles import MAIN_VARIANTS
 from spa.report.boards import Alphabet
 from spa.report.data import VariantReport
 from spa.report.turns import LONGEST, choose_episodes, cut
@@ -162,7 +162,8 @@ def imagined(turn: Turn) -> dict[str, Any]:
 
 
 def _tokens(episode: Episode, turn: int, decode: Decode | None, vocabulary: dict[str, int]) -> dict[str, Any]:
-    """A response's tokens as indices into ``vocabulary``, which grows, and their log-probs, None where they were not sampled."""
+    """A response's tokens as indices into ``vocabulary``, which grows, and their log-probs, None where they were not sampled; in
+    training also what the update used: advantages and, with a critic, values."""
     tokens = [
         (token, round(logprob, 2) if mask else None)
         for sequence in episode.sequences
@@ -171,7 +172,12 @@ def _tokens(episode: Episode, turn: int, decode: Decode | None, vocabulary: dict
     ][:LONGEST]
     if decode is None or not tokens:
         return {}
-    return {
+    record = {
         "tokens": [vocabulary.setdefault(decode(token), len(vocabulary)) for token, _ in tokens],
         "logprobs": [logprob for _, logprob in tokens],
     }
+    for name, by_turn in episode.estimates.items():
+        if estimates := by_turn[turn] if turn < len(by_turn) else []:
+            sampled = iter(estimates)
+            record[name] = [None if logprob is None else next(sampled, None) for _, logprob in tokens]
+    return record

@@ -13,6 +13,8 @@ from spa.reproduce.results import Curve, Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
 from spa.reproduce.table import note, tables, title
 
+WithSeeds = tuple[Curve, list[Curve]]
+
 
 def charts(numbers: Numbers) -> dict[str, list[Chart]]:
     """For each world, learning curves by step and by time, Pass@k, and world-model accuracy during RL."""
@@ -21,8 +23,9 @@ def charts(numbers: Numbers) -> dict[str, list[Chart]]:
     for world, variants in numbers.items():
         of_world = out.setdefault(world, [])
         for heading, x, y, curves in _curves(variants):
-            lines = [Line(variant, list(points), colors[variant]) for variant, points in curves.items()]
-            of_world += chart(heading, "", lines, Axes(x, y, log=x == "k"))
+            lines = [Line(name, mean, colors[name], seeds=seeds) for name, (mean, seeds) in curves.items()]
+            note = "Thin: the seeds of a mean." if any(line.seeds for line in lines) else ""
+            of_world += chart(heading, note, lines, Axes(x, y, log=x == "k"))
     return out
 
 
@@ -31,28 +34,31 @@ def _colors(numbers: Numbers) -> dict[str, str]:
     return variant_colors(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
-def _curves(variants: Mapping[str, VariantNumbers]) -> list[tuple[str, str, str, dict[str, Curve]]]:
-    """Title, x and y labels, and a curve for each variant (empty if it has none)."""
-    val = {variant: entry.curves.get("val/pass@1", []) for variant, entry in variants.items()}
-    by_time = {variant: _by_time(variants[variant], curve) for variant, curve in val.items()}
-    passes = {
-        variant: [(float(k), p.mean) for k, p in sorted(entry.passes.items())] for variant, entry in variants.items()
-    }
-    top_1, exact = (
-        {variant: entry.curves.get(name, []) for variant, entry in variants.items()}
-        for name in ("calibration/top1", "world_model/prediction_em")
+def _curves(variants: Mapping[str, VariantNumbers]) -> list[tuple[str, str, str, dict[str, WithSeeds]]]:
+    """Title, x and y labels, and for each variant its curve (empty if it has none) and those of its seeds."""
+    val, top_1, exact = (
+        {
+            variant: (entry.curves.get(name, []), entry.curves_by_seed.get(name, []))
+            for variant, entry in variants.items()
+        }
+        for name in ("val/pass@1", "calibration/top1", "world_model/prediction_em")
     )
+    by_time = {
+        variant: (_by_time(variants[variant], mean), [_by_time(variants[variant], curve) for curve in seeds])
+        for variant, (mean, seeds) in val.items()
+    }
+    passes = {variant: [(float(k), p.mean) for k, p in sorted(e.passes.items())] for variant, e in variants.items()}
     return [
         ("validation Pass@1 along PPO", "PPO step", "Pass@1", val),
         ("validation Pass@1 by wall time, stages 1 and 2 included", "seconds", "Pass@1", by_time),
-        ("Pass@k on the test worlds", "k", "Pass@k", {a: p for a, p in passes.items() if len(p) > 1}),
+        ("Pass@k on the test worlds", "k", "Pass@k", {name: (p, []) for name, p in passes.items() if len(p) > 1}),
         ("truth likeliest, along PPO", "PPO step", "share of turns", top_1),
         ("prediction exact, along PPO", "PPO step", "share of predictions", exact),
     ]
 
 
 def _by_time(entry: VariantNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Steps as seconds since the start of stage 1: PPO's time spread evenly over its steps."""
+    """Steps as seconds since the start of stage 1: PPO's time, the mean of all seeds, spread evenly over its steps."""
     last = curve[-1][0] if curve else 0
     if not last or "PPO" not in entry.seconds:
         return []

@@ -21,9 +21,11 @@ from spa.config.load import load_variant
 from spa.config.schema import VariantConfig
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
+from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
-from spa.evaluate.verdict import PLANNED, counterparts, main_variant
+from spa.evaluate.verdict import counterparts, main_variant
+from spa.report.charts import mean, series
 from spa.reproduce.scale import BASELINE, Cell, Scale
 from spa.runs.folder import variants_folder
 from spa.runs.metrics import read_metrics
@@ -49,6 +51,7 @@ class VariantNumbers:
         actions_played: by seed, actions executed in the world before the evaluation: self-play, practice and RL.
         seconds: wall time of each of the variant's stages, without validation; ``cpu_seconds``: processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, at steps that all seeds have.
+        curves_by_seed: the same of each seed, in their order, where there are several.
         world_model: final world-model metrics.
     """
 
@@ -64,6 +67,7 @@ class VariantNumbers:
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
+    curves_by_seed: dict[str, list[Curve]] = field(default_factory=dict)
     world_model: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -171,24 +175,15 @@ def _of_results(
         out.seconds[stage], out.cpu_seconds[stage] = total.wall / len(recorded), total.cpu / len(recorded)
     records = [read_metrics(variants_folder(folder) / variant.name / "ppo" / "metrics.jsonl") for folder in done]
     for name in ("val/pass@1", "world_model/prediction_em", "world_model/observation_em", "calibration/top1"):
-        curve = _mean_curve([_curve(rows, name) for rows in records])
-        if curve:
+        curves = [series(rows, name) for rows in records]
+        if curve := mean(curves):
             out.curves[name] = curve
+            if len(curves) > 1:
+                out.curves_by_seed[name] = curves
     measured = [result.world_model for result in results.values()]
     shared = set.intersection(*map(set, measured))
     out.world_model = {name: float(np.mean([metrics[name] for metrics in measured])) for name in sorted(shared)}
     return out
-
-
-def _curve(rows: Sequence[Mapping[str, Any]], name: str) -> dict[float, float]:
-    return {float(row["step"]): float(row[name]) for row in rows if row.get(name) is not None}
-
-
-def _mean_curve(curves: Sequence[Mapping[float, float]]) -> Curve:
-    if not curves:
-        return []
-    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return [(step, float(np.mean([curve[step] for curve in curves]))) for step in steps]
 
 
 def to_json(numbers: Numbers) -> str:
@@ -209,7 +204,7 @@ def from_json(text: str) -> Numbers:
     try:
         data = json.loads(text)
         return {world: {name: _read(entry) for name, entry in variants.items()} for world, variants in data.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
 
 
@@ -218,6 +213,10 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
     entry = VariantNumbers(**{name: value for name, value in data.items() if name not in derived})
     entry.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in data["successes"].items()}
     entry.curves = {name: [(step, value) for step, value in curve] for name, curve in entry.curves.items()}
+    entry.curves_by_seed = {
+        name: [[(step, value) for step, value in curve] for curve in curves]
+        for name, curves in entry.curves_by_seed.items()
+    }
     entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
     entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
     entry.actions_played = {int(seed): value for seed, value in entry.actions_played.items()}

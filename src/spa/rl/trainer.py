@@ -32,6 +32,7 @@ from spa.models.lora import add_configured_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
+from spa.rl.episode_files import step_file, write_step
 from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
 from spa.rl.health import Health, TrainingCollapsed
 from spa.rl.learner import Learner
@@ -198,16 +199,18 @@ class PPOTrainer:
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
-        if config.log_episodes and ranks.is_main():
-            write_episodes(step_file(self.out, step), episodes[: config.log_episodes])
         chosen, filtered = self._filter(episodes)
         metrics |= filtered
-        if chosen:
-            self.empty_steps = 0
-            rng = np.random.default_rng(stream_seed(run, UPDATE, step))
-            metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
-        else:
-            self._count_empty(episodes)
+        try:
+            if chosen:
+                self.empty_steps = 0
+                rng = np.random.default_rng(stream_seed(run, UPDATE, step))
+                metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
+            else:
+                self._count_empty(episodes)
+        finally:  # after the update, which adds its estimates; also where it fails, to see what was played
+            if config.log_episodes and ranks.is_main():
+                write_step(self.out, step, episodes[: config.log_episodes], config.keep_episodes)
         self.step = step
         ended = time.perf_counter()
         return metrics | {
@@ -379,11 +382,13 @@ class PPOTrainer:
         metrics: dict[str, float] = {}
         for prefix, task, worlds in self.validations:
             episodes = self.policy.play(task, worlds, samples=samples, seed=seed)
+            Failures.check("validation", config.env.max_failed, episodes)
             summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
             metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
         if self.probe is not None and config.eval.world_model_worlds and self.validations:
             chosen = self.validations[0][2][: config.eval.world_model_worlds]
             probed = self.policy.play(self.probe, chosen, samples=1, seed=seed)
+            Failures.check("world model", config.env.max_failed, probed)
             metrics |= world_model_metrics(probed, self.probe.make_env().legal)
             metrics |= calibration_metrics(
                 self.policy.model,
@@ -419,8 +424,11 @@ class PPOTrainer:
             save_checkpoint(self.policy.model, self.policy.tokenizer, folder, state, learner.optimizer, learner.modules)
         else:
             save_model(self.policy.model, self.policy.tokenizer, folder, state | {"learner": learner.state()})
-        always = (self.best_step,) if self.config.ppo.use == "best" else ()
-        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.ppo.keep_checkpoints, always))
+        self._prune()
+
+    def _prune(self) -> None:
+        keep, always = self.config.ppo.keep_checkpoints, (self.best_step,) if self.config.ppo.use == "best" else ()
+        ranks.on_main(lambda: prune_checkpoints(self.out, keep, always, newest=self.step))
 
     def _restore(self, folder: Path) -> None:
         """Restores a checkpoint; the actor's weights were already loaded from the same folder when the policy was made."""
@@ -437,11 +445,7 @@ class PPOTrainer:
             load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
         self.learner.load_state(state["learner"])
         load_sharded(folder, self.learner.optimizer, self.learner.modules)
-
-
-def step_file(out: Path, step: int) -> Path:
-    """The file of a step's first training episodes."""
-    return out / "episodes" / f"step_{step:06d}.jsonl"
+        self._prune()  # a killed process may have saved without
 
 
 def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, resume: bool, log: Log) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from spa.rl.correction import correct
 from spa.rl.health import TrainingFailed
 from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
+from spa.rl.recorded import record_estimates
 from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
 from spa.sft.train import loss_sums
@@ -73,6 +74,9 @@ def update(
     metrics = score_tokens(learner, sequences, recompute=needs_recompute(learner))
     metrics |= set_advantages(by_episode, episodes, config)
     metrics |= correct(sequences, config)
+    if not critic_only:
+        kept = config.log_episodes
+        record_estimates(episodes[:kept], by_episode[:kept], values=learner.critic is not None)
 
     sums = _Sums()
     learner.train()

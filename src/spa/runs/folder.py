@@ -13,6 +13,7 @@ from spa.common.files import atomic_write
 from spa.common.manifest import own_digest, say
 from spa.common.progress import note
 from spa.common.secrets import redact
+from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.schema import Config
 from spa.runs.provenance import changes, provenance
@@ -50,6 +51,7 @@ _FREE = (
     "ppo.on_collapse",
     "ppo.collapse_patience",
     "ppo.keep_checkpoints",
+    "ppo.keep_episodes",
 )
 # Settings that only select the rows of stage 1: `generate` and `run` may be resumed with others, and play nothing again.
 SELECTION = (
@@ -127,11 +129,10 @@ class RunFolder:
     def info(self) -> dict[str, Any]:
         """The content of ``run.json``; empty if missing or damaged."""
         try:
-            data = json.loads(self.info_path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            data = parse(Object, self.info_path.read_bytes())
+        except (OSError, ValueError):
             return {}
-        whole = isinstance(data, dict) and data.get("sha256", own_digest(data)) == own_digest(data)
-        return data if whole else {}
+        return data if data.get("sha256", own_digest(data)) == own_digest(data) else {}
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""
@@ -190,7 +191,10 @@ class RunFolder:
 
     def say_damage(self) -> None:
         """Says whether run.json is damaged, and whether config.yaml is not what the last command wrote."""
-        if self.config_path.is_file() and not self.info():
+        begun = self.config_path.is_file() and any(
+            path.is_dir() or path == self.info_path for path in self.path.iterdir()
+        )
+        if begun and not self.info():
             say(f"{self.info_path} is missing or damaged: what earlier commands ran with is not known")
         if self.edited():
             say(f"{self.config_path} is not as the last command wrote it: it was edited or is damaged")

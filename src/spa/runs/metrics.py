@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spa.common.files import atomic_write
+from spa.common.files import append, atomic_write
+from spa.common.typed import Scalars, parse
 from spa.runs.trackers import Tracker
 
 
@@ -38,9 +39,7 @@ class MetricsLog:
         line = json.dumps(
             {"step": int(step), "time": round(time.time(), 3), **values}, allow_nan=False, ensure_ascii=False
         )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        append(self.path, line + "\n")
         numbers = {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
         for tracker in self.trackers:
             tracker.log(int(step), numbers)
@@ -105,9 +104,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
+            record = parse(Scalars, line)
+            if type(record.get("step", 0)) is not int:
+                raise ValueError("step is not a whole number")
         except ValueError as error:
             if number == len(lines):
                 break

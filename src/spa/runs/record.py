@@ -5,13 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import (
+    Any,
+    Required,  # pydantic asks for these before Python 3.12
+)
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
 
 from spa.common.manifest import digests, find_damage, own_digest
+from spa.common.typed import Finite, parse
 
 DONE = "done.json"
 # Checkpoints have manifests of their own; trackers write when they like.
 _NOT_RECORDED = ("checkpoints", "tensorboard", "wandb", "seconds.json", DONE)
+
+
+class _Record(TypedDict, total=False):
+    """What others read of a record; each stage adds results of its own."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    seconds: Required[int | Finite]  # the digest tells 3 from 3.0
+    cpu_seconds: int | Finite
+    worlds: dict[str, dict[str, str | None] | list[str]]
+    last: str
 
 
 def write_record(folder: Path, result: Mapping[str, Any]) -> str:
@@ -30,12 +48,10 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_bytes())
-        if not isinstance(data, dict):
-            raise ValueError("no JSON object")
+        data = dict(parse(_Record, path.read_bytes()))
         if data.get("sha256", own_digest(data)) != own_digest(data):  # records of earlier versions have none
             raise ValueError("its content is not what was written")
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): continue with --resume, which makes it again") from error
     return data
 

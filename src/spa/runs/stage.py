@@ -11,7 +11,7 @@ from typing import Any
 
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.clock import Elapsed, training_time
-from spa.common.files import atomic_folder, atomic_write, remove_folder, sweep
+from spa.common.files import atomic_folder, atomic_write, remove_folder
 from spa.common.manifest import damage, say
 from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
@@ -106,14 +106,15 @@ class Stage:
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False, remake: bool = False) -> None:
         self.folder = folder
         self.title = title
+        ranks.set_place(title)
         self.finished, self.resume = ranks.on_main(lambda: self._open(resume, keep, remake))
 
     def _open(self, resume: bool, keep: bool, remake: bool) -> tuple[bool, bool]:
         """Prepares the folder; returns ``finished`` and ``resume``."""
         folder, title = self.folder, self.title
-        sweep(folder)
         done, again = _whole_record(folder, remake) if resume else (None, False)
         if done is not None:
+            (folder / "seconds.json").unlink(missing_ok=True)  # of one killed right after it had finished
             note(f"{title}: done before ({folder}), skipped")
             return True, True
         checkpoint = latest_checkpoint(folder) if resume else None

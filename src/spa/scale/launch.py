@@ -1,4 +1,4 @@
-"""Starts a command again in several ranks (torchrun's elastic agent) and reports how they ended."""
+"""Starts a command again in several ranks, and reports how they ended; lost ranks are started again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
+from spa.common.progress import note
 from spa.common.signals import Terminated
 from spa.config.schema import Config, VariantConfig
 from spa.scale import ranks
@@ -22,7 +25,7 @@ _END = 10  # seconds between SIGTERM and SIGKILL of the ranks that are left
 
 def needed(cfg: Config) -> bool:
     """Whether the ranks are still to be started."""
-    return cfg.launcher == "torchrun" and not ranks.under_torchrun()
+    return cfg.launcher != "local" and not ranks.under_torchrun()
 
 
 def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
@@ -34,7 +37,7 @@ def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     if cfg.launcher == "local" and ranks.world() == 1:
         return
     if ranks.world() == 1:
-        raise ValueError("launcher=torchrun is for commands such as `spa run`; from Python use launcher=local")
+        raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
     one_process = {
         "a chat server": cfg.engine.kind == "openai",
         "agent.planner": cfg.agent.planner != "none",
@@ -46,12 +49,52 @@ def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             raise ValueError(f"{what} needs one process: use launcher=local")
 
 
-def torchrun(cfg: Config, words: Sequence[str]) -> None:
-    """Runs ``spa WORDS`` in ``nproc`` ranks on this machine.
+class Lost(Exception):
+    """A rank was killed or does not answer: ranks that are started again go on from the last checkpoint."""
+
+
+def start(cfg: Config, words: Sequence[str], folder: Path) -> None:
+    """Runs ``spa WORDS``, which writes to ``folder``, in ``nproc`` ranks; after a loss up to ``scale.restarts`` times again.
 
     Raises:
-        ValueError: no number of processes, or a rank failed: the message names it.
+        ValueError: no number of ranks, or a rank failed: the message names it.
         KeyboardInterrupt: Ctrl-C, or as ``Terminated`` SIGTERM; the ranks have ended.
+    """
+    for left in range(cfg.scale.restarts, -1, -1):
+        try:
+            if cfg.launcher == "ray":
+                from spa.scale.ray_train import ray_train
+
+                ray_train(cfg, words, folder)
+            else:
+                torchrun(cfg, words)
+            return
+        except Lost as error:
+            if not left:
+                raise ValueError(str(error)) from None
+            note(f"{error}; continuing from the last checkpoint")
+            words = [*words, "--resume"]
+
+
+def count_of(cfg: Config, gpus: int) -> int:
+    """The number of ranks: ``nproc``, else one per GPU.
+
+    Raises:
+        ValueError: there is none, or ``scale.shards`` does not divide it.
+    """
+    count = cfg.nproc or gpus
+    if not count:
+        raise ValueError(f"launcher={cfg.launcher} needs nproc, the number of processes: there is no GPU to count")
+    if count % (cfg.scale.shards or count):
+        raise ValueError(f"scale.shards={cfg.scale.shards} does not divide the {count} ranks")
+    return count
+
+
+def torchrun(cfg: Config, words: Sequence[str]) -> None:
+    """``start`` on this machine, once.
+
+    Raises:
+        Lost: a rank was killed or does not answer.
     """
     import signal
 
@@ -60,56 +103,68 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    count = cfg.nproc or torch.cuda.device_count()
-    if not count:
-        raise ValueError("launcher=torchrun needs nproc, the number of processes: there is no GPU to count")
-    if count % (cfg.scale.shards or count):
-        raise ValueError(f"scale.shards={cfg.scale.shards} does not divide the {count} ranks")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command torchrun does; model.threads sets another number
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=count,
+        nproc_per_node=count_of(cfg, torch.cuda.device_count()),
         run_id=uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=0,
+        max_restarts=0,  # it would start again after a user's mistake, too
         shutdown_timeout=_END,
     )
     logging.disable(logging.ERROR)  # the agent's log repeats at length what is reported below
     try:
-        elastic_launch(config, sys.executable)("-m", "spa", *words)
-    except ChildFailedError as error:
-        number, failure = error.get_first_failure()
-        message: Any = failure.message
-        if failure.exitcode < 0:
-            message = f"rank {number} was killed by {failure.signal_name()}"
-        elif isinstance(message, dict):
-            message = message["message"]
-        raise ValueError(message) from None
+        with TemporaryDirectory() as places:
+            os.environ[ranks.PLACES] = places
+            try:
+                elastic_launch(config, sys.executable)("-m", "spa", *words)
+            except ChildFailedError as error:
+                number, found = error.get_first_failure()
+                raise failure(number, found.exitcode, found.message, Path(places)) from None
     except SignalException as error:
         raise (KeyboardInterrupt if error.sigval == signal.SIGINT else Terminated) from None
     finally:
+        os.environ.pop(ranks.PLACES, None)
         logging.disable(logging.NOTSET)
 
 
+def failure(number: int, code: int, message: Any, places: Path) -> Exception:
+    """What a rank's end means: ``Lost``, or a ValueError with what it recorded.
+
+    Args:
+        code: of the process; below 0 a signal.
+        message: what ``record`` wrote under this name.
+        places: where the ranks wrote what they were doing.
+    """
+    import signal
+
+    if code < 0:
+        file = places / str(number)
+        place = f", {file.read_text(encoding='utf-8')}," if file.is_file() else ""
+        return Lost(f"rank {number}{place} was killed by {signal.Signals(-code).name}")
+    if not isinstance(message, dict):
+        return ValueError(f"rank {number} ended with code {code} and no message")
+    return (Lost if message["extraInfo"]["lost"] else ValueError)(message["message"])
+
+
 def record(error: BaseException) -> None:
-    """Leaves this rank's message to torchrun, which reports the first one; the others are ended."""
+    """Leaves this rank's message to the launcher, which reports the first one; the others are ended."""
     text = f"{ranks.place()}: {' '.join(str(error).split()) or type(error).__name__}"
     if not isinstance(error, (ValueError, OSError)):
         text = f"{ranks.place()}: {type(error).__name__}: {error}"
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "c10d")):
-        time.sleep(_GRACE)
-        text = f"{ranks.place()} lost the other ranks, or waited for them in vain (scale.timeout): {_first_line(error)}"
-    data: dict[str, Any] = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
-    data["extraInfo"]["py_callstack"] = "".join(traceback.format_exception(error))
+    lost = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "c10d"))
+    if lost:
+        silent = ranks.silent(_GRACE)
+        text = f"{ranks.place()} lost the other ranks: {(str(error).splitlines() or [''])[0]}"
+        if silent:
+            text = f"{silent} was lost: it ended, or did not answer {ranks.place()}, for scale.timeout seconds"
+    details = {"timestamp": str(int(time.time())), "lost": lost}
+    details["py_callstack"] = "".join(traceback.format_exception(error))
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": data}, file)
+            json.dump({"message": {"message": text, "extraInfo": details}}, file)
     else:
         print(text, file=sys.stderr)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from spa.common.progress import set_quiet
+from spa.common.signals import die_with_parent
 from spa.config.schema import ScaleConfig
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ Key = tuple[int, int]  # group, member
 
 _rank, _world, _shards = 0, 1, 1
 _place = ""  # stage and step, for messages
+PLACES = "SPA_PLACES"  # the environment variable that names a folder for the places of all ranks (``launch.failure``)
 
 
 def world() -> int:
@@ -63,6 +65,7 @@ def joined(config: ScaleConfig) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
+    die_with_parent()  # else a rank would go on and hold the run's lock
     number = int(os.environ["WORLD_SIZE"])
     if number % (config.shards or number):
         raise ValueError(f"scale.shards={config.shards} does not divide the {number} ranks")
@@ -82,11 +85,30 @@ def set_place(text: str) -> None:
     """Sets the stage and step that ``place`` names."""
     global _place
     _place = text
+    if _world > 1 and PLACES in os.environ:
+        with open(os.path.join(os.environ[PLACES], str(_rank)), "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def place() -> str:
     """``"rank 1, PPO step 3"``."""
     return f"rank {_rank}" + (f", {_place}" if _place else "")
+
+
+def silent(seconds: float) -> str:
+    """``"rank 2"``: the ranks that have not called this within ``seconds``, since they were killed, are stopped or hang."""
+    import time
+
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    try:
+        store = _get_default_store()
+        store.set(f"lost/{_rank}", "1")
+        time.sleep(seconds)
+        quiet = [str(number) for number in range(_world) if not store.check([f"lost/{number}"])]
+    except (RuntimeError, ValueError):  # the store was lost, too; or no group was joined
+        return ""
+    return f"rank {', '.join(quiet)}" if quiet else ""
 
 
 def gather(value: T) -> list[T]:

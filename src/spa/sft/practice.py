@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from spa.agent.failures import Failures
 from spa.agent.policy import Policy, local_engine, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
@@ -83,27 +84,32 @@ def lesson_rows(
     values: bool = False,
     title: str = "planning",
 ) -> Lessons:
-    """The lessons of ``worlds``; only their start states are used.
+    """The lessons of ``worlds``; only their start states are used, and a world that fails is left out.
 
     Each of several best actions in a state gets its own row. With ``values``, so does the value of each action.
+
+    Raises:
+        ValueError: a larger share than ``env.max_failed`` of the worlds fails.
     """
     layout, agent = LAYOUTS[task.agent.style], task.agent
     env = task.make_env()
     left = task.env.max_actions
     depth = min(config.depth, left)
     world_model_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
-    result = Lessons()
+    result, failures = Lessons(), Failures(title, task.env.max_failed, len(worlds), unit="worlds")
     with progress(len(worlds), title) as bar:
         for start in range(0, len(worlds), CHUNK):
             chunk = worlds[start : start + CHUNK]
-            roots, headers = [], []
+            starts = []
             for world in chunk:
-                state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
-                roots.append(state)
-                headers.append((task.header(env), world_model_task.header(env)))
-            searches = [imagine(root, world_model.actions, config, depth, left, whole=whole) for root in roots]
-            for world, (policy_header, world_model_header), lessons in zip(
-                chunk, headers, search_all(world_model, searches), strict=True
+                with failures.alone(world.seed):
+                    state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+                    starts.append((world, state, task.header(env), world_model_task.header(env)))
+            searches = [
+                imagine(state, world_model.actions, config, depth, left, whole=whole) for _, state, *_ in starts
+            ]
+            for (world, _, policy_header, world_model_header), lessons in zip(
+                starts, search_all(world_model, searches), strict=True
             ):
                 result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
@@ -120,6 +126,7 @@ def lesson_rows(
                             result.values.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
             world_model.forget()
             bar.advance(len(chunk), rows=len(result.plans), solved=result.solved)
+    failures.say()
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
-from spa.common.files import atomic_write
+from spa.common.files import atomic_write, remove_folder
 from spa.common.progress import note
 from spa.config.schema import Config
 from spa.config.seeds import SELFPLAY, first_seed
@@ -133,7 +132,7 @@ def _write(
     }
     atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
     store.remove()
-    shutil.rmtree(out / "warmup", ignore_errors=True)
+    remove_folder(out / "warmup")
     return {
         "rows_train": len(train),
         "rows_val": len(val),

@@ -218,9 +218,12 @@ class SFTTrainer:
             if has_lora(self.model):
                 state["lora"] = adapter_state(self.model)
             save_model(self.model, self.tokenizer, folder, state)
+        self._prune()
+
+    def _prune(self) -> None:
         keep_best = self.config.use == "best" or self.config.patience > 0
         always = (self.best_step,) if keep_best else ()
-        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.keep_checkpoints, always))
+        ranks.on_main(lambda: prune_checkpoints(self.out, self.config.keep_checkpoints, always, newest=self.step))
 
     def _modules(self) -> dict[str, Any]:
         return {"adapters": self.model} if has_lora(self.model) else {}
@@ -235,6 +238,7 @@ class SFTTrainer:
         self.step = int(state["step"])
         self.best_loss, self.best_step = float(state["best_loss"]), int(state["best_step"])
         self.stale = int(state["stale"])
+        self._prune()  # a killed process may have saved without
 
 
 def check_validation(config: SFTConfig, has_val: bool) -> None:

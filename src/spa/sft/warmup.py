@@ -11,6 +11,7 @@ from pathlib import Path
 from spa.agent.cold_start import ColdStart
 from spa.agent.conversation import Job, converse
 from spa.agent.episode import Episode, Turn
+from spa.agent.failures import Failures
 from spa.agent.random_engine import RandomReplies, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
@@ -88,21 +89,27 @@ def warm_up(cfg: Config, task: Task, worlds: Sequence[World], out: Path) -> str:
 
 
 def random_episodes(task: Task, worlds: Sequence[World], seed: int) -> Iterator[Episode]:
-    """Endless random play, one episode per world and pass. Its responses are in the format that the prompt asks for.
+    """Endless random play, one episode per world and pass, without those that fail. Its responses are in the format of the prompt.
 
     Raises:
-        ValueError: a world fails.
+        ValueError: a larger share than ``env.max_failed`` of the episodes fails, or a whole pass.
     """
     engine = RandomReplies(random_responder(task))
+    failures = Failures("random play", task.env.max_failed)
     for member in count():
+        before = failures.count
         for group, world in enumerate(worlds):
             job = Job(world, group, member)
             episode = converse(engine, task, job, SamplingConfig(), seed=seed, stop=threading.Event())
+            failures.add([episode])
             if episode.status == "error":
-                raise ValueError(f"random play failed in the world of seed {world.seed}: {episode.error}")
+                continue
             for turn in episode.turns:
                 turn.response = _written(task, turn) if turn.executed else turn.response
             yield episode
+        failures.say()
+        if failures.count - before == len(worlds):
+            raise ValueError(str(failures))
 
 
 def _written(task: Task, turn: Turn) -> str:

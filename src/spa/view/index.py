@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.lock import is_locked
-from spa.evaluate.verdict import BASE, MAIN_VARIANTS, PLANNED
+from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
 
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
 _DEPTH = 4  # folders below a given one, deep enough for WORLD/seed-N of a reproduction
 _BIG = ("checkpoints", "episodes")  # folders of a run that only its size counts
-_POINTS = 100  # of a curve
+_POINTS = 50  # of a curve, 120 pixels wide
 _FRESH = 1.0  # seconds for which the index is not looked at again
 
 
@@ -133,17 +133,15 @@ def find_runs(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 def _files(folder: str | Path, without: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
     """Regular files below ``folder``, links left out, and those that disappear meanwhile."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name not in without:
-                yield from _files(entry.path, without)
-        elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(".tmp"):
-            with suppress(OSError):
-                yield entry.path, entry.stat(follow_symlinks=False)
+    folders: list[str | Path] = [folder]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders += [entry.path] if entry.name not in without else []
+                elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(".tmp"):
+                    with suppress(OSError):
+                        yield entry.path, entry.stat(follow_symlinks=False)
 
 
 def _ended(path: Path, last: dict[str, Any]) -> str:

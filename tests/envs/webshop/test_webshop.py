@@ -55,7 +55,7 @@ def test_every_shipped_goal_can_be_won_in_nine_actions():
     env = WebShop()
     for number in range(env.num_goals):
         env.reset(seed=0, options={"goal": number})
-        actions = shopper(env.goal)
+        actions = shopper(env.unwrapped.goal)
         assert len(actions) <= 9
         for action in actions:
             state, earned, terminated, _, info = env.step(action)
@@ -183,7 +183,7 @@ def test_the_search_is_not_imported_before_it_is_needed():
 def test_the_config():
     task = webshop_task(style="paper", state_format="coordinates")  # it has no coordinates
     env = task.make_env()
-    assert isinstance(env, WebShop)
+    assert isinstance(env.unwrapped, WebShop)
     assert (task.tag, task.env.max_turns, task.env.max_actions_per_turn, task.env.max_actions) == ("WebShop", 9, 1, 9)
     assert "search[words]" in task.header(env) and "{" not in task.header(env)
 
@@ -193,12 +193,12 @@ def test_an_episode_of_a_scripted_engine():
     (world,) = WorldSource(task, "test", 0, unique=True).take(1)
     env = task.make_env()
     env.reset(seed=world.seed)
-    script = shopper(env.goal)
+    script = shopper(env.unwrapped.goal)
     engine = Scripted(lambda i: f"</think><answer>{script[len(engine.contexts) - 1]}</answer>")
     (episode,) = rollout(engine, CHAT, task, [world], SamplingConfig(), seed=0, group_size=1)
     assert (episode.status, episode.success, episode.total_reward) == ("completed", True, 1.0)
     assert [turn.executed for turn in episode.turns] == [[action] for action in script]
-    assert all(turn.state in env.observation_space for turn in episode.turns)
+    assert all(turn.state in env.unwrapped.observation_space for turn in episode.turns)
     assert episode.turns[-1].next_state.endswith("Score: 1.00")
 
 

@@ -1,10 +1,11 @@
 "use strict";
-// The report's script: the episode theatre and the smoothing of curves. Everything is set as text, nothing as markup.
+// The episode theatre. Everything is set as text, nothing as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = ["svg", "style", "rect", "path", "use", "text", "circle", "polyline"]; // "style": in saved drawings only
 const CELL = 10;
 const PROBABILITIES = [0.95, 0.75, 0.5, 0.2];
+const SHARES = [0.5, 0.1]; // of a variant's largest advantage
 const KEYS = {
   tags: [],
   mask: [["t-on", "sampled"], ["t-off", "inserted"]],
@@ -91,6 +92,11 @@ function theatre(root, data) {
     outcome: (e) => e.outcome,
     format: (e) => (e.turns.every((turn) => !turn.wrong_format) ? "right" : "wrong in a turn"),
   };
+  const largest = {}; // advantage of each variant
+  for (const { variant, turns } of data.episodes) {
+    const sizes = turns.flatMap((now) => now.advantages || []).map(Math.abs);
+    largest[variant] = sizes.reduce((a, b) => Math.max(a, b), largest[variant] || 0);
+  }
   let [turn, timer, beside] = [0, null, null]; // beside: the last episode chosen for the right
   const shown = () => ["left", "right"].map((side) => choice(side).value).filter((i) => i !== "").map((i) => data.episodes[i]);
   const length = () => Math.max(1, ...shown().map((episode) => episode.turns.length));
@@ -185,7 +191,7 @@ function theatre(root, data) {
     const states = [state("before", now.state)];
     if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next));
     if (imagined) states.push(state("imagined", imagined, now.next, probability && `probability ${probability}`));
-    body.push(make("div", { class: "shots" }, [...states, state("came", now.next)]), response(now));
+    body.push(make("div", { class: "shots" }, [...states, state("came", now.next)]), response(now, largest[episode.variant]));
     return make("article", { class: over ? "pane over" : "pane" }, body);
   }
 
@@ -194,10 +200,11 @@ function theatre(root, data) {
     return make("svg", { class: "dot", viewBox: "0 0 2 2", "aria-hidden": "true" }, [circle]);
   }
 
-  function response(now) {
+  function response(now, most) {
     const mode = choice("colour").value;
     const out = make("pre", { class: "response" });
     if (mode !== "tags" && !now.tokens) return quiet("No tokens were recorded for this turn.");
+    if (mode === "advantage" && !now.advantages) return quiet("No advantages: this turn was not trained on. The split “training” has them.");
     if (mode === "tags") {
       let tag = "out";
       for (const piece of now.response.split(/(<\/?(?:think|observation|prediction|answer)>)/)) {
@@ -208,13 +215,23 @@ function theatre(root, data) {
     } else {
       now.tokens.forEach((text, i) => {
         const logprob = now.logprobs[i];
-        const level = PROBABILITIES.filter((p) => Math.exp(logprob) < p).length;
-        const kind = logprob === null ? "t-off" : mode === "mask" ? "t-on" : `t-p${level}`;
-        out.append(make("span", { class: kind, title: logprob === null ? "inserted, never trained" : `log-prob ${logprob}` }, [text]));
+        const [advantage, value] = [now.advantages, now.values].map((list) => (list ? list[i] : null));
+        const kinds = { mask: "t-on", logprob: `t-p${PROBABILITIES.filter((p) => Math.exp(logprob) < p).length}`, advantage: sign(advantage, most) };
+        const facts = Object.entries({ "log-prob": logprob, advantage, value }).filter(([, fact]) => fact !== null && fact !== undefined);
+        const title = logprob === null ? "inserted, never trained" : facts.map((fact) => fact.join(" ")).join(", ");
+        out.append(make("span", { class: logprob === null ? "t-off" : kinds[mode], title }, [text]));
       });
     }
-    const legend = KEYS[mode].flatMap(([kind, text]) => [make("span", { class: kind }, [text]), " "]);
+    const scale = SHARES.map((share, i) => [i, (share * most).toPrecision(2)]);
+    const signed = [...scale.map(([i, a]) => [`t-a${i}`, `≥ ${a}`]), ["t-a2", "near 0"], ...scale.reverse().map(([i, a]) => [`t-n${i}`, `≤ −${a}`])];
+    const keys = mode === "advantage" ? [...signed, ["t-off", "inserted"]] : KEYS[mode];
+    const legend = keys.flatMap(([kind, text]) => [make("span", { class: kind }, [text]), " "]);
     return make("div", {}, [out, make("p", { class: "meta key" }, legend)]);
+  }
+
+  function sign(advantage, most) {
+    const level = SHARES.findIndex((share) => Math.abs(advantage) >= share * most);
+    return level < 0 || !advantage ? "t-a2" : `${advantage > 0 ? "t-a" : "t-n"}${level}`;
   }
 
   function save(kind) {
@@ -270,30 +287,5 @@ function theatre(root, data) {
   window.addEventListener("load", open);
 }
 
-// ---- Curves: exponential moving average; the measured curve stays as a thin line
-
-function smooth(plot, weight) {
-  for (const old of plot.querySelectorAll(".raw")) old.remove();
-  plot.classList.toggle("smoothed", weight > 0);
-  for (const line of plot.querySelectorAll("polyline")) {
-    const raw = line.dataset.raw || line.getAttribute("points");
-    line.dataset.raw = raw;
-    let mean = null;
-    line.setAttribute("points", raw.split(" ").map((pair) => pair.split(",").map(Number)).map(([x, y]) => {
-      mean = mean === null ? y : weight * mean + (1 - weight) * y;
-      return `${x},${mean.toFixed(1)}`;
-    }).join(" "));
-    if (weight) line.after(make("polyline", { class: "raw", points: raw, fill: "none", stroke: line.getAttribute("stroke") }));
-  }
-}
-
-for (const slider of document.querySelectorAll("[data-smoothing]")) {
-  slider.closest("[hidden]").hidden = false;
-  slider.addEventListener("input", () => {
-    const weight = Number(slider.value);
-    slider.closest("p").querySelector("output").textContent = weight ? weight.toFixed(2) : "off";
-    slider.closest("section").querySelectorAll(".charts .plot").forEach((plot) => smooth(plot, weight));
-  });
-}
 const embedded = document.getElementById("theatre-data");
 if (embedded) theatre(document.getElementById("theatre"), unpack(JSON.parse(embedded.textContent)));

@@ -1,0 +1,38 @@
+"""Reads JSON that others may have written: types, keys and depth are checked, errors are one line. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AllowInfNan, ConfigDict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+KNOWN_KEYS = ConfigDict(extra="forbid")
+"""As ``__pydantic_config__`` of a dataclass: other keys are errors, also in the dataclasses in it."""
+
+Finite = Annotated[float, AllowInfNan(False)]
+Object = dict[str, Any]
+Scalars = dict[str, str | int | Finite | bool | None]
+
+
+def parse(kind: type[T], text: str | bytes) -> T:
+    """JSON as a ``kind``, a dataclass or a container of plain types; nothing is converted (``"1"`` is no number).
+
+    Raises:
+        ValueError: it is not JSON or not of that kind (the message says where), has lone surrogates, numbers of more than 4,300
+            digits, or more than 200 levels, which would end the recursion of whoever reads it next.
+    """
+    try:
+        adapter: TypeAdapter[T] = _adapter(kind)  # type: ignore[arg-type]
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,31 @@
+"""The files of training episodes: one a step, thinned out evenly as they become many. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from spa.agent.episode import Episode, write_episodes
+
+
+def step_file(out: Path, step: int) -> Path:
+    """The file of a step's first training episodes."""
+    return out / "episodes" / f"step_{step:06d}.jsonl"
+
+
+def write_step(out: Path, step: int, episodes: Iterable[Episode], most: int) -> None:
+    """Writes the episodes of ``step`` and leaves at most ``most`` files (0: all; else at least 2).
+
+    Left are those of ``step``, of the first step and of every second, fourth, eighth ... after it. Which ones depends on ``step``
+    alone, so that a resumed run has the same.
+    """
+    write_episodes(step_file(out, step), episodes)
+    if not most:
+        return
+    stride = 1
+    while (step - 1) // stride + 2 > max(most, 2) and stride < step:
+        stride *= 2
+    for path in (out / "episodes").glob("step_*.jsonl"):
+        number = int(path.stem.removeprefix("step_"))
+        if number != step and (number - 1) % stride:
+            path.unlink()

@@ -1,0 +1,44 @@
+"""The files of training episodes are bounded, and which ones are left depends on the step alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spa.agent.episode import Episode
+from spa.rl.episode_files import write_step
+
+
+def steps(out: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step_")) for path in (out / "episodes").iterdir())
+
+
+def write(out: Path, first: int, last: int, most: int) -> list[int]:
+    for step in range(first, last + 1):
+        write_step(out, step, [Episode("T", step, 0)], most)
+        assert not most or len(steps(out)) <= max(2, most)
+    return steps(out)
+
+
+@pytest.mark.parametrize(
+    ("most", "left"),
+    [
+        (0, list(range(1, 22))),
+        (100, list(range(1, 22))),
+        (1, [1, 21]),
+        (2, [1, 21]),
+        (5, [1, 9, 17, 21]),
+        (9, [1, 5, 9, 13, 17, 21]),
+    ],
+)
+def test_files_are_spread_evenly_from_the_first_step_to_the_newest(tmp_path: Path, most: int, left: list[int]) -> None:
+    assert write(tmp_path, 1, 21, most) == left
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_files(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", 1, 60, 7)
+    write(tmp_path / "resumed", 1, 38, 7)
+    for step in range(31, 61):
+        write_step(tmp_path / "resumed", step, [Episode("T", step, 0)], 7)
+    assert steps(tmp_path / "resumed") == whole
