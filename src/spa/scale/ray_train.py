@@ -70,7 +70,7 @@ def _worker(job: dict[str, Any]) -> None:
 
     number = get_context().get_world_rank()
     # As with torchrun the ranks meet in a store outside them, which a rank that is stopped does not stop.
-    store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False) if number == 0 else None
+    store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False) if number == 0 else None
     port = broadcast_from_rank_zero(store.port if store else None)
     with TemporaryDirectory() as folder:
         places, file = Path(folder), Path(folder, "error.json")
