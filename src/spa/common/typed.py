@@ -29,7 +29,7 @@ def parse(kind: type[T], text: str | bytes) -> T:
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))[:100]
+        where = repr(".".join(map(str, first["loc"]))[:100])[1:-1]  # keys may hold line ends
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 

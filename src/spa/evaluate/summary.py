@@ -193,6 +193,11 @@ class EvalResult:
             seed=seed,
         )
 
+    @property
+    def pass_1(self) -> float:
+        """The share of all samples that succeeded."""
+        return sum(world.successes for world in self.worlds) / sum(world.samples for world in self.worlds)
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the result as JSON, atomically."""
         atomic_write(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
@@ -275,7 +280,7 @@ def comparison_table(
     shared = [k for k in (sampled[0].ks if sampled else []) if all(k in result.ks for result in sampled)]
     k = max(shared, default=1)
     reference = results.get(baseline)
-    means = {variant: result.metrics["pass@1"] for variant, result in results.items() if result.worlds}
+    means = {variant: result.pass_1 for variant, result in results.items() if result.worlds}
     judged, rivals = main_variant(means), counterparts(means)
     rows = []
     for variant, result in results.items():

@@ -89,8 +89,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
             episodes = _episodes(evaluation / "planner_episodes.jsonl")
             variants[planned.name] = VariantReport(result=planned, episodes=episodes)
     info = folder.info()
-    commands = [entry for entry in info.get("commands", []) if isinstance(entry, dict)]
-    last: dict[str, Any] = commands[-1] if commands else {}
+    commands, last = info.get("commands", []), folder.last_command()
     tuned = {stage.name.removeprefix("sft-"): stage for stage in sorted(out.glob("sft-*"))}
     return ReportData(
         name=redact(cfg.name),
@@ -179,8 +178,7 @@ def _corrections(table: Path, most: int = 3) -> Iterator[Correction]:
 
 def _without_end(info: dict[str, Any]) -> dict[str, Any]:
     """Without how the last command ended, which is recorded after it has written its report."""
-    commands = info.get("commands")
-    if not isinstance(commands, list) or not commands or not isinstance(commands[-1], dict):
+    if not (commands := info.get("commands")):
         return info
     last = {name: value for name, value in commands[-1].items() if name not in ("ended", "error")}
     return {**{name: value for name, value in info.items() if name != "sha256"}, "commands": [*commands[:-1], last]}

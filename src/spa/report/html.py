@@ -247,8 +247,7 @@ def _left_out(data: ReportData, scenes: Sequence[Scene]) -> list[str]:
 
 def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     """``run.json`` as it is, with the last of its commands."""
-    commands = info.get("commands")
-    entries = [entry for entry in commands if isinstance(entry, Mapping)] if isinstance(commands, list) else []
+    entries = info.get("commands", [])
     whole = {key: value for key, value in info.items() if key != "commands"} | dict(entries[-1] if entries else {})
     whole |= {"commands": "; ".join(str(e.get("command", "")) for e in entries)} if len(entries) > 1 else {}
     argv = whole.get("argv")

@@ -116,6 +116,7 @@ def kept(stage: SelfPlay) -> list[tuple[str, str]]:
         if isinstance(stats.get(key), float):
             facts.append((label, f"{100 * stats[key]:.1f}%"))
     dropped = stats.get("dropped")
-    if isinstance(dropped, Mapping) and dropped:
-        facts.append(("dropped", ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())))
+    if isinstance(dropped, Mapping):
+        counts = [f"{count:,} {reason}" for reason, count in dropped.items() if isinstance(count, int)]
+        facts += [("dropped", ", ".join(counts))] if counts else []
     return facts

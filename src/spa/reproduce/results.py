@@ -161,7 +161,7 @@ def _of_results(
         out.worlds, out.samples = digest, samples.pop()
         out.successes[seed] = [world.successes for world in worlds]
         if turns := result.metrics.get("num_turns"):
-            out.actions_by_seed[seed] = result.metrics["num_actions"] / turns
+            out.actions_by_seed[seed] = result.metrics.get("num_actions", 0.0) / turns
             written = result.metrics.get("response_tokens", 0.0) * turns
             if tokens := result.metrics.get("planner/tokens_written", written):
                 out.tokens_by_seed[seed] = tokens

@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+from typing_extensions import TypedDict
+
 from spa.common.files import atomic_write
 from spa.common.manifest import own_digest, say
 from spa.common.progress import note
@@ -94,6 +97,14 @@ def default_folder(cfg: Config) -> Path:
     return Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
+class _Info(TypedDict, total=False):
+    """``run.json``."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    commands: list[Object]
+
+
 class RunFolder:
     """The folder of one run; several commands (``generate``, ``sft``, ...) may share it if their config is the same.
 
@@ -129,15 +140,14 @@ class RunFolder:
     def info(self) -> dict[str, Any]:
         """The content of ``run.json``; empty if missing or damaged."""
         try:
-            data = parse(Object, self.info_path.read_bytes())
+            data = dict(parse(_Info, self.info_path.read_bytes()))
         except (OSError, ValueError):
             return {}
         return data if data.get("sha256", own_digest(data)) == own_digest(data) else {}
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""
-        entries = self.info().get("commands", [])
-        return list(dict.fromkeys(str(entry.get("command", "")) for entry in entries if isinstance(entry, dict)))
+        return list(dict.fromkeys(str(entry.get("command", "")) for entry in self.info().get("commands", [])))
 
     def open(self, cfg: Config, command: str, resume: bool, device: str = "") -> RunFolder:
         """Creates the folder and records config and command; returns itself. Notes what changed since the command before.
@@ -155,7 +165,6 @@ class RunFolder:
         facts = {**provenance(cfg, device), "seed": cfg.seeds.run, "config_sha256": _sha256(config)}
         self.say_damage()
         entries = self.info().get("commands", [])
-        entries = entries if isinstance(entries, list) else []
         self._compare(facts)
         atomic_write(self.config_path, config)
         entry = {"command": command, "resume": resume, "started": started, **facts}
@@ -165,8 +174,7 @@ class RunFolder:
     def close(self, error: BaseException | None) -> None:
         """Records how the last command ended: ``ended``, and the first line of what it failed with."""
         data = self.info()
-        entries = data.get("commands")
-        if not isinstance(entries, list) or not entries or not isinstance(entries[-1], dict):
+        if not (entries := data.get("commands")):
             return
         entries[-1]["ended"] = datetime.now(UTC).isoformat(timespec="seconds")
         if error is not None:
@@ -179,9 +187,8 @@ class RunFolder:
 
     def last_command(self) -> dict[str, Any]:
         """The record of the last command; empty if there is none, or ``run.json`` is damaged."""
-        entries = self.info().get("commands")
-        last = entries[-1] if isinstance(entries, list) and entries else {}
-        return last if isinstance(last, dict) else {}
+        entries: list[Object] = self.info().get("commands", [])
+        return entries[-1] if entries else {}
 
     def _compare(self, facts: dict[str, Any]) -> None:
         """Notes how the machine, versions or commits differ from the last command's."""
