@@ -1,6 +1,6 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
 # make test: lint, types, security, the documentation site and tests
-# make test-slow: the tests of more than ten seconds, which make test leaves out
+# make test-slow: the longest tests, which make test leaves out
 # make screenshots: the report in a browser (chromium): its tests, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
 # make test-scale: several ranks (processes) against one, on this machine's CPU
@@ -35,7 +35,8 @@ demo: $(VENV)/.installed
 	@echo && echo "A test world, played with plans over the predictions of stage 2:"
 	@$(BIN)/$(DEMO_PLAY) --model runs/demo/sft-plan
 
-test: lint security docs
+test: $(VENV)/.installed-dev $(VENV)/.installed-docs
+	@$(MAKE) --no-print-directory -j 3 lint security docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and $(APART)"
 
 test-slow: $(VENV)/.installed-dev
@@ -59,7 +60,7 @@ faults: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 # make security: what bandit finds in the package; SECURITY.md has the threat model
 security: $(VENV)/.installed-dev

@@ -138,6 +138,7 @@ def test_mistakes_write_nothing(tmp_path, capsys, arguments, message) -> None:
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, variant, seen, trained_on",
     [

@@ -103,6 +103,7 @@ def load(name: str) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_examples(run: spa.Run, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     load("first_run").main(*SMALL)
@@ -111,6 +112,7 @@ def test_examples(run: spa.Run, tmp_path: Path, monkeypatch, capsys) -> None:
     assert "predictions are wrong" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_notebook(tmp_path: Path, monkeypatch) -> None:
     """Its cells run in order; the training is made short."""
     monkeypatch.chdir(tmp_path)

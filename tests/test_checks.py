@@ -150,6 +150,7 @@ def test_a_folder_without_a_model(capsys, tmp_path, command: list[str], settings
     assert "holds no model" in line
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_or_tokenizer_or_with_damaged_weights(capsys, tmp_path) -> None:
     folder = tmp_path / "m"
     save_model(load_model(ModelConfig(device="cpu")), load_tokenizer("builtin:tiny"), folder)

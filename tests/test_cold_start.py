@@ -268,6 +268,7 @@ def test_examples_are_kept_with_the_episode_and_not_in_the_rows(tmp_path: Path) 
         assert [message["content"] in users for message in row["prompt"]] == [True]
 
 
+@pytest.mark.slow
 def test_a_warm_copy_plays_and_a_resumed_run_gives_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(play_module, "CHUNK", 2)
     assert main([*ARGUMENTS, *WARM, "--out", str(tmp_path / "whole")]) == 0

@@ -78,6 +78,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return Ran(numbers, printed.getvalue(), splits, left)
 
 
+@pytest.mark.slow
 def test_every_part_is_measured(lake: Ran) -> None:
     found = lake.numbers
     assert found["name"] == "frozen_lake" and found["worlds"] == 4

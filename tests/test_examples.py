@@ -68,6 +68,7 @@ def test_the_page_names_commands() -> None:
     assert all(command.startswith("spa ") for command in commands())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [one for one in commands() if one.startswith("spa env") or "--dry-run" in one])
 def test_commands_that_only_look(command: str, folder: Path, capsys) -> None:
     for library in ("reasoning_gym", "textarena", "gem"):

@@ -23,6 +23,7 @@ from spa.models.load import load_model, load_tokenizer
 from tests.scripted import same
 from tests.test_pipeline import SMALL
 
+pytestmark = pytest.mark.slow
 LORA = ["ppo.lora_rank=2", "ppo.critic=model"]
 
 

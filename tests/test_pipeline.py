@@ -94,6 +94,7 @@ def test_resuming_a_finished_run_changes_nothing(run_folder) -> None:
     assert snapshot(run_folder) == before
 
 
+@pytest.mark.slow
 def test_a_lost_stage_is_made_again_bit_for_bit(run_folder, tmp_path) -> None:
     """The same seed gives the same run, also when only part of it is repeated."""
     copy = tmp_path / "copy"

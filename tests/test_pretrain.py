@@ -66,6 +66,7 @@ def test_loss_weights() -> None:
     assert light == document.unrelated
 
 
+@pytest.mark.slow
 def test_a_short_pretraining_learns_and_repeats(tmp_path) -> None:
     losses = []
     small = {

@@ -214,6 +214,7 @@ def test_overlaps_are_counted() -> None:
     assert overlaps({"a": "xyz", "b": "yz", "c": "q"}) == {"a&b": 2, "a&c": 0, "b&c": 0}
 
 
+@pytest.mark.slow
 def test_evaluation_worlds_are_distinct_and_running_out_is_said() -> None:
     small = lake_task(settings={"size": 2, "p": 0.9})
     with pytest.raises(ValueError, match="distinct worlds for split 'test'"):

@@ -74,7 +74,14 @@ def test_a_split_of_another_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "env", ["sokoban_easy", "sokoban_hard", "sokoban_grid_vocab", "frozen_lake", "frozen_lake_5x5"]
+    "env",
+    [
+        "sokoban_easy",
+        pytest.param("sokoban_hard", marks=pytest.mark.slow),
+        "sokoban_grid_vocab",
+        "frozen_lake",
+        "frozen_lake_5x5",
+    ],
 )
 def test_splits_share_no_rotation_and_no_mirror_image(env: str) -> None:
     """What the packaged configs say, checked on pictures turned here: numpy knows nothing of ours."""

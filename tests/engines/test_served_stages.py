@@ -68,6 +68,7 @@ def test_generate(server: Server, whole: Path) -> None:
     assert state in row["prompt"][-1]["content"]
 
 
+@pytest.mark.slow
 def test_a_killed_generation_goes_on_where_it_was(server: Server, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     partial = out / "selfplay" / "episodes.partial.jsonl"
@@ -207,6 +208,7 @@ def test_run_asks_the_server_for_stage_1_alone(server: Server, tmp_path: Path) -
     assert "checkpoints" in models[1]
 
 
+@pytest.mark.slow
 def test_eval_of_a_given_model_is_done_here(server: Server, tmp_path: Path) -> None:
     sizes = ["eval.worlds=2", "eval.samples=1", "eval.ks=[1]", "eval.bootstrap=20", "eval.world_model_worlds=0"]
     argv = command(server, "eval", tmp_path / "run", "variants=[vanilla]", *sizes)

@@ -144,6 +144,7 @@ def reachable(values: tuple[Fraction, ...]) -> set[Fraction]:
     return found
 
 
+@pytest.mark.slow
 def test_instances_have_a_solution_and_keep_to_the_settings() -> None:
     env = Countdown(numbers=[2, 4], number_range=[1, 12], target_range=[20, 40])
     lengths = set()
@@ -156,6 +157,7 @@ def test_instances_have_a_solution_and_keep_to_the_settings() -> None:
     assert lengths == {2, 3, 4}
 
 
+@pytest.mark.slow
 def test_the_default_instances_have_a_solution() -> None:
     env = Countdown()
     for seed in range(25):

@@ -141,6 +141,7 @@ def spellings(value: Fraction) -> list[str]:
     return written
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_numbers_are_the_same_exactly_if_their_values_are(one: Fraction, other: Fraction) -> None:

@@ -173,6 +173,7 @@ def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() ->
     assert {kind for kind, _ in corrupted(Words(), turn, rng)} == {"stay", "swap"}
 
 
+@pytest.mark.slow
 def test_cases_put_the_truth_into_the_models_own_turn(policies) -> None:
     cfg, policy, _, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")

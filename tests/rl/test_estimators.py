@@ -243,7 +243,10 @@ class Table:
             self.optimizer.step()
 
 
-@pytest.mark.parametrize("name", list(ESTIMATORS))
+LEARNING = [pytest.param(name, marks=() if name in ("gae", "grpo") else pytest.mark.slow) for name in ESTIMATORS]
+
+
+@pytest.mark.parametrize("name", LEARNING)
 def test_a_bandit_is_solved(name: str) -> None:
     """Three arms that pay 0.2, 1 with probability 0.5, 0.3: the second is best."""
     table, rng = Table(1, 3, name), np.random.default_rng(0)
@@ -254,7 +257,7 @@ def test_a_bandit_is_solved(name: str) -> None:
     assert float(table.logits.softmax(-1)[0, 1].detach()) > 0.9
 
 
-@pytest.mark.parametrize("name", list(ESTIMATORS))
+@pytest.mark.parametrize("name", LEARNING)
 def test_a_chain_is_solved(name: str) -> None:
     """Three states in a row: leaving pays 0.3 at once and ends it, staying to the end pays 1. Greed loses."""
     table, rng = Table(3, 2, name), np.random.default_rng(1)

@@ -57,7 +57,7 @@ VARIANTS = {
 }
 
 
-FAST = ("auxiliary loss", "reference")
+FAST = ("reference",)
 
 
 @pytest.mark.parametrize(
@@ -334,6 +334,7 @@ def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:
 # World model along the curve
 
 
+@pytest.mark.slow
 def test_the_world_model_is_measured_along_the_curve_on_turns_that_stay_the_same(tmp_path) -> None:
     cfg = tiny_config(steps=2, val_every=1, val_worlds=6, world_model_coef=0.1)
     cfg.sampling.max_tokens = 200

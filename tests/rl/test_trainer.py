@@ -291,7 +291,7 @@ def test_three_fruitless_steps_in_a_row_end_the_run_but_not_three_in_all(tmp_pat
     assert not torch.equal(before, after[2])
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2])
+@pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_learning_rate_that_is_far_too_large_ends_in_a_clear_error(tmp_path, mini_batches: int) -> None:
     run = Run(tmp_path, tiny_config(steps=9, actor_lr=1e30, val_every=0, save_every=1, mini_batches=mini_batches))
     # Numbers that are not finite, or a policy that writes nothing but junk, from which nothing more is learned.

@@ -66,7 +66,7 @@ def episodes():
 # Packing, padding, order
 
 
-@pytest.mark.parametrize("critic", ["head", "model", "detached_head"])
+@pytest.mark.parametrize("critic", ["head", pytest.param("model", marks=pytest.mark.slow), "detached_head"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_neither_packing_nor_padding_nor_order_matters(episodes, critic: str, aggregation: str) -> None:
     settings = {"critic": critic, "loss_aggregation": aggregation, "entropy_coef": 0.05, "kl_loss_coef": 0.1}
@@ -106,6 +106,7 @@ def test_packing_a_model_that_cannot_be_packed_names_the_setting() -> None:
     Learner(model, Critic("head", model), config, 1.0)
 
 
+@pytest.mark.slow
 def test_actor_and_critic_are_compiled_if_asked() -> None:
     def compiled(**settings: object) -> list[bool]:
         actor, config = network(), tiny_config(**settings).ppo

@@ -70,6 +70,7 @@ def test_an_interrupted_generation_goes_on_after_the_last_chunk(
     assert not partial.exists()
 
 
+@pytest.mark.slow
 def test_a_chunk_that_is_only_half_there_is_played_again(played: list[int], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main([*ARGUMENTS, "--out", str(out)]) == 0

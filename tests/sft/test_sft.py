@@ -218,6 +218,7 @@ def test_data_files(tmp_path) -> None:
     assert data_files(published) == (published / "wm_train.parquet", published / "wm_val.parquet")
 
 
+@pytest.mark.slow
 def test_blocks_are_compiled_if_asked(tmp_path: Path) -> None:
     model = tiny()
     settings = SFTConfig(compile=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,9 @@ class Episode:
 
     def to_json(self) -> str:
         """One line of JSON; ``from_json`` restores an equal episode, except for secrets in ``error``."""
-        return json.dumps(asdict(self) | {"error": redact(self.error)}, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(
+            vars(self) | {"error": redact(self.error)}, default=vars, ensure_ascii=False, separators=(",", ":")
+        )
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Episode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,13 @@ def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
 
 
 def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> Config:
-    result = copy.deepcopy(cfg)
     rest = dict(settings)
     try:
         if isinstance(rest.get("env"), str):
-            result.env = env_block(rest.pop("env"))
-        result = from_mapping(Config, rest, result)
+            cfg = replace(cfg, env=env_block(rest.pop("env")))
+        return from_mapping(Config, rest, cfg)
     except ValueError as error:
         raise ValueError(f"variant {variant.name}: {error}") from error
-    return result
 
 
 def selfplay_name(variant: VariantConfig | None) -> str:

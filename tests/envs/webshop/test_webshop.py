@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,7 @@ def test_the_shipped_catalogue_is_unambiguous():
         assert (type_factor(one, other) == 1) == (one.query == other.query), (one.title, other.title)
 
 
+@pytest.mark.slow
 def test_every_shipped_goal_can_be_won_in_nine_actions():
     env = WebShop()
     for number in range(env.num_goals):
