@@ -24,6 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
 
 export PYTHONUTF8 := 1
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the package anew
 
 .PHONY: help demo test test-slow test-real test-scale faults screenshots lint security fuzz format bench docs clean
 

@@ -135,6 +135,7 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert all((ROOT / page).is_file() or (ROOT / "docs" / page).is_file() for page in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
