@@ -38,10 +38,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev $(VENV)/.installed-docs
 	@$(MAKE) --no-print-directory -j 3 lint security docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and $(APART)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and $(APART)"
 
 test-slow: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow and $(APART)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and $(APART)"
 
 test-real: $(VENV)/.installed-dev
 	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m

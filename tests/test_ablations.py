@@ -16,6 +16,7 @@ from spa.models.load import load_model
 from spa.runs.stage import read_done
 from tests.test_pipeline import SMALL
 
+pytestmark = pytest.mark.slow
 ARMS = ["self_belief", "masked", "random_policy", "random_policy_1_epoch", "no_coordinates", "epochs_2"]
 
 
@@ -86,7 +87,6 @@ def test_stages_of_an_variant_one_by_one(tmp_path, capsys) -> None:
     assert "add --resume" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_lora_runs_through_all_stages(tmp_path) -> None:
     pytest.importorskip("peft")
     out = tmp_path / "lora"
@@ -138,7 +138,6 @@ def test_mistakes_write_nothing(tmp_path, capsys, arguments, message) -> None:
     assert not out.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, variant, seen, trained_on",
     [

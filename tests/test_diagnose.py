@@ -91,6 +91,7 @@ def test_every_part_is_measured(lake: Ran) -> None:
     assert found["planned"]["kind"] == "lookahead" and found["planned"]["questions"] > 0
 
 
+@pytest.mark.slow
 def test_the_times_are_those_of_the_config(lake: Ran) -> None:
     times = {time["variant"]: time for time in lake.numbers["times"]}
     assert list(times) == ["vanilla", "spa", "search"]
@@ -105,6 +106,7 @@ def test_the_times_are_those_of_the_config(lake: Ran) -> None:
     assert lake.numbers["total"] == pytest.approx(sum(stages))
 
 
+@pytest.mark.slow
 def test_figures_suggestions_and_verdict_are_printed(lake: Ran) -> None:
     text = lake.printed
     parts = ["base ", "states ", "hidden ", "world model ", "planner ", "time ", "verdict "]
@@ -114,10 +116,12 @@ def test_figures_suggestions_and_verdict_are_printed(lake: Ran) -> None:
     assert text.splitlines()[-len(lake.numbers["verdict"]) :] == [f"  - {rule}" for rule in lake.numbers["verdict"]]
 
 
+@pytest.mark.slow
 def test_test_worlds_are_never_looked_at(lake: Ran) -> None:
     assert lake.splits == {"val", "selfplay", "train"}
 
 
+@pytest.mark.slow
 def test_nothing_is_left(lake: Ran) -> None:
     assert lake.left == ["found.json"]
 

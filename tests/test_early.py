@@ -164,6 +164,7 @@ def test_every_finished_episode_is_kept_and_not_played_again(
     assert not list((tmp_path / "cut").rglob("*.partial.jsonl"))
 
 
+@pytest.mark.slow
 def test_another_selection_plays_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     arguments = ["generate", *LAKE, "selfplay.groups=8", "--quiet"]
     other = ["selfplay.success_only=true", "selfplay.val_fraction=0.5"]

@@ -336,6 +336,7 @@ def test_bad_input(policies) -> None:
         state_perplexity(policy.model, policy.chat, make_task(cfg), [])
 
 
+@pytest.mark.slow
 def test_the_probe_measures_everything_and_leaves_no_trace(policies) -> None:
     for name in WORLDS:
         cfg, policy, metrics, episodes = policies[name]

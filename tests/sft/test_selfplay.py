@@ -40,6 +40,7 @@ def result(out: Path) -> tuple[Any, ...]:
     return *tables, (folder / "episodes.jsonl").read_bytes(), (folder / "stats.json").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["model", "random"])
 def test_an_interrupted_generation_goes_on_after_the_last_chunk(
     played: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str
