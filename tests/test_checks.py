@@ -75,6 +75,7 @@ def test_an_variant_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:
     assert main(["run", "frozen_lake", *SMALL, "sampling.temperature=0", "variants=[sft]", "--dry-run"]) == 0
 
 
+@pytest.mark.slow
 def test_self_play_and_evaluation_may_be_greedy(tmp_path) -> None:
     out = str(tmp_path / "r")
     greedy = ["frozen_lake", *SMALL, "sampling.temperature=0", "--out", out, "--quiet"]

@@ -84,7 +84,7 @@ def play(policy: Policy) -> list[Episode]:
     return policy.play(task("frozen_lake"), WORLDS, samples=1, seed=1)
 
 
-@pytest.mark.parametrize("decoder", [True, False])
+@pytest.mark.parametrize("decoder", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_all_turns_have_the_format_and_the_model_s_own_log_probs(decoder: bool) -> None:
     player = policy(decoder)
     free = play(player)

@@ -126,6 +126,7 @@ def test_nothing_is_left(lake: Ran) -> None:
     assert lake.left == ["found.json"]
 
 
+@pytest.mark.slow
 def test_a_world_without_listed_actions_is_not_planned_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_world_without_listed_actions_is_not_planned_in(
     assert list((out / "sft").rglob("model.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smaller(monkeypatch)
     settings = ["countdown", *SMALL, "variants=[base]", "--json", str(tmp_path / "a.json")]

@@ -135,6 +135,7 @@ def texts(path: Path) -> list[Any]:
     return [(e.group, e.member, [turn.response for turn in e.turns]) for e in read_episodes(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "eval"])
 def test_every_finished_episode_is_kept_and_not_played_again(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

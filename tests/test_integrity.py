@@ -161,6 +161,7 @@ def test_checkpoints_of_earlier_versions_are_used_with_a_note(
     assert load_state(newest)["step"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["train.parquet", "val.parquet", "stats.json"])
 def test_rows_are_made_again_from_the_episodes(
@@ -326,6 +327,7 @@ def test_tampering_is_found(run: Path, capsys: pytest.CaptureFixture[str], what:
     assert any(said in line for line in failures(run, capsys))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     ["a reward of training", "a state of self-play", "a sample's success", "a result", "a count of stage 1", "a row"],

@@ -70,6 +70,7 @@ def test_names() -> None:
     assert {"base", "vanilla", "se", "spa"} <= set(variant_names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, model", list(zip(config_names() * 2, cycle(model_names()))))
 def test_every_config_and_every_model_compose(name: str, model: str) -> None:
     config = load_config(name, [f"model={model}"])

@@ -43,6 +43,7 @@ def bootstrap_coverage(count: int, spread: float, kind: str) -> float:
     return covered / count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("seeds", SEEDS)

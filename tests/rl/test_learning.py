@@ -115,7 +115,7 @@ def train(out, *, resume=False, variant=None, **ppo):
     return weights(Policy.load(config, str(out / result["model"])).model), rows, result
 
 
-@pytest.mark.parametrize("critic", ["head", "model"])
+@pytest.mark.parametrize("critic", ["head", pytest.param("model", marks=pytest.mark.slow)])
 def test_resume_equals_an_uninterrupted_run_bit_for_bit(tmp_path, critic: str) -> None:
     whole, rows, result = train(tmp_path / "whole", critic=critic)
     train(tmp_path / "cut", critic=critic, steps=2)

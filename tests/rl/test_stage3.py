@@ -81,6 +81,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, variant
         assert first[name] == second[name], name
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_merged_and_on_their_own(tmp_path) -> None:
     result, _ = train(tmp_path, VARIANTS["adapters"]())
     folder = tmp_path / result["model"]
@@ -346,6 +347,7 @@ def test_the_world_model_is_measured_along_the_curve_on_turns_that_stay_the_same
     assert len({metrics["calibration/nll_per_token"] for _, metrics in rows}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("coefficient", "prompt", "sft", "measured"),
     [

@@ -153,6 +153,7 @@ class Nothing:
         return "state", 0.0, False, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "learns"),
     [

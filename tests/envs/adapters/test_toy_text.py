@@ -14,6 +14,7 @@ from spa.envs.check import check_world
 TOYS = ["gym:Taxi", "gym:CliffWalking", "gym:CliffWalkingSlippery", "gym:FrozenLake", "gym:FrozenLake8x8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOYS)
 def test_texts_say_the_whole_state(name):
     """No two states look the same."""
@@ -25,6 +26,7 @@ def test_texts_say_the_whole_state(name):
     assert len(states) == len(set(states.values())) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TOYS, "gym:Taxi-rain"])
 def test_moves_follow_gymnasiums_table(name):
     """Every outcome is one of P's, with its reward and end; all that are likely are seen."""
