@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.lock import is_locked
+from spa.common.typed import Object, parse
 from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
 
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
@@ -198,20 +198,19 @@ def _best(variants: Path, curve: Iterable[tuple[float, float]]) -> tuple[float, 
 def _read(path: Path) -> dict[str, Any]:
     """A small JSON file; empty if it is missing or damaged."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse(Object, path.read_bytes())
+    except (OSError, ValueError):
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The lines that are objects: one being written, or cut at the start, is left out."""
     for line in lines:
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse(Object, line)
+        except ValueError:
             continue
-        if isinstance(row, dict) and _number(row.get("step")) is not None:
+        if _number(row.get("step")) is not None:
             yield row
 
 
