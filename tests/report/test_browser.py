@@ -18,8 +18,11 @@ pytest.importorskip("playwright", reason="needs the extra 'browser'")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.report.pages import HOSTILE, made_up
 from tests.report.screenshots import launch
+from tests.report.test_compare import make_run
 
-from spa.report.html import write_report
+from spa.report.compare import compare_runs
+from spa.report.html import write_page, write_report
+from spa.runs.metrics import MetricsLog
 
 pytestmark = pytest.mark.browser
 
@@ -53,7 +56,10 @@ def page(browser: Browser, files: dict[str, Path], trouble: list[str]) -> Iterat
     opened.on("console", lambda message: trouble.append(message.text))
     opened.on("pageerror", lambda error: trouble.append(str(error)))
     opened.on("dialog", lambda dialog: trouble.append(dialog.message))
-    opened.on("request", lambda request: trouble.append(request.url) if not request.url.startswith("file:") else None)
+    opened.on(
+        "request",
+        lambda request: trouble.append(request.url) if not request.url.startswith(("file:", "blob:")) else None,
+    )
     opened.goto(files["frozen_lake"].as_uri())
     yield opened
     opened.close()
@@ -174,11 +180,11 @@ def test_wrong_cells_of_a_prediction_are_outlined(page: Page) -> None:
     assert page.locator(".pane >> nth=0").locator(".tag.bad", has_text="differs").count() == 1
 
 
-def saved(page: Page, kind: str) -> str:
+def saved(page: Page, kind: str) -> bytes:
     with page.expect_download() as download:
         page.click(f"[data-save={kind}]")
     assert download.value.suggested_filename.endswith(f".{kind}")
-    return Path(download.value.path()).read_text(encoding="utf-8")
+    return Path(download.value.path()).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["frozen_lake", "countdown", "hostile"])
@@ -190,6 +196,10 @@ def test_what_is_shown_can_be_saved(page: Page, files: dict[str, Path], name: st
     tags = {element.tag.partition("}")[2] for element in drawing.iter()}
     assert "text" in tags and not tags & {"script", "img", "foreignObject"}
     assert any(element.get("class") == "board" for element in drawing) == (name != "countdown")
+    pixels = saved(page, "png")
+    width, height = (int.from_bytes(pixels[at : at + 4]) for at in (16, 20))  # of the header, after the signature
+    assert pixels.startswith(b"\x89PNG")
+    assert (width, height) == pytest.approx([2 * float(drawing.attrib[side]) for side in ("width", "height")], abs=2)
 
 
 def test_hostile_text_stays_text(page: Page, files: dict[str, Path], trouble: list[str]) -> None:
@@ -219,6 +229,24 @@ def test_curves_can_be_smoothed(page: Page) -> None:
     assert page.locator("#learning .raw").first.get_attribute("points") == measured
     page.keyboard.press("Home")
     assert page.locator("#learning .raw").count() == 0
+
+
+def test_so_can_those_of_a_comparison_and_its_seeds_stay_thin(page: Page, tmp_path: Path, trouble: list[str]) -> None:
+    runs = []
+    for number in range(4):
+        settings = ["ppo.actor_lr=0.001"] if number > 1 else []
+        runs.append(make_run(tmp_path / f"run{number}", {"spa": [1, 2]}, *settings, seed=number % 2))
+        with MetricsLog(runs[-1] / "variants" / "spa" / "ppo" / "metrics.jsonl") as log:
+            for step in range(9):
+                log.log(step, {"val/pass@1": 0.1 * ((step * (number + 2)) % 7)})
+    page.goto(write_page(compare_runs(runs).html(), tmp_path / "page.html").as_uri())
+    seeds = page.locator(".seed").count()
+    page.focus("[data-smoothing] >> nth=0")
+    page.keyboard.press("End")
+    assert (
+        seeds == 4 and page.locator(".raw").count() == page.locator(".charts polyline:not(.seed):not(.raw)").count() > 0
+    )
+    assert trouble == []
 
 
 def test_without_javascript_everything_is_there(browser: Browser, files: dict[str, Path]) -> None:

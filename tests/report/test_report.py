@@ -115,7 +115,9 @@ def test_it_is_small_and_allows_its_own_style_sheet_and_script_only() -> None:
     html = render_report(data())
     css, script = html.split("<style>")[1].split("</style>")[0], html.split("<script>")[1].split("</script>")[0]
     style, code = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (css, script))
-    assert f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{code}'; base-uri" in html
+    assert (
+        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{code}'; img-src blob:; base-uri" in html
+    )
     assert "unsafe" not in html
     assert not any("style" in attrs for _, attrs in Page(html).tags)  # the policy would ignore it
     assert len(html) < 100_000

@@ -161,9 +161,9 @@ def _environment() -> Environment:
     return environment
 
 
-def render(template: str, title: str, *, scripted: bool = False, **values: Any) -> str:
-    """A page from one of the templates. Its content security policy allows its own style sheet and, if ``scripted``, the
-    report's script, by their hashes, and nothing else."""
+def render(template: str, title: str, **values: Any) -> str:
+    """A page from one of the templates. Its content security policy allows its own style sheet and script by their hashes,
+    and drawings that the script makes, nothing else."""
     environment = _environment()
     loader = environment.loader
     assert loader is not None
@@ -172,9 +172,9 @@ def render(template: str, title: str, *, scripted: bool = False, **values: Any) 
     return environment.get_template(template).render(
         title=title,
         css=Markup(css),
-        script=Markup(script) if scripted else "",
+        script=Markup(script),
         css_hash=_digest(css),
-        script_hash=_digest(script) if scripted else "",
+        script_hash=_digest(script),
         **values,
     )
 
@@ -206,7 +206,6 @@ def render_report(data: ReportData) -> str:
     return render(
         "report.html.jinja",
         f"{data.name} – SPA report",
-        scripted=True,
         data=data,
         colors=colors,
         verdict=[_minus(line) for line in verdict(scores(rows))],

@@ -11,11 +11,12 @@ function smooth(plot, weight) {
       mean = mean === null ? y : weight * mean + (1 - weight) * y;
       return `${x},${mean.toFixed(1)}`;
     }).join(" "));
-    if (weight) line.after(make("polyline", { class: "raw", points: raw, fill: "none", stroke: line.getAttribute("stroke") }));
+    if (weight && !line.matches(".seed")) line.after(make("polyline", { class: "raw", points: raw, fill: "none", stroke: line.getAttribute("stroke") }));
   }
 }
 
 for (const slider of document.querySelectorAll("[data-smoothing]")) {
+  if (!slider.closest("section").querySelector(".charts polyline")) continue;
   slider.closest("[hidden]").hidden = false;
   slider.addEventListener("input", () => {
     const weight = Number(slider.value);

@@ -236,10 +236,29 @@ function theatre(root, data) {
 
   function save(kind) {
     const name = shown().map((episode) => episode.id).join("_") || "episode";
-    const text = kind === "svg" ? picture() : shown().map((episode) => `${JSON.stringify(episode)}\n`).join("");
-    const url = URL.createObjectURL(new Blob([text], { type: kind === "svg" ? "image/svg+xml" : "application/jsonl" }));
-    make("a", { href: url, download: `${name}${kind === "svg" ? `-turn${turn + 1}` : ""}.${kind}` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 1000);
+    const offer = (blob, file) => {
+      const url = URL.createObjectURL(blob);
+      make("a", { href: url, download: file }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 1000);
+    };
+    if (kind === "jsonl") {
+      const lines = shown().map((episode) => `${JSON.stringify(episode)}\n`);
+      return offer(new Blob(lines, { type: "application/jsonl" }), `${name}.jsonl`);
+    }
+    const drawing = new Blob([picture()], { type: "image/svg+xml" });
+    const file = `${name}-turn${turn + 1}.${kind}`;
+    return kind === "svg" ? offer(drawing, file) : raster(drawing, (pixels) => offer(pixels, file));
+  }
+
+  function raster(drawing, then) {
+    const image = new Image();
+    image.addEventListener("load", () => {
+      const canvas = make("canvas", { width: 2 * image.width, height: 2 * image.height }); // sharp on dense screens
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob(then);
+      URL.revokeObjectURL(image.src);
+    });
+    image.src = URL.createObjectURL(drawing);
   }
 
   function picture() {
