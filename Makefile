@@ -1,7 +1,8 @@
 # make demo: plain RL against planning in a learned world model, with the built-in tiny model: a table, a report, one world played
 # make test: lint, types, security, the documentation site and tests
 # make test-slow: the longest tests, which make test leaves out
-# make screenshots: the report in a browser (chromium): its tests, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
+# make test-browser: the pages in a browser (chromium)
+# make screenshots: the same, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
 # make test-scale: several ranks (processes) against one, on this machine's CPU
 # make faults: runs that are killed, interrupted or out of disk space, and resumed: a line of figures each
@@ -26,7 +27,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 export PYTHONUTF8 := 1
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the package anew
 
-.PHONY: help demo test test-slow test-real test-scale faults screenshots lint security fuzz format bench docs clean
+.PHONY: help demo test test-slow test-real test-scale test-browser faults screenshots lint security fuzz format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,9 +48,11 @@ test-real: $(VENV)/.installed-dev
 	@test -n "$${SPA_REAL_MODEL:-}" || $(BIN)/spa model get smollm2-135m
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/test_real.py
 
-screenshots: $(VENV)/.installed-dev
+test-browser: $(VENV)/.installed-dev
 	@$(PIP) -e '.[browser]'
-	$(BIN)/python -m pytest -m browser tests/report/test_browser.py
+	$(BIN)/python -m pytest -m browser tests/report
+
+screenshots: test-browser
 	PYTHONPATH=. $(BIN)/python -m tests.report.screenshots build/screenshots $(RUN)
 
 test-scale: $(VENV)/.installed-dev
