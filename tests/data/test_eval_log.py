@@ -50,7 +50,25 @@ def test_verifiers_rows() -> None:
     assert [message["role"] for message in won["prompt"]] == ["system", "user"]
     assert [message["role"] for message in won["completion"]] == ["assistant", "user", "assistant"]
     assert (won["reward"], won["success"], won["info"]["seed"]) == (1.0, 1.0, 5)
-    assert failed["error"] == "OSError: gone"
+    assert (failed["error"]["error"], failed["error"]["message"]) == ("OSError", "OSError: gone")
+
+
+@pytest.mark.integration
+def test_verifiers_reads_its_rows(tmp_path: Path) -> None:
+    reader = pytest.importorskip("verifiers.legacy.utils.save_utils", reason="needs verifiers")
+    errors = pytest.importorskip("verifiers.legacy.utils.error_utils", reason="needs verifiers")
+    write_episode_log(tmp_path / "results.jsonl", episodes(), "verifiers", model="spa/m")
+    won, failed = reader.load_outputs(tmp_path)
+    assert {"timing", "is_completed", "is_truncated", "metrics"} <= {*won}
+    assert (won["reward"], won["metrics"]["success"], won["is_completed"], failed["is_completed"]) == (
+        1,
+        1,
+        True,
+        False,
+    )
+    assert errors.validate_error_data(failed["error"]) and "gone" in str(errors.error_from_data(failed["error"]))
+    table = reader.make_dataset({"outputs": [won, failed], "metadata": {}})
+    assert table.num_rows == 2 and table[0]["completion"][0]["role"] == "assistant"
 
 
 @pytest.mark.parametrize("form", ["inspect", "verifiers"])

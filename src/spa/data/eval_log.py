@@ -44,22 +44,30 @@ def write_episode_log(path: Path, episodes: Sequence[Episode], form: str, *, mod
 
 
 def verifiers_rows(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """Rows as verifiers saves its rollouts: prompt, completion, reward and metrics, one row per episode."""
+    """Rows as verifiers saves its rollouts (``RolloutOutput``, read by its ``load_outputs``), one per episode.
+
+    ``timing`` is empty: episodes have no clock. Metrics stand in ``metrics`` and, as verifiers writes them, beside it.
+    """
     rows = []
     for episode in episodes:
         prompt, *completion = split_messages(episode)
+        error, metrics = redact(episode.error), _metrics(episode)
+        kind = error.partition(":")[0]
+        facts = {"error": kind, "message": error, "error_chain_repr": error, "error_chain_str": kind}
         rows.append(
             {
                 "example_id": episode.group,
                 "prompt": prompt,
                 "completion": [message for part in completion for message in part],
-                "answer": "",
                 "task": episode.task,
                 "info": {"seed": episode.seed, "member": episode.member, "content": episode.content},
                 "reward": episode.total_reward,
-                "error": redact(episode.error) or None,
+                "error": facts if error else None,
+                "timing": {},
+                "is_completed": episode.status != "error",
                 "is_truncated": episode.status == "truncated",
-                **_metrics(episode),
+                "metrics": metrics,
+                **metrics,
             }
         )
     return rows
