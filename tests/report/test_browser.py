@@ -16,10 +16,13 @@ import pytest
 pytest.importorskip("playwright", reason="needs the extra 'browser'")
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.agent.test_hostile_replies import page as replies_page
+from tests.agent.test_hostile_replies import played  # noqa: F401 (a fixture)
 from tests.report.pages import HOSTILE, made_up
 from tests.report.screenshots import launch
 from tests.report.test_compare import make_run
 
+from spa.agent.episode import Episode
 from spa.report.compare import compare_runs
 from spa.report.html import write_page, write_report
 from spa.runs.metrics import MetricsLog
@@ -209,6 +212,25 @@ def test_hostile_text_stays_text(page: Page, files: dict[str, Path], trouble: li
     assert page.locator("img").count() == 0 and page.locator("script").count() == 2
     assert "<script>document.title='owned'</script>" in page.inner_text(".pane >> nth=0")
     assert trouble == []
+
+
+def test_500_hostile_replies_run_no_script(
+    page: Page,
+    tmp_path: Path,
+    trouble: list[str],
+    played: list[Episode],  # noqa: F811 (the fixture)
+) -> None:
+    staged = 0
+    for first in range(0, 500, 10):  # of more, most would not fit into the theatre
+        page.goto(write_page(replies_page(played[first : first + 10]), tmp_path / f"{first}.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true; })")
+        episodes = page.locator("select[name=left] option").count()
+        staged += episodes
+        for index in range(episodes):
+            page.select_option("select[name=left]", index=index)
+            page.select_option("select[name=colour]", index=index % 3)
+        assert page.title() == "run – SPA report" and page.locator("img, iframe, object").count() == 0
+    assert staged > 400 and trouble == []
 
 
 @pytest.mark.parametrize("width", [390, 1400])
