@@ -15,6 +15,7 @@ from tests.envs.test_env_registry import Corridor
 from spa.cli import main
 from spa.config.load import load_config
 from spa.envs import AdaptedEnv, make_env, registry
+from spa.evaluate.summary import EvalResult, WorldResult
 from spa.runs.folder import RunFolder
 
 called: list[str] = []
@@ -113,12 +114,16 @@ class Lake(FrozenLake):
 
 @pytest.fixture
 def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module that leaves a file when it is imported; ``lake.yaml`` plays its world, ``run`` is a run of it."""
+    """A module that leaves a file when it is imported; ``lake.yaml`` plays its world, ``run`` and ``again`` are runs of it."""
     (tmp_path / "spa_marked_world.py").write_text(MARKED)
     (tmp_path / "lake.yaml").write_text(
         "env: {id: 'spa_marked_world:Lake', tag: Lake}\nmodel: {path: 'builtin:tiny'}\n"
     )
-    RunFolder(tmp_path / "run").open(load_config(tmp_path / "lake.yaml"), "generate", resume=False)
+    for name in ("run", "again"):
+        RunFolder(tmp_path / name).open(load_config(tmp_path / "lake.yaml"), "run", resume=False)
+        evaluation = tmp_path / name / "variants" / "spa" / "eval"
+        evaluation.mkdir(parents=True)
+        EvalResult("spa", "Lake", [WorldResult(0, 0, "w", 1, 4)], ks=[1, 4]).write(evaluation / "result.json")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "spa_marked_world", raising=False)
@@ -126,7 +131,15 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", ["report run", "config lake.yaml", "data stats data.jsonl", "data inspect data.jsonl"]
+    "command",
+    [
+        "report run",
+        "compare run again --html page.html",
+        "config lake.yaml",
+        "data stats data.jsonl",
+        "data inspect data.jsonl",
+        "data convert data.jsonl --to verl --out rows.parquet",
+    ],
 )
 def test_looking_imports_no_world(marked: Path, command: str) -> None:
     row = '{"messages":[{"role":"user","content":"S"},{"role":"assistant","content":"<think></think><answer>Up</answer>"}]}'
