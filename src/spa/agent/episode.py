@@ -42,6 +42,12 @@ class TokenSequence:
         self.logprobs += scores
         self.turns += [turn] * len(new)
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is an entry for each token in each list, or a mask alone (stored samples)."""
+        lengths = {len(self.ids), len(self.logprobs), len(self.turns)}
+        return lengths == {len(self.mask)} or lengths == {0}
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -142,7 +148,10 @@ class Episode:
             ValueError: the line is not a JSON object or not an episode.
         """
         try:
-            return parse(cls, line)
+            episode = parse(cls, line)
+            if not all(sequence.whole for sequence in episode.sequences):
+                raise ValueError("sequences: ids, mask, logprobs and turns differ in length")
+            return episode
         except ValueError as error:
             names = ", ".join(f.name for f in fields(cls))
             raise ValueError(f"not an episode ({error}); expected a JSON object with the fields {names}") from None

@@ -167,6 +167,7 @@ def _tokens(episode: Episode, turn: int, decode: Decode | None, vocabulary: dict
     tokens = [
         (token, round(logprob, 2) if mask else None)
         for sequence in episode.sequences
+        if sequence.ids
         for token, mask, logprob, of in zip(sequence.ids, sequence.mask, sequence.logprobs, sequence.turns, strict=True)
         if of == turn
     ][:LONGEST]

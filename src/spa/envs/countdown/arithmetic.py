@@ -27,7 +27,8 @@ class Expression(NamedTuple):
 def parse_expression(text: str) -> Expression | None:
     """Reads whole numbers, ``+ - * /`` (also ``× ÷ −``), signs and parentheses; None for anything else.
 
-    The usual precedence, from left to right, with exact fractions. At most ``MAX_LENGTH`` characters and ``MAX_DEPTH`` levels.
+    The usual precedence, from left to right, with exact fractions. At most ``MAX_LENGTH`` characters, as given and as always
+    written, and ``MAX_DEPTH`` levels.
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -45,6 +46,8 @@ def parse_expression(text: str) -> Expression | None:
             return None
         written += f" {token} " if after_part and token != ")" else token
         before = token
+    if len(written) > MAX_LENGTH:  # it must be read again from the state
+        return None
     try:
         value = _value(ast.parse(written, mode="eval").body, 0)
     except ZeroDivisionError:
