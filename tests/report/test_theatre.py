@@ -149,7 +149,7 @@ def test_sections_come_in_order(page: str) -> None:
         assert text in page
 
 
-@pytest.mark.parametrize("name", ["theatre.js", "curves.js"])
+@pytest.mark.parametrize("name", ["theatre.js", "save.js", "curves.js"])
 def test_the_scripts_are_small_and_set_text_only(name: str) -> None:
     script = resources.files("spa.report").joinpath("templates", name).read_text(encoding="utf-8")
     assert len(script.splitlines()) < 300

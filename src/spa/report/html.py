@@ -167,7 +167,8 @@ def render(template: str, title: str, **values: Any) -> str:
     environment = _environment()
     loader = environment.loader
     assert loader is not None
-    css, *scripts = (loader.get_source(environment, name)[0] for name in ("report.css", "theatre.js", "curves.js"))
+    names = ("report.css", "theatre.js", "save.js", "curves.js")
+    css, *scripts = (loader.get_source(environment, name)[0] for name in names)
     script = "\n".join(scripts)
     return environment.get_template(template).render(
         title=title,
