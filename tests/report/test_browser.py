@@ -1,6 +1,6 @@
 """The report in a real browser: the theatre plays by keys, filters filter, links open, and hostile text stays text.
 
-``make screenshots`` runs them; they need the extra ``browser`` and Debian's chromium.
+``make test-browser`` runs them; they need the extra ``browser`` and Debian's chromium.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the extra 'browser'")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from tests.agent.test_hostile_replies import page as replies_page
 from tests.agent.test_hostile_replies import played  # noqa: F401 (a fixture)
 from tests.report.pages import HOSTILE, made_up
-from tests.report.screenshots import launch
 from tests.report.test_compare import make_run
 
 from spa.agent.episode import Episode
@@ -28,14 +27,6 @@ from spa.report.html import write_page, write_report
 from spa.runs.metrics import MetricsLog
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        running = launch(playwright)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("playwright")
-from playwright.sync_api import Browser, expect, sync_playwright
-from tests.report.screenshots import launch
+pytest.importorskip("playwright", reason="needs the extra 'browser'")
+from playwright.sync_api import Browser, expect
 from tests.report.test_compare import make_run
 
 from spa.runs.metrics import MetricsLog
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        running = launch(playwright)
-        yield running
-        running.close()
 
 
 @pytest.fixture

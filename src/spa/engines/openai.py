@@ -185,9 +185,8 @@ def _read(body: bytes) -> Reply:
         choice = json.loads(body)["choices"][0]  # not parse(): JSON can contain lone surrogates, replaced below
         text = choice["message"]["content"]
         reason = choice.get("finish_reason")
-        reason = (
-            reason if isinstance(reason, str) else type(reason).__name__
-        )  # it may be nested deeper than repr() goes
+        if not isinstance(reason, str):  # it may be nested deeper than repr() goes
+            reason = type(reason).__name__
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error

@@ -81,10 +81,8 @@ class _Plane:
 def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:
     """The curves, each with at least one point; markers carry their values as tooltips."""
     points = [point for line in lines for curve in (line.points, *line.seeds) for point in curve]
-    xs, ys = (
-        [x for x, _ in points],
-        [y for _, y in points] + [y for line in lines for _, *ends in line.band for y in ends],
-    )
+    xs = [x for x, _ in points]
+    ys = [y for _, y in points] + [y for line in lines for _, *ends in line.band for y in ends]
     plane = _Plane(axes, _widened(min(xs), max(xs)), _y_range(ys, axes.share))
     plane.draw_y_axis()
     marks = sorted(set(xs)) if axes.log else ticks(*plane.x_range)
