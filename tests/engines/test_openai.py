@@ -256,7 +256,7 @@ def test_a_slow_request_holds_up_nobody(server: Server) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_as_many_requests_at_once_as_asked_for(server: Server, workers: int) -> None:
-    server.control(delay=0.05)
+    server.control(delay=0.2)
     play(server, 6, lake_task(max_turns=1), concurrency=workers)
     assert server.peak == workers
     assert len(server.log) == 6
