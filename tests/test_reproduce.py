@@ -156,7 +156,7 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     assert cells_of_line[-1] == "70.9 / 75.0"
     assert cells_of_line[-3:-1] == ["1 min 30 s", "1 min 05 s"]
     assert cells_of_line[-5:-3] == ["45.8, 57.3", "1.5, 1.5"]
-    assert cells_of_line[3].startswith("+22.9 [")
+    assert cells_of_line[1].startswith("+22.9 ["), "differences first"
     assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text
     (drawn,) = charts(numbers).values()
     titles = [

@@ -105,6 +105,13 @@ def test_one_seed_is_an_interval_over_worlds() -> None:
     assert [interval.low, interval.high] == pytest.approx([values.mean() - half, values.mean() + half])
 
 
+def test_an_interval_of_shares_ends_where_shares_end() -> None:
+    values = np.array([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    free, cut = two_way(values), two_way(values, 0, 1)
+    assert free.low < 0 < 1 < free.high
+    assert (cut.low, cut.mean, cut.high) == (0, free.mean, 1)
+
+
 def test_seeds_that_differ_where_worlds_do_not() -> None:
     apart = np.array([[0.0] * 40, [0.5] * 40, [1.0] * 40])
     interval = two_way(apart)

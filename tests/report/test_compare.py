@@ -41,7 +41,7 @@ def test_differences_are_paired_on_the_common_worlds(tmp_path: Path) -> None:
     comparison = compare_runs([one, two])
     (table,) = comparison.tables
     assert (table.worlds, table.played) == (4, {str(one): 6, str(two): 4})
-    row = table.rows[1]
+    row = table.groups[1]
     # Worlds 1 to 4: 1, 2, 3, 4 wins against 2, 3, 4, 1.
     assert (row.passes[1].mean, row.differences[1].mean) == (10 / 16, 0.0)
     assert row.differences[1].low < 0 < row.differences[1].high
@@ -60,16 +60,16 @@ def test_runs_of_the_same_recipe_are_its_seeds(tmp_path: Path) -> None:
     comparison = compare_runs([*slow, *fast])
     assert comparison.html().count('class="seed"') == 3, "behind the one mean that there is"
     (table,) = comparison.tables
-    assert [row.label for row in table.rows] == [f"{slow[0]} (3 seeds)", f"{fast[0]} (3 seeds)"]
-    assert table.rows[1].shared_seeds == 3
-    assert table.rows[1].differences[1].mean == pytest.approx((2 + 2 + 3 + 3) / 16)
+    assert [row.label for row in table.groups] == [f"{slow[0]} (3 seeds)", f"{fast[0]} (3 seeds)"]
+    assert table.groups[1].shared_seeds == 3
+    assert table.groups[1].differences[1].mean == pytest.approx((2 + 2 + 3 + 3) / 16)
     assert "is above" in table.sentences()[0] and "on 4 common worlds, 3 seeds." in table.sentences()[0]
 
 
 def test_seeds_of_one_recipe_are_compared_with_each_other(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"run{s}", {"spa": [s, 1]}, seed=s) for s in range(2)]
     comparison = compare_runs(runs)
-    assert len(comparison.tables[0].rows) == 2
+    assert len(comparison.tables[0].groups) == 2
     assert comparison.settings == {"seeds.run": ["0", "1"]}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.evaluate.bootstrap import Interval
-from spa.report.charts import mean
+from spa.report.charts import mean, variant_colors
 from spa.report.svg import HEIGHT, WIDTH, Axes, Line, interval_chart, line_chart, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -105,3 +105,11 @@ def test_ticks_are_few_round_and_inside(low: float, length: float) -> None:
     steps = [b - a for a, b in pairwise(marks)]
     assert not steps or max(steps) - min(steps) <= 1e-6 * max(abs(low), abs(high), length)
     assert all(math.isfinite(mark) for mark in marks)
+
+
+def test_a_planner_has_the_colour_of_the_variant_it_plays_with_and_variants_differ() -> None:
+    names = ["base", "vanilla", *(f"own{i}" for i in range(9)), "own3+lookahead", "spa+beam"]
+    colors = variant_colors(names)
+    assert colors["own3+lookahead"] == colors["own3"]
+    trained = [colors[name] for name in names if "+" not in name]
+    assert len(set(trained)) == len(trained)

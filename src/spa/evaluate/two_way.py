@@ -13,7 +13,7 @@ _GAP = 0.1  # seeds closer together than this are one group, whatever their shap
 _GAP_SHARE = 0.5  # of the range of all seeds
 
 
-def two_way(values_SW: NDArray[np.float64]) -> Interval:
+def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float = np.inf) -> Interval:
     """The mean of values of (seeds, worlds) with a 95% t interval for other seeds *and* other worlds.
 
     The model is ``mean + seed + world + rest`` with independent random effects. With the mean squares of the two-way table,
@@ -26,6 +26,7 @@ def two_way(values_SW: NDArray[np.float64]) -> Interval:
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
+        least, most: bounds of what is estimated (0 and 1 for Pass@k, -1 and 1 for differences); the interval ends there.
 
     Raises:
         ValueError: not a full table of finite numbers.
@@ -55,7 +56,7 @@ def two_way(values_SW: NDArray[np.float64]) -> Interval:
     half = float(stdtrit(freedom, tail)) * np.sqrt(total / values.size)
     if df_seed:
         half = max(half, float(stdtrit(df_seed, tail)) * np.sqrt(ms_seed / values.size))
-    return Interval(mean, mean - float(half), mean + float(half))
+    return Interval(mean, max(least, mean - float(half)), min(most, mean + float(half)))
 
 
 def _mean_square(deviations: NDArray[np.float64], freedom: int, repeats: int) -> tuple[float, int]:

@@ -11,6 +11,7 @@ from numbers import Real
 
 from markupsafe import Markup
 
+from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import ComparisonRow
 from spa.report.data import MetricsRow, VariantReport
 from spa.report.svg import Axes, Line, Series, interval_chart, line_chart
@@ -28,8 +29,8 @@ _COLORS = {
     "spa_aux": "#7b61c9",
 }
 _MORE_COLORS = (
-    *("#5b8c3e", "#b5651d", "#c0508f", "#4c9fb3", "#8c6d46"),
-    *("#a3a829", "#5a6acf", "#d98880", "#3f7f6c", "#9b59b6"),
+    *("#5b8c3e", "#c0508f", "#8c6d46", "#b5651d", "#5a6acf"),
+    *("#a3a829", "#d98880", "#3f7f6c", "#9b59b6", "#4c9fb3"),
 )
 
 
@@ -44,9 +45,11 @@ class Chart:
 
 
 def variant_colors(names: Sequence[str]) -> dict[str, str]:
-    """Each variant's usual colour, or the next unused one."""
-    spare = iter(_MORE_COLORS * (len(names) // len(_MORE_COLORS) + 1))
-    return {name: _COLORS.get(name) or next(spare) for name in names}
+    """Each variant's usual colour, or the next unused one; a planner has that of the variant it plays with."""
+    spare = cycle(_MORE_COLORS)
+    trained = dict.fromkeys(name.partition(PLANNED)[0] for name in names)
+    colors = {name: _COLORS.get(name) or next(spare) for name in trained}
+    return {name: colors[name.partition(PLANNED)[0]] for name in names}
 
 
 def number(value: object) -> float | None:

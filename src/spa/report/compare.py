@@ -64,15 +64,15 @@ class VariantTable:
     variant: str
     worlds: int
     played: Mapping[str, int]  # worlds by group
-    rows: Sequence[Row]
+    groups: Sequence[Row]
 
     @property
     def ks(self) -> list[int]:
-        return list(self.rows[0].passes)
+        return list(self.groups[0].passes)
 
     def sentences(self) -> list[str]:
         """What the differences in Pass@1 to the first group say, one sentence per other group."""
-        first, *others = self.rows
+        first, *others = self.groups
         out = []
         for row in others:
             difference = row.differences[1]
@@ -86,13 +86,20 @@ class VariantTable:
             out.append(f"{text} on {self.worlds} common worlds, {_rests_on(row, first)}.")
         return out
 
+    @property
     def header(self) -> list[str]:
-        return [f"Pass@{k}{end}" for end in ("", " - first") for k in self.ks] + ["by seed"]
+        """Differences first; without the column of the groups' names."""
+        return [f"Pass@{k}{end}" for end in (" - first", "") for k in self.ks] + ["by seed"]
 
-    def cells(self, row: Row) -> list[str]:
-        seeds = ", ".join(f"{100 * value:.1f}" for _, value in sorted(row.by_seed.items()))
-        changes = [percent(row.differences.get(k), sign=True) for k in self.ks]
-        return [*(percent(row.passes[k]) for k in self.ks), *changes, seeds]
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        """Name and cells of each group."""
+        return [(group.label, self._cells(group)) for group in self.groups]
+
+    def _cells(self, group: Row) -> list[str]:
+        seeds = ", ".join(f"{100 * value:.1f}" for _, value in sorted(group.by_seed.items()))
+        changes = [percent(group.differences.get(k), sign=True) for k in self.ks]
+        return [*changes, *(percent(group.passes[k]) for k in self.ks), seeds]
 
 
 def _rests_on(row: Row, first: Row) -> str:
@@ -118,8 +125,8 @@ class RunComparison:
     def __str__(self) -> str:
         lines = [self._worlds(), ""]
         for table in self.tables:
-            rows = [[row.label, *table.cells(row)] for row in table.rows]
-            lines += [*table.sentences(), "", *text_table([table.variant, *table.header()], rows), ""]
+            rows = [[label, *cells] for label, cells in table.rows]
+            lines += [*table.sentences(), "", *text_table([table.variant, *table.header], rows), ""]
         for label, sentences in self.verdicts.items():
             lines.append(f"Within {label}: {' '.join(sentences)}")
         for group in self.groups:
@@ -158,7 +165,7 @@ class RunComparison:
         )
 
     def _charts(self, table: VariantTable, colors: Mapping[str, str]) -> list[Chart]:
-        intervals = {row.label: {f"Pass@{k}": value for k, value in row.passes.items()} for row in table.rows}
+        intervals = {row.label: {f"Pass@{k}": value for k, value in row.passes.items()} for row in table.groups}
         note = "Pass@1 filled." if len(table.ks) == 1 else f"Pass@1 filled, Pass@{table.ks[-1]} hollow."
         lines = []
         for group in self.groups:
@@ -268,7 +275,7 @@ def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
     rows = []
     for group in groups:
         results = group.results[variant]
-        passes = {k: _interval(_table(results, sorted(results), common, k)) for k in ks}
+        passes = {k: _interval(_table(results, sorted(results), common, k), 0) for k in ks}
         apart = {k: _difference(results, first, common, k) for k in ks} if group is not groups[0] else {}
         by_seed = {seed: float(_table(results, [seed], common, 1).mean()) for seed in results}
         rows.append(Row(group.label, by_seed, passes, apart, len(results.keys() & first.keys())))
@@ -287,9 +294,9 @@ def _table(
     return np.stack(out)
 
 
-def _interval(values_SW: NDArray[np.float64]) -> Interval:
+def _interval(values_SW: NDArray[np.float64], least: float) -> Interval:
     """For other seeds and worlds; for other worlds alone where there is one seed, as in a run's report."""
-    return two_way(values_SW) if len(values_SW) > 1 else bootstrap_mean(values_SW[0])
+    return two_way(values_SW, least, 1) if len(values_SW) > 1 else bootstrap_mean(values_SW[0])
 
 
 def _difference(
@@ -297,9 +304,9 @@ def _difference(
 ) -> Interval:
     """Paired by world and seed; by world alone, with the mean over each side's seeds, if they share no seed."""
     if shared := sorted(results.keys() & first.keys()):
-        return _interval(_table(results, shared, worlds, k) - _table(first, shared, worlds, k))
+        return _interval(_table(results, shared, worlds, k) - _table(first, shared, worlds, k), -1)
     means = [_table(side, sorted(side), worlds, k).mean(axis=0, keepdims=True) for side in (results, first)]
-    return _interval(means[0] - means[1])
+    return _interval(means[0] - means[1], -1)
 
 
 def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[str, list[str]]:
@@ -308,7 +315,7 @@ def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[s
     for group in groups:
         scores: dict[str, VariantScore] = {}
         for table in tables:
-            row = next((row for row in table.rows if row.label == group.label), None)
+            row = next((row for row in table.groups if row.label == group.label), None)
             if row is None:
                 continue
             mine, apart = group.results[table.variant], {}

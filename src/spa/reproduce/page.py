@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spa.evaluate.roles import PLANNED
 from spa.report.charts import Chart, chart, variant_colors
 from spa.report.html import render, write_page
 from spa.report.svg import Axes, Line
@@ -40,6 +41,7 @@ def _curves(variants: Mapping[str, VariantNumbers]) -> list[tuple[str, str, str,
         {
             variant: (entry.curves.get(name, []), entry.curves_by_seed.get(name, []))
             for variant, entry in variants.items()
+            if PLANNED not in variant  # a planner plays with weights whose training is drawn already
         }
         for name in ("val/pass@1", "calibration/top1", "world_model/prediction_em")
     )

@@ -123,7 +123,7 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
             raise ValueError(f"{world}: the variants were not all evaluated on the same worlds with as many samples")
         for entry in variants.values():
             ks = [k for k in (2**i for i in range(11)) if k <= entry.samples]
-            entry.passes = {k: two_way(entry.table(k, entry.seeds)) for k in ks}
+            entry.passes = {k: two_way(entry.table(k, entry.seeds), 0, 1) for k in ks}
             entry.by_seed = {seed: float(entry.table(1, [seed]).mean()) for seed in entry.seeds}
         means = {name: entry.passes[1].mean for name, entry in variants.items()}
         judged, rivals = main_variant(means), counterparts(means)
@@ -134,7 +134,8 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
                 both = [seed for seed in entry.seeds if other is not None and seed in other.successes]
                 if other is not None and other is not entry and both:
                     common = [k for k in entry.passes if k <= other.samples]
-                    entry.differences[name] = {k: two_way(entry.table(k, both) - other.table(k, both)) for k in common}
+                    apart = {k: entry.table(k, both) - other.table(k, both) for k in common}
+                    entry.differences[name] = {k: two_way(values_SW, -1, 1) for k, values_SW in apart.items()}
 
 
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:

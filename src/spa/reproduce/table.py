@@ -38,8 +38,9 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
         paper = scale.paper(world)
         counted = any(variant.tokens_by_seed for variant in variants.values())
         header = [
+            *(f"Pass@1 - {other}" for other in compared),
             *(f"Pass@{k}" for k in shown),
-            *(f"Pass@{k} - {other}" for other in compared for k in shown if k in (1, 8)),
+            *(f"Pass@8 - {other}" for other in compared if 8 in shown),
             "by seed",
             "actions a turn",
             *(["tokens", "actions played"] if counted else []),
@@ -102,9 +103,10 @@ def _row(
     compared: list[str],
     counted: bool,
 ) -> list[str]:
-    cells = [percent(entry.passes.get(k)) for k in shown]
-    for other in compared:
-        cells += [percent(entry.differences.get(other, {}).get(k), sign=True) for k in shown if k in (1, 8)]
+    def apart(k: int) -> list[str]:
+        return [percent(entry.differences.get(other, {}).get(k), sign=True) for other in compared]
+
+    cells = [*apart(1), *(percent(entry.passes.get(k)) for k in shown), *(apart(8) if 8 in shown else [])]
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(entry.by_seed.items())))
     cells.append(", ".join(f"{value:.1f}" for _, value in sorted(entry.actions_by_seed.items())))
     if counted:
