@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +20,10 @@ def browser() -> Iterator[Browser]:
         running = launch(playwright)
         yield running
         running.close()
+
+
+def serious(page: Page) -> dict[str, list[str]]:
+    """What axe calls serious or critical on the page, with the first places."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra 'browser'")
+    found = axe.Axe().run(page).response["violations"]
+    return {v["id"]: [n["html"][:200] for n in v["nodes"][:3]] for v in found if v["impact"] in ("serious", "critical")}

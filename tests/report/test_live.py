@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("playwright", reason="needs the extra 'browser'")
 from playwright.sync_api import Browser, expect
+from tests.report.conftest import serious
 from tests.report.test_compare import make_run
 
 from spa.runs.metrics import MetricsLog
@@ -62,6 +64,15 @@ def test_the_list_follows_a_run_and_says_when_the_server_is_gone(
     expect(page.locator("#lost")).to_be_hidden()
     server.terminate()
     expect(page.locator("#lost")).to_be_visible(timeout=20_000)
+    page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_list_fits_a_telephone_and_axe_finds_nothing_serious(browser: Browser, url: str, theme: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=theme)
+    page.goto(url)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert serious(page) == {}
     page.close()
 
 
