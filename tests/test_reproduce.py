@@ -22,8 +22,9 @@ from spa.reproduce.bases import make_bases, write_variants
 from spa.reproduce.jobs import at_once, run_cells
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
-from spa.reproduce.results import collect_cells, compute, from_json, read_numbers, to_json
+from spa.reproduce.results import Numbers, collect_cells, compute
 from spa.reproduce.scale import Cell, cells, load_scale, scale_names, variant_file
+from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
 from tests.test_pipeline import SMALL
 
@@ -127,7 +128,7 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
         assert f"{path}: not the numbers of a reproduction" in capsys.readouterr().err
     path.write_text("{}")
     with pytest.raises(ValueError, match="has no world of scale small"):
-        read_numbers(path, load_scale(scale))
+        read_numbers([path], load_scale(scale))
 
 
 def test_variants_of_other_worlds_are_not_compared(finished: list[Cell]) -> None:
@@ -144,6 +145,44 @@ def test_a_seed_more_in_one_variant_is_left_out_of_the_difference(finished: list
     variants = collect_cells(finished)["lake"]
     assert variants["spa"].seeds == [0, 1]
     assert variants["spa"].differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
+
+
+def test_seeds_run_apart_join_to_the_numbers_of_all(finished: list[Cell], tmp_path: Path, capsys) -> None:
+    scale = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
+    apart = [tmp_path / f"numbers-{cell.seed}.json" for cell in finished]
+    for cell, path in zip(finished, apart, strict=True):
+        path.write_text(to_json(collect_cells([cell])))
+    whole = collect_cells(finished, versus=load_scale(scale).compared)
+    for order in (apart, apart[::-1]):
+        assert rounded(read_numbers(order, load_scale(scale))) == rounded(whole)
+    options = [word for path in apart for word in ("--numbers", str(path))]
+    assert main(["reproduce", "--scale", scale, *options, "--out", str(tmp_path / "both")]) == 0
+    assert markdown(load_scale(scale), whole) in capsys.readouterr().out
+    again = read_numbers([tmp_path / "both" / "numbers.json"], load_scale(scale))["lake"]
+    assert again["spa"].seeds == [0, 1] and (tmp_path / "both" / "report.html").is_file()
+
+
+def rounded(numbers: Numbers) -> object:
+    return json.loads(to_json(numbers), parse_float=lambda text: round(float(text), 9))
+
+
+def test_what_cannot_be_joined(finished: list[Cell], tmp_path: Path) -> None:
+    numbers = collect_cells(finished)
+    with pytest.raises(ValueError, match="lake, variant base: seed 0 is in both files"):
+        join(numbers, numbers)
+    other = collect_cells(finished[:1])
+    for entry in other["lake"].values():
+        entry.successes = {7: entry.successes[0]}
+        entry.worlds = "others"
+    with pytest.raises(ValueError, match="different worlds"):
+        join(numbers, other)
+    mean = from_json(to_json(numbers))
+    mean["lake"]["spa"].curves_by_seed = {}  # files of earlier versions hold the mean alone
+    for entry in other["lake"].values():
+        entry.worlds = numbers["lake"]["spa"].worlds
+    (step, value), *_ = join(mean, other)["lake"]["spa"].curves["val/pass@1"][::-1]
+    assert (step, value) == (2, pytest.approx((0.2 + 0.25 + 0.2) / 3))
+    assert join(mean, other)["lake"]["spa"].curves_by_seed == {}
 
 
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:

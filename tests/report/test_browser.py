@@ -26,8 +26,8 @@ from spa.agent.episode import Episode
 from spa.report.compare import compare_runs
 from spa.report.html import write_page, write_report
 from spa.reproduce.page import write_reproduction
-from spa.reproduce.results import read_numbers
 from spa.reproduce.scale import load_scale
+from spa.reproduce.stored import read_numbers
 from spa.runs.metrics import MetricsLog
 
 pytestmark = pytest.mark.browser
@@ -54,7 +54,7 @@ def tables(folder: Path) -> dict[str, Path]:
             for step in range(9):
                 log.log(step, {"val/pass@1": 0.1 * ((step * (number + 2)) % 7)})
     scale = load_scale("main")
-    numbers = read_numbers(ROOT / "docs" / "results" / "main.json", scale)
+    numbers = read_numbers([ROOT / "docs" / "results" / "main.json"], scale)
     return {
         "comparison": write_page(compare_runs(runs).html(), folder / "comparison.html"),
         "reproduction": write_reproduction(scale, numbers, folder / "reproduction.html"),

@@ -34,9 +34,13 @@ def reproduce(
     only_table: Annotated[
         bool, typer.Option("--table", help="Write the table of what is finished; run nothing.")
     ] = False,
-    numbers_file: Annotated[
-        Path | None,
-        typer.Option("--numbers", help="Print the table of a numbers.json; run and write nothing.", show_default=False),
+    numbers_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--numbers",
+            help="Run nothing: the table of this numbers.json; given again, of both, with different seeds.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Worlds x variants x seeds, and the paper's table with ours beside it. Run it again to continue where it stopped."""
@@ -47,8 +51,9 @@ def reproduce(
     from spa.reproduce.bases import make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.page import write_reproduction
-    from spa.reproduce.results import collect_cells, read_numbers, to_json
+    from spa.reproduce.results import Numbers, collect_cells
     from spa.reproduce.scale import cells, load_scale
+    from spa.reproduce.stored import read_numbers, to_json
     from spa.reproduce.table import markdown
     from spa.runs.provenance import usable_cores
 
@@ -65,8 +70,17 @@ def reproduce(
     if versus:
         known = dict.fromkeys(name for world in chosen.worlds for name in chosen.variants_of(world))
         chosen.versus = [choose("variant of the chosen worlds", name, list(known)) for name in versus.split(",")]
-    if numbers_file is not None:
-        print(markdown(chosen, read_numbers(numbers_file, chosen)))
+
+    def write(folder: Path, numbers: Numbers) -> None:
+        atomic_write(folder / "table.md", markdown(chosen, numbers))
+        atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
+        print(f"Report: {write_reproduction(chosen, numbers, folder / 'report.html')}")
+
+    if numbers_files:
+        numbers = read_numbers(numbers_files, chosen)
+        print(markdown(chosen, numbers))
+        if out is not None:
+            write(out, numbers)
         return
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
@@ -108,11 +122,8 @@ def reproduce(
     numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
-    text = markdown(chosen, numbers)
-    print(text)
-    atomic_write(folder / "table.md", text)
-    atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
-    print(f"Report: {write_reproduction(chosen, numbers, folder / 'report.html')}")
+    print(markdown(chosen, numbers))
+    write(folder, numbers)
     for failure in failures:
         print(redact(f"failed: {failure}"))
     if failures:

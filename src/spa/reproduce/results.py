@@ -1,16 +1,10 @@
-"""From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times.
-
-The file holds the measurements (successes in every test world) and the numbers computed from them, so that tables can be rebuilt
-from it (``from_json``).
-"""
+"""From the run folders of a reproduction to its numbers: means over seeds, paired differences, learning curves, times."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +15,11 @@ from spa.config.load import load_variant
 from spa.config.schema import VariantConfig
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
-from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import counterparts, main_variant
 from spa.report.charts import mean, series
-from spa.reproduce.scale import BASELINE, Cell, Scale
+from spa.reproduce.scale import BASELINE, Cell
 from spa.runs.folder import variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.trainings import stage_records
@@ -185,70 +178,3 @@ def _of_results(
     shared = set.intersection(*map(set, measured))
     out.world_model = {name: float(np.mean([metrics[name] for metrics in measured])) for name in sorted(shared)}
     return out
-
-
-def to_json(numbers: Numbers) -> str:
-    """All numbers as JSON; the successes of a seed's worlds are one line of text."""
-    data = {world: {name: asdict(entry) for name, entry in variants.items()} for world, variants in numbers.items()}
-    for variants in data.values():
-        for entry in variants.values():
-            entry["successes"] = {seed: " ".join(map(str, row)) for seed, row in entry["successes"].items()}
-    return json.dumps(data, indent=1, allow_nan=False)
-
-
-def from_json(text: str) -> Numbers:
-    """Reads the output of ``to_json``, without what ``compute`` sets.
-
-    Raises:
-        ValueError: an invalid file; the message says what is wrong.
-    """
-    try:
-        data = json.loads(text)
-        return {world: {name: _read(entry) for name, entry in variants.items()} for world, variants in data.items()}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
-
-
-def _read(data: Mapping[str, Any]) -> VariantNumbers:
-    derived = ("passes", "differences", "by_seed")
-    entry = VariantNumbers(**{name: value for name, value in data.items() if name not in derived})
-    entry.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in data["successes"].items()}
-    entry.curves = {name: [(step, value) for step, value in curve] for name, curve in entry.curves.items()}
-    entry.curves_by_seed = {
-        name: [[(step, value) for step, value in curve] for curve in curves]
-        for name, curves in entry.curves_by_seed.items()
-    }
-    entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
-    entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
-    entry.actions_played = {int(seed): value for seed, value in entry.actions_played.items()}
-    if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
-        raise ValueError("every seed must have the same worlds")
-    return entry
-
-
-def read_numbers(path: Path, scale: Scale) -> Numbers:
-    """The numbers of a file, for the worlds, variants and comparisons of a scale.
-
-    Raises:
-        ValueError: no such file, not the numbers of a reproduction, or of none of the scale's worlds.
-    """
-    try:
-        stored = from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    chosen = {
-        # Including their planners' numbers, named "variant+planner".
-        world: {
-            variant: entry
-            for variant, entry in stored[world].items()
-            if variant.partition(PLANNED)[0] in ("base", *scale.variants_of(world))
-        }
-        for world in scale.worlds
-        if world in stored
-    }
-    if not chosen:
-        raise ValueError(f"{path} has no world of scale {scale.name} (it has {', '.join(stored)})")
-    compute(chosen, scale.compared)
-    return chosen

@@ -1,0 +1,144 @@
+"""The numbers of a reproduction in a file, and joined from several: seeds run on several machines, or one after the other.
+
+A file holds the measurements (successes in every test world) and the numbers computed from them, so that tables can be rebuilt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spa.evaluate.roles import PLANNED
+from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute
+from spa.reproduce.scale import Scale
+
+
+def to_json(numbers: Numbers) -> str:
+    """All numbers as JSON; the successes of a seed's worlds are one line of text."""
+    data = {world: {name: asdict(entry) for name, entry in variants.items()} for world, variants in numbers.items()}
+    for variants in data.values():
+        for entry in variants.values():
+            entry["successes"] = {seed: " ".join(map(str, row)) for seed, row in entry["successes"].items()}
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def from_json(text: str) -> Numbers:
+    """Reads the output of ``to_json``, without what ``compute`` sets.
+
+    Raises:
+        ValueError: an invalid file; the message says what is wrong.
+    """
+    try:
+        data = json.loads(text)
+        return {world: {name: _read(entry) for name, entry in variants.items()} for world, variants in data.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
+
+
+def _read(data: Mapping[str, Any]) -> VariantNumbers:
+    derived = ("passes", "differences", "by_seed")
+    entry = VariantNumbers(**{name: value for name, value in data.items() if name not in derived})
+    entry.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in data["successes"].items()}
+    entry.curves = {name: [(step, value) for step, value in curve] for name, curve in entry.curves.items()}
+    entry.curves_by_seed = {
+        name: [[(step, value) for step, value in curve] for curve in curves]
+        for name, curves in entry.curves_by_seed.items()
+    }
+    entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
+    entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
+    entry.actions_played = {int(seed): value for seed, value in entry.actions_played.items()}
+    if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
+        raise ValueError("every seed must have the same worlds")
+    return entry
+
+
+def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
+    """The numbers of files with different seeds, for the worlds, variants and comparisons of a scale.
+
+    Raises:
+        ValueError: no such file, not the numbers of a reproduction, of none of the scale's worlds, or files that cannot be joined.
+    """
+    stored: Numbers = {}
+    for path in paths:
+        try:
+            stored = join(stored, from_json(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    chosen = {
+        # Including their planners' numbers, named "variant+planner".
+        world: {
+            variant: entry
+            for variant, entry in stored[world].items()
+            if variant.partition(PLANNED)[0] in ("base", *scale.variants_of(world))
+        }
+        for world in scale.worlds
+        if world in stored
+    }
+    if not chosen:
+        raise ValueError(f"{paths[0]} has no world of scale {scale.name} (it has {', '.join(stored)})")
+    compute(chosen, scale.compared)
+    return chosen
+
+
+def join(first: Numbers, second: Numbers) -> Numbers:
+    """The numbers of both, without what ``compute`` sets; means weigh each part by its seeds.
+
+    Raises:
+        ValueError: a seed of a variant is in both, or was evaluated on other worlds or with another number of samples.
+    """
+    joined: Numbers = {}
+    for world in dict.fromkeys([*first, *second]):
+        one, other = first.get(world, {}), second.get(world, {})
+        joined[world] = {}
+        for name in dict.fromkeys([*one, *other]):
+            if name in one and name in other:
+                try:
+                    joined[world][name] = _joined(one[name], other[name])
+                except ValueError as error:
+                    raise ValueError(f"{world}, variant {name}: {error}") from error
+            else:
+                joined[world][name] = one.get(name) or other[name]
+    return joined
+
+
+def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
+    if twice := one.successes.keys() & other.successes.keys():
+        raise ValueError(f"seed {min(twice)} is in both files")
+    if (one.worlds, one.samples) != (other.worlds, other.samples):
+        raise ValueError("the files are of different worlds or numbers of samples")
+    share = len(one.seeds) / (len(one.seeds) + len(other.seeds))
+
+    def mean(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+        return {name: share * a.get(name, 0.0) + (1 - share) * b.get(name, 0.0) for name in dict.fromkeys([*a, *b])}
+
+    out = VariantNumbers(
+        one.worlds,
+        one.samples,
+        one.successes | other.successes,
+        actions_by_seed=one.actions_by_seed | other.actions_by_seed,
+        tokens_by_seed=one.tokens_by_seed | other.tokens_by_seed,
+        actions_played=one.actions_played | other.actions_played,
+        seconds=mean(one.seconds, other.seconds),
+        cpu_seconds=mean(one.cpu_seconds, other.cpu_seconds),
+    )
+    out.world_model = mean(
+        *({k: e.world_model[k] for k in one.world_model.keys() & other.world_model.keys()} for e in (one, other))
+    )
+    for name in one.curves.keys() & other.curves.keys():
+        a, b = dict(one.curves[name]), dict(other.curves[name])
+        out.curves[name] = [(step, share * a[step] + (1 - share) * b[step]) for step in sorted(a.keys() & b.keys())]
+        by_seed = _by_seed(one, name) | _by_seed(other, name)
+        if len(by_seed) == len(out.seeds):
+            out.curves_by_seed[name] = [by_seed[seed] for seed in out.seeds]
+    return out
+
+
+def _by_seed(entry: VariantNumbers, name: str) -> dict[int, Curve]:
+    """Each seed's curve; empty where only their mean was stored."""
+    curves = entry.curves_by_seed.get(name) or ([entry.curves[name]] if len(entry.seeds) == 1 else [])
+    return dict(zip(entry.seeds, curves, strict=False))
