@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Container, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,11 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
         ValueError: an unusable model, world or setting, or every episode failed (the first error is named).
     """
     engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
-    policy = Policy.load(cfg, model, engine=engine)
+    with closing(Policy.load(cfg, model, engine=engine)) as policy:
+        return _evaluate(cfg, variant, model, policy, out)
+
+
+def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Policy, out: Path) -> dict[str, Any]:
     task = make_task(cfg, state_format=variant.state_format)
     worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds)
     store, probed = (_unfinished(out, model, part) for part in ("episodes", "probe"))
@@ -77,7 +82,6 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
         scores["planner"] = evaluate_planner(cfg, variant.name, policy, task, worlds, out).metrics["pass@1"]
     store.remove()
     probed.remove()
-    policy.close()
     return {"model": name, **scores, "worlds": record["worlds"]}
 
 

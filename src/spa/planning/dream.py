@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     depth = min(planner.depth, task.env.max_actions)
     imagined: list[dict[str, Any]] = []
     env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds), unit="worlds")
-    with progress(len(worlds), "imagining worlds") as bar:
+    with closing(policy), progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]
             starts = []
@@ -78,7 +79,6 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
             world_model.forget()
             bar.advance(len(chunk))
     failures.say()
-    policy.close()
     atomic_write(out / FILE, json.dumps(imagined, ensure_ascii=False) + "\n")
     usage = world_model.usage
     states = sum(len(one["moves"]) for one in imagined)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,11 +201,10 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="base")
     source = WorldSource(task, "selfplay", first_seed(seeds, "selfplay"))
     worlds = source.take(cfg.selfplay.groups + (number - 1) * settings.groups)[-settings.groups :]
-    policy = Policy.load(windowed, model, engine=local_engine(cfg))
-    episodes = play_chunks(
-        policy, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
-    )
-    policy.close()
+    with closing(Policy.load(windowed, model, engine=local_engine(cfg))) as policy:
+        episodes = play_chunks(
+            policy, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
+        )
     world_model_task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="world_model")
     rows = transition_rows(
         (e for e in episodes if e.status != "error"), world_model_task, cfg.selfplay.states, seeds.run
@@ -238,8 +238,8 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
     starts = {split: sources[split].take(count) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
-    lessons = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
-    policy.close()
+    with closing(policy):
+        lessons = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
     rows = lessons.plans
     if not rows:
         note(

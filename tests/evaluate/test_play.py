@@ -1,0 +1,34 @@
+"""The model that an evaluation loads is closed in every rank, also where the evaluation fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spa.agent.policy import Policy
+from spa.config.load import load_variant
+from spa.config.schema import EvalConfig
+from spa.evaluate import play
+from tests.scripted import tiny_config
+
+
+@pytest.mark.parametrize("how", ["main rank", "other rank", "every episode fails"])
+def test_the_model_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    closed: list[Policy] = []
+    monkeypatch.setattr(Policy, "close", lambda policy: closed.append(policy))
+    monkeypatch.setattr(play.ranks, "is_main", lambda: how != "other rank")
+    cfg = tiny_config()
+    cfg.eval = EvalConfig(worlds=2, samples=1, ks=[1], world_model_worlds=0)
+    if how == "every episode fails":
+
+        def fails(*_: object, **__: object) -> list[object]:
+            raise ValueError("every episode failed")
+
+        monkeypatch.setattr(play, "play_chunks", fails)
+        with pytest.raises(ValueError, match="every episode failed"):
+            play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
+    else:
+        play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
+        assert (tmp_path / "result.json").is_file() == (how == "main rank")
+    assert len(closed) == 1
