@@ -7,14 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spa.agent.policy import Policy
 from spa.rl import update as ppo
 from spa.rl.learner import Learner
 from spa.scale.fsdp import on_main_cpu
 from tests.rl import test_golden as golden
 from tests.scale.tools import in_ranks
+from tests.scripted import tiny_policy
 
 pytestmark = pytest.mark.scale
 LAYOUTS = {"2": (2, 0), "3": (3, 0), "4": (4, 0), "2x2": (4, 2)}  # ranks, shards
+
+
+CRITIC = "ppo, a critic of its own"
 
 
 def updated(variant: str, **more: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
@@ -34,6 +39,12 @@ def updated(variant: str, **more: Any) -> tuple[list[dict[str, float]], dict[str
     if learners[0].critic is not None:
         weights |= {f"critic.{name}": value for name, value in learners[0].critic.state_dict().items()}
     return rows, {name: value.numpy() for name, value in on_main_cpu(weights).items()}
+
+
+def checkpointed() -> Policy:
+    policy = tiny_policy()
+    policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return policy
 
 
 def assert_equal(many: Any, one: Any) -> None:
@@ -60,3 +71,17 @@ def test_golden_updates(layout: str, alone: dict[str, Any]) -> None:
     together = in_ranks(all_updated, *LAYOUTS[layout])[0]
     for variant, one in alone.items():
         assert_equal(together[variant], one)
+
+
+def test_gradient_checkpointing(monkeypatch: pytest.MonkeyPatch, alone: dict[str, Any]) -> None:
+    monkeypatch.setattr(golden, "tiny_policy", checkpointed)
+    assert_equal(in_ranks(lambda: updated(CRITIC), 2)[0], alone[CRITIC])
+
+
+def test_bfloat16(alone: dict[str, Any]) -> None:
+    """Gathered weights and products in bfloat16 are as near to float32 as that type is."""
+    rows, weights = in_ranks(lambda: updated(CRITIC, precision="bfloat16"), 2)[0]
+    expected_rows, expected = alone[CRITIC]
+    for got, wanted in zip(rows, expected_rows, strict=True):
+        assert got == {name: pytest.approx(value, rel=0.1, abs=0.02) for name, value in wanted.items()}
+    assert 0 < max(float(np.abs(weights[name] - expected[name]).max()) for name in weights) <= 1e-2
