@@ -72,6 +72,15 @@ def test_weights_gradients_and_adam_are_counted_exactly() -> None:
     assert all(f"{part} " in str(full) for part in ("weights", "gradients", "activations", "process"))
 
 
+def test_ranks_count_a_checkpoints_whole_weights_where_they_need_more_than_a_step() -> None:
+    count = sum(p.numel() for p in network("qwen2").parameters())
+    one, two = estimate(), estimate(shards=2)
+    assert one.saving == 0 and two.saving > 4 * count
+    held = two.process + two.weights + two.optimizer
+    assert two.total == held + max(two.gradients + two.activations + two.logits + two.gathered, two.saving)
+    assert dataclasses.replace(two, gradients=0, activations=0, logits=0).total == held + two.saving
+
+
 def test_each_saving_saves() -> None:
     full = estimate()
     assert estimate(checkpointing=True).activations < full.activations

@@ -22,7 +22,8 @@ FRAGMENTED_LORA = 1.0
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of one process by purpose at the peak of a training step. ``logits`` includes the passing gradient of the head's
-    weights, ``gathered`` is what of the other shards is there at once."""
+    weights, ``gathered`` is what of the other shards is there at once. ``saving`` is what a checkpoint of several ranks needs
+    when gradients, activations, logits and gathered weights are gone."""
 
     weights: int
     gradients: int
@@ -32,13 +33,15 @@ class MemoryEstimate:
     fragmentation: int
     process: int
     gathered: int = 0
+    saving: int = 0
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, part.name) for part in fields(self))
+        step = self.gradients + self.activations + self.logits + self.fragmentation + self.gathered
+        return self.process + self.weights + self.optimizer + max(step, self.saving)
 
     def __str__(self) -> str:
-        parts = [part.name for part in fields(self) if getattr(self, part.name)]
+        parts = [part.name for part in fields(self) if getattr(self, part.name) and part.name != "saving"]
         return f"{size(self.total)} ({', '.join(f'{part} {size(getattr(self, part))}' for part in parts)})"
 
 
@@ -97,21 +100,31 @@ def estimate_training(
     activations = (layers * residual + layer if checkpointing else layers * layer) + cast + tokens * 3 * hidden * 4
     chunk = min(scored * config.vocab_size, CHUNK_LOGITS[device])
     # The head's gradient passes through a tensor of its own; for a head tied to the embeddings it waits for theirs.
-    heads_gradients = 0 if lora_rank else 2 if getattr(config, "tie_word_embeddings", False) else 1
-    ends = (1 if getattr(config, "tie_word_embeddings", False) else 2) * config.vocab_size * hidden
-    gathered = (2 * (total - ends) // layers + ends) * compute_bytes
-    if not lora_rank:  # the gradients of a layer and of the ends, before they are divided
-        gathered += ((total - ends) // layers + ends) * compute_bytes
+    tables = 1 if getattr(config, "tie_word_embeddings", False) else 2
+    table = config.vocab_size * hidden
+    heads_gradients = 0 if lora_rank else 3 - tables
+    block = (total - tables * table) // layers
+    gathered = (2 * block + tables * table) * compute_bytes
+    if not lora_rank:  # the gradients of a layer and of the embeddings, before they are divided
+        gathered += (block + (tables - 1) * table) * compute_bytes
     lost = FRAGMENTED_LORA if lora_rank and compute_bytes == 4 and device == "cpu" else FRAGMENTED[device]
+    saving = 0
+    if shards > 1:
+        from spa.scale.checkpoints import FILE
+
+        lost = 0.0  # ranks give freed memory back to the system (``scale.ranks``)
+        # The main rank has the whole weights, and every rank two copies of its part of a file.
+        saving = total * weight_bytes + 2 * min(FILE, 2 * trained * trained_bytes) // shards
     return MemoryEstimate(
         weights=(total * weight_bytes + (trained * trained_bytes if lora_rank else 0)) // shards,
         gradients=trained * trained_bytes // shards,
         optimizer=2 * trained * trained_bytes // shards,
         activations=activations,
-        logits=3 * 4 * chunk + heads_gradients * config.vocab_size * hidden * 4,
+        logits=3 * 4 * chunk + heads_gradients * table * 4,
         fragmentation=int(lost * activations),
         process=PROCESS[device] + (PEFT if lora_rank and device == "cpu" else 0),
         gathered=gathered if shards > 1 else 0,
+        saving=saving,
     )
 
 

@@ -49,7 +49,8 @@ class PlayMemory:
 class PPOMemory:
     """Bytes per process. ``process`` and ``states`` (weights, both Adam states) are always resident; an update also needs the
     gradients, the activations and logits of one network at a time, and what it gathers of other shards. A rollout needs
-    ``copy`` and the keys and values (``rollout``: of all episodes at once) instead of these."""
+    ``copy`` and the keys and values (``rollout``: of all episodes at once) instead of these, a checkpoint of several ranks
+    ``saving``."""
 
     states: int
     gradients: int
@@ -59,11 +60,12 @@ class PPOMemory:
     row: int
     rollout: int
     process: int
+    saving: int = 0
 
     @property
     def total(self) -> int:
         update = self.gradients + self.activations + self.gathered
-        return self.process + self.states + max(update, self.copy + self.row)
+        return self.process + self.states + max(update, self.saving, self.copy + self.row)
 
     def __str__(self) -> str:
         gathered = f", gathered {size(self.gathered)}" if self.gathered else ""
@@ -146,6 +148,7 @@ def memory_estimate(cfg: Config, *, local_only: bool = False, device: str = "", 
         row=row,
         rollout=copy + (rows + 1) * row,
         process=max(each.process for each in networks),
+        saving=networks[0].saving,
     )
 
 

@@ -21,6 +21,7 @@ from spa.common.files import atomic_folder
 from spa.scale import ranks
 
 FOLDER = "trainer_state"
+FILE = 2**28  # bytes of all ranks' parts of a file, which is copied twice in memory while it is written
 
 
 @contextmanager
@@ -58,8 +59,12 @@ def _tensors(optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> di
 
 def save_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
     """Writes optimizer states and the trained weights of ``modules``; called by all ranks."""
-    writer = HuggingFaceStorageWriter(str(folder / FOLDER), save_distributed=True)
-    save(_tensors(optimizer, modules), storage_writer=writer)
+    tensors, files, written = _tensors(optimizer, modules), {}, 0
+    for name, tensor in tensors.items():
+        files[name] = 1 + written // FILE
+        written += tensor.nbytes
+    writer = HuggingFaceStorageWriter(str(folder / FOLDER), files, save_distributed=True)
+    save(tensors, storage_writer=writer)
 
 
 def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
