@@ -64,7 +64,7 @@ faults: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
 # make security: what bandit finds in the package; SECURITY.md has the threat model
 security: $(VENV)/.installed-dev
