@@ -38,7 +38,7 @@ def reproduce(
         list[Path] | None,
         typer.Option(
             "--numbers",
-            help="Run nothing: the table of this numbers.json; given again, of both, with different seeds.",
+            help="Run nothing: print the table of a numbers.json. Repeat the option to join files with other seeds.",
             show_default=False,
         ),
     ] = None,
@@ -71,16 +71,18 @@ def reproduce(
         known = dict.fromkeys(name for world in chosen.worlds for name in chosen.variants_of(world))
         chosen.versus = [choose("variant of the chosen worlds", name, list(known)) for name in versus.split(",")]
 
-    def write(folder: Path, numbers: Numbers) -> None:
-        atomic_write(folder / "table.md", markdown(chosen, numbers))
+    def show(numbers: Numbers, folder: Path | None) -> None:
+        """Prints the tables; writes them, the numbers and the report to ``folder``, if there is one."""
+        text = markdown(chosen, numbers)
+        print(text)
+        if folder is None:
+            return
+        atomic_write(folder / "table.md", text)
         atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
         print(f"Report: {write_reproduction(chosen, numbers, folder / 'report.html')}")
 
     if numbers_files:
-        numbers = read_numbers(numbers_files, chosen)
-        print(markdown(chosen, numbers))
-        if out is not None:
-            write(out, numbers)
+        show(read_numbers(numbers_files, chosen), out)
         return
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 
@@ -122,8 +124,7 @@ def reproduce(
     numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
-    print(markdown(chosen, numbers))
-    write(folder, numbers)
+    show(numbers, folder)
     for failure in failures:
         print(redact(f"failed: {failure}"))
     if failures:

@@ -100,9 +100,9 @@ def estimate_training(
     activations = (layers * residual + layer if checkpointing else layers * layer) + cast + tokens * 3 * hidden * 4
     chunk = min(scored * config.vocab_size, CHUNK_LOGITS[device])
     # The head's gradient passes through a tensor of its own; for a head tied to the embeddings it waits for theirs.
-    tables = 1 if getattr(config, "tie_word_embeddings", False) else 2
-    table = config.vocab_size * hidden
-    heads_gradients = 0 if lora_rank else 3 - tables
+    tied = getattr(config, "tie_word_embeddings", False)
+    heads_gradients = 0 if lora_rank else 2 if tied else 1
+    tables, table = 1 if tied else 2, config.vocab_size * hidden
     block = (total - tables * table) // layers
     gathered = (2 * block + tables * table) * compute_bytes
     if not lora_rank:  # the gradients of a layer and of the embeddings, before they are divided

@@ -84,13 +84,12 @@ def joined(config: ScaleConfig) -> Iterator[None]:
 
 
 def _give_memory_back() -> None:
-    """Weights are gathered and freed all the time, and glibc keeps freed blocks below a size that grows: two thirds more memory
-    (docs/scaling.md)."""
+    """Weights are gathered and freed all the time, and glibc keeps freed blocks below a size that grows (dev/traps.md)."""
     import ctypes
     import sys
 
-    if sys.platform == "linux" and (set_option := getattr(ctypes.CDLL(None), "mallopt", None)):
-        set_option(-3, 2**20)  # M_MMAP_THRESHOLD: blocks of 1 MiB go back to the system when freed
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: blocks of 1 MiB go back to the system when freed
 
 
 def set_place(text: str) -> None:
