@@ -13,7 +13,7 @@ from spa.config.schema import ModelConfig
 from spa.data.dataset import read_rows
 from spa.data.states import grid_part
 from spa.models.load import load_model
-from spa.runs.stage import read_done
+from spa.runs.record import read_done
 from tests.test_pipeline import SMALL
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from spa.config.schema import ModelConfig
 from spa.models.load import load_model
 from spa.models.score import Chosen, batches, prepare, score
 from spa.runs.metrics import read_metrics
-from spa.runs.stage import read_done
+from spa.runs.record import read_done
 
 pytestmark = pytest.mark.real
 

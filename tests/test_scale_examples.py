@@ -96,6 +96,36 @@ def test_the_ray_job_runs_the_command_on_all_its_gpus(tmp_path: Path, monkeypatc
     dry_run(done, monkeypatch)
 
 
+def strict(schema: Any) -> Any:
+    """An OpenAPI schema of Kubernetes as a JSON schema that allows no unknown field."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    closed = {name: strict(value) for name, value in schema.items() if name != "properties"}
+    if "properties" in schema:
+        properties = {name: strict(value) for name, value in schema["properties"].items()}
+        closed = {"additionalProperties": False, **closed, "properties": properties}
+    return closed
+
+
+@pytest.mark.integration
+@pytest.mark.skipif("SPA_KUBERAY_CRD" not in os.environ, reason="SPA_KUBERAY_CRD names KubeRay's ray.io_rayjobs.yaml")
+def test_the_ray_job_is_valid_by_kuberays_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    job = yaml.safe_load((EXAMPLES / "ray-job.yaml").read_text())
+    versions = yaml.safe_load(Path(os.environ["SPA_KUBERAY_CRD"]).read_text(encoding="utf-8"))["spec"]["versions"]
+    (schema,) = (each["schema"]["openAPIV3Schema"] for each in versions if each["name"] == "v1")
+    schema = strict(schema)
+    schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own
+    jsonschema.validate(job, schema)
+    job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicaz"] = 2
+    with pytest.raises(jsonschema.ValidationError, match="replicaz"):
+        jsonschema.validate(job, schema)
+
+
 def test_the_verl_script_names_the_exported_files(tmp_path: Path) -> None:
     stub(tmp_path, "python", 'printf "%s\\n" "$@"')
     done = subprocess.run(

@@ -38,9 +38,9 @@ from spa.dry_run import plan
 from spa.preflight import begin
 from spa.runs.folder import variants_folder
 from spa.runs.products import check_inputs, practised_model, selected_otherwise, trained_model, world_model_of
-from spa.runs.record import damaged_files
+from spa.runs.record import damaged_files, read_done
 from spa.runs.schedule import Schedule, planned_stages
-from spa.runs.stage import Stage, read_done, reopen_as, reopen_episodes
+from spa.runs.stage import Stage, reopen_as, reopen_episodes
 from spa.scale import ranks
 
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]

@@ -8,7 +8,8 @@ import pytest
 
 from spa.common import clock
 from spa.common.clock import Elapsed, measuring, training_time
-from spa.runs.stage import Stage, read_done, reopen_as
+from spa.runs.record import read_done
+from spa.runs.stage import Stage, reopen_as
 
 
 @pytest.fixture

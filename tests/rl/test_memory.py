@@ -50,7 +50,8 @@ def test_one_networks_activations_at_a_time(small: str) -> None:
         checkpointing=False,
         lora_rank=0,
     )
-    assert one.activations == two.activations == alone.activations + alone.logits + alone.fragmentation
+    assert one.activations == alone.activations + alone.logits + alone.fragmentation
+    assert two.activations == one.activations + alone.fragmentation  # what the allocator lost to each stays lost
     assert two.total == two.process + two.states + two.gradients + two.activations
 
 

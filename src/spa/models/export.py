@@ -12,7 +12,8 @@ from spa.common.files import atomic_folder
 from spa.common.manifest import MANIFEST
 from spa.common.names import choose
 from spa.runs.folder import variants_folder
-from spa.runs.stage import model_of, read_done
+from spa.runs.record import read_done
+from spa.runs.stage import model_of
 
 _NOT_A_MODEL = ("trainer_state.pt", "adapter", MANIFEST)
 

@@ -15,8 +15,8 @@ PEFT = GIB // 8  # the same for peft, on a CPU
 FRAGMENTED = {"cpu": 0.5, "cuda": 0.0}
 """Memory that the allocator loses, per byte of activations. glibc before 2.38 often cannot reuse freed aligned blocks: 0.3 to 0.9
 measured. CUDA: not measured here."""
-FRAGMENTED_LORA = 1.0
-"""The same on a CPU for LoRA over float32, whose small gradients reuse little of what is free (measured once)."""
+FRAGMENTED_LORA = {2: 0.65, 4: 1.05}
+"""The same with LoRA on a CPU, by bytes of a number: small gradients reuse little."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ def estimate_training(
     Gradients are counted in full beside the activations, as in every pass of a step but the first.
 
     Counts, for a Llama-like block, the tensors that autograd keeps per token and layer (inputs of norms and products,
-    queries, keys, values, the three of the gated MLP) in ``compute_bytes``, norms in float32. With ``checkpointing`` only
-    one input per layer is kept, and one layer at a time is recomputed.
+    queries, keys, values, the three of the gated MLP) in ``compute_bytes``, norms in float32. Frozen norms keep only their
+    input; adapters in float32 of a layer in another type keep a copy of its input each, and the layer keeps none. With
+    ``checkpointing`` only one input per layer is kept, and one layer at a time is recomputed.
 
     Args:
         tokens: of the largest forward pass; ``scored``: how many of them have their log-prob computed.
@@ -85,15 +86,18 @@ def estimate_training(
     head = getattr(config, "head_dim", None) or hidden // heads
     queries, keys = heads * head, kv_heads * head
     trained, trained_bytes = total, weight_bytes
+    # Numbers per token kept for the backward pass of matrix and elementwise products, and of norms.
+    products = 2 * hidden + 3 * queries + 2 * keys + 4 * inner
+    norms = 4 * hidden  # input and normalised input of both, in float32
     copies = 0  # of every adapted layer's input, in float32
     if lora_rank:
-        copies = 5 * hidden + queries + inner
+        norms = 2 * hidden
+        if compute_bytes < 4:
+            products -= 2 * hidden + queries + inner
+            copies = 5 * hidden + queries + inner
         trained_bytes = 4
         sides = 2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner)
         trained = lora_rank * layers * sides
-    # Numbers per token kept for the backward pass of matrix and elementwise products.
-    products = 2 * hidden + 3 * queries + 2 * keys + 4 * inner
-    norms = 4 * hidden  # input and normalised input of both, in float32
     layer = tokens * (products * compute_bytes + (norms + copies) * 4)
     residual = tokens * hidden * 4  # the residual stream stays in float32
     cast = total * compute_bytes if compute_bytes < weight_bytes else 0  # autocast keeps a copy of the weights
@@ -107,7 +111,7 @@ def estimate_training(
     gathered = (2 * block + tables * table) * compute_bytes
     if not lora_rank:  # the gradients of a layer and of the embeddings, before they are divided
         gathered += (block + (tables - 1) * table) * compute_bytes
-    lost = FRAGMENTED_LORA if lora_rank and compute_bytes == 4 and device == "cpu" else FRAGMENTED[device]
+    lost = FRAGMENTED_LORA[compute_bytes] if lora_rank and device == "cpu" else FRAGMENTED[device]
     saving = 0
     if shards > 1:
         from spa.scale.checkpoints import FILE

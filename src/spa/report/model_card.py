@@ -20,7 +20,7 @@ from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table,
 from spa.evaluate.verdict import verdict
 from spa.models.folders import resolve_path
 from spa.runs.folder import TASK, variants_folder
-from spa.runs.stage import read_done
+from spa.runs.record import read_done
 from spa.runs.trainings import trainings
 
 _SNIPPET = """\

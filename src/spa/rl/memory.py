@@ -142,7 +142,8 @@ def memory_estimate(cfg: Config, *, local_only: bool = False, device: str = "", 
     return PPOMemory(
         states=states,
         gradients=sum(each.gradients for each in networks),
-        activations=max(each.activations + each.logits + each.fragmentation for each in networks),
+        activations=max(each.activations + each.logits for each in networks)
+        + sum(each.fragmentation for each in networks),  # each network's passes lose memory of their own
         gathered=max(each.gathered for each in networks),
         copy=copy,
         row=row,

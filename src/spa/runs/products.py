@@ -14,8 +14,8 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.runs.folder import selection, variants_folder
-from spa.runs.record import check_recorded
-from spa.runs.stage import model_of, read_done
+from spa.runs.record import check_recorded, read_done
+from spa.runs.stage import model_of
 
 
 def check_inputs(

@@ -17,9 +17,7 @@ from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog
-from spa.runs.record import DONE as DONE
-from spa.runs.record import damaged_files, write_record
-from spa.runs.record import read_done as read_done
+from spa.runs.record import DONE, damaged_files, read_done, write_record
 from spa.runs.trackers import make_trackers
 from spa.scale import ranks
 

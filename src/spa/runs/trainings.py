@@ -19,7 +19,7 @@ from spa.config.variants import (
     variants_of,
 )
 from spa.runs.folder import variants_folder
-from spa.runs.stage import read_done
+from spa.runs.record import read_done
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _tensors(optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> dict[str, Tensor]:
+def named_tensors(optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> dict[str, Tensor]:
     """The optimizer's states by place of their parameter, and the trained weights of ``modules``; not copied."""
     tensors = {
         f"optimizer.{place}.{name}": value
@@ -57,14 +57,19 @@ def _tensors(optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> di
     return tensors
 
 
-def save_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
-    """Writes optimizer states and the trained weights of ``modules``; called by all ranks."""
-    tensors, files, written = _tensors(optimizer, modules), {}, 0
+def storage_writer(folder: Path, tensors: Mapping[str, Tensor]) -> HuggingFaceStorageWriter:
+    """Writes safetensors files of at most ``FILE`` bytes, a tensor of its own size at least."""
+    files, written = {}, 0
     for name, tensor in tensors.items():
         files[name] = 1 + written // FILE
         written += tensor.nbytes
-    writer = HuggingFaceStorageWriter(str(folder / FOLDER), files, save_distributed=True)
-    save(tensors, storage_writer=writer)
+    return HuggingFaceStorageWriter(str(folder), files, save_distributed=True)
+
+
+def save_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
+    """Writes optimizer states and the trained weights of ``modules``; called by all ranks."""
+    tensors = named_tensors(optimizer, modules)
+    save(tensors, storage_writer=storage_writer(folder / FOLDER, tensors))
 
 
 def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
@@ -84,7 +89,7 @@ def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mappin
             parameter = parameters[int(place)]
             empty = torch.zeros(()) if name == "step" else torch.zeros_like(parameter, requires_grad=False)
             optimizer.state[parameter][name] = empty
-    tensors = _tensors(optimizer, modules)
+    tensors = named_tensors(optimizer, modules)
     if tensors.keys() != saved.keys():
         other = sorted(tensors.keys() ^ saved.keys())[0]
         raise ValueError(f"{folder} is a checkpoint of other weights than the config's ({other})")

@@ -33,7 +33,8 @@ from spa.evaluate.play import play_chunks
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
 from spa.planning.world_model import WorldModel
-from spa.runs.stage import Stage, model_of, read_done
+from spa.runs.record import read_done
+from spa.runs.stage import Stage, model_of
 from spa.sft.stage2 import data_files, run_sft
 
 CHUNK = 256  # worlds imagined at once
