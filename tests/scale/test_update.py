@@ -51,8 +51,10 @@ def assert_equal(many: Any, one: Any) -> None:
     (rows, weights), (expected_rows, expected) = many, one
     for got, wanted in zip(rows, expected_rows, strict=True):
         for name, value in wanted.items():
-            # Estimates of the KL divergence are means of small differences of log-probs.
-            assert got[name] == pytest.approx(value, rel=5e-5 if "approx_kl" in name else 1e-5, abs=5e-7), name
+            # Estimates of the KL divergence are means of small differences of log-probs; extremes are of single tokens, whose
+            # values differ as the weights do.
+            near = {"rel": 5e-5} if "approx_kl" in name else {"abs": 2e-6} if name.endswith(("/min", "/max")) else {}
+            assert got[name] == pytest.approx(value, **{"rel": 1e-5, "abs": 5e-7, **near}), name
     assert weights.keys() == expected.keys()
     assert max(float(np.abs(weights[name] - expected[name]).max()) for name in weights) <= 1e-5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -96,8 +97,6 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
     Raises:
         Lost: a rank was killed or does not answer.
     """
-    import signal
-
     import torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -138,8 +137,6 @@ def failure(number: int, code: int, message: Any, places: Path) -> Exception:
         message: what ``record`` wrote under this name.
         places: where the ranks wrote what they were doing.
     """
-    import signal
-
     if code < 0:
         file = places / str(number)
         place = f", {file.read_text(encoding='utf-8')}," if file.is_file() else ""
@@ -151,6 +148,7 @@ def failure(number: int, code: int, message: Any, places: Path) -> Exception:
 
 def record(error: BaseException) -> None:
     """Leaves this rank's message to the launcher, which reports the first one; the others are ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by the launcher, in silence
     text = f"{ranks.place()}: {' '.join(str(error).split()) or type(error).__name__}"
     if not isinstance(error, (ValueError, OSError)):
         text = f"{ranks.place()}: {type(error).__name__}: {error}"
