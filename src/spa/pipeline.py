@@ -253,7 +253,7 @@ def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
     """The file of the worlds imagined by the variant's stage 2."""
     from spa.planning.dream import FILE, imagine_worlds
 
-    stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume=True)
+    stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume=True, keep=True)
     if not stage.finished:
         source = source_config(cfg, variant)
         stage.finish(imagine_worlds(source, stage.folder, model=world_model_of(variant, out)))

@@ -27,6 +27,7 @@ from tests.planning.test_planned_play import Watched, of_class
 from tests.planning.test_transitions import played
 from tests.planning.tools import (
     Asked,
+    TrueEngine,
     depths,
     finish,
     of_table,
@@ -309,6 +310,35 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     assert {path: path.read_bytes() for path in others} == others, "what was finished is not done again"
     done = [json.loads(path.read_text()) for path in out.glob("round_*/*/done.json")]
     assert again["seconds"] == pytest.approx(sum(one["seconds"] for one in done), abs=0.1)
+
+
+def test_interrupted_planning_goes_on(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:
+    class Interrupted(TrueEngine):
+        left = 20
+
+        def generate(self, *args: Any, **more: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            return super().generate(*args, **more)
+
+    engine: TrueEngine = Interrupted(lake_task(1))
+    monkeypatch.setattr(module, "WorldModel", lambda _, task, **more: WorldModel(player_of(engine), task, **more))
+    cfg, out = small(), tmp_path / "practice"
+    cfg.practice.rounds = 1
+    with pytest.raises(KeyboardInterrupt):
+        practice(cfg, out, model=start["model"], data=start["data"])
+    plans = out / "round_1" / "plans"
+    known = len((plans / "answers.jsonl").read_bytes().splitlines())
+    assert known > 0
+    engine = TrueEngine(lake_task(1))
+    resumed = practice(cfg, out, model=start["model"], data=start["data"])["rounds"]
+    assert not (plans / "answers.jsonl").exists()
+    engine = TrueEngine(lake_task(1))
+    asked = engine.contexts
+    assert practice(cfg, tmp_path / "whole", model=start["model"], data=start["data"])["rounds"] == resumed
+    assert rows_in(plans) == rows_in(tmp_path / "whole" / "round_1" / "plans")
+    assert len(asked) == 2 * resumed[0]["questions"]
 
 
 def test_without_a_gain_in_sight_the_world_model_stays(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:

@@ -25,6 +25,7 @@ from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
 from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
+from spa.planning.journal import journaled
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.simulator import Simulator
@@ -44,7 +45,7 @@ def evaluate_planner(
     ``planner/tokens_written``. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
-    with planning_model(cfg, policy, task) as world_model:
+    with planning_model(cfg, policy, task) as world_model, journaled(world_model, out / "planner_answers.jsonl"):
         episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, f"planning with {name}")
         usage = world_model.usage
         asked = worlds[: cfg.eval.world_model_worlds]

@@ -25,6 +25,7 @@ from spa.config.schema import Config, PlannerConfig
 from spa.config.seeds import first_seed
 from spa.envs import TextEnv, make_env
 from spa.envs.spaces import AnyText
+from spa.planning.journal import journaled
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, expand, likeliest
 from spa.planning.world_model import WorldModel
@@ -65,7 +66,8 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     depth = min(planner.depth, task.env.max_actions)
     imagined: list[dict[str, Any]] = []
     env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds), unit="worlds")
-    with closing(policy), progress(len(worlds), "imagining worlds") as bar:
+    answers = journaled(world_model, out / "answers.jsonl")
+    with closing(policy), answers, progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]
             starts = []
@@ -74,7 +76,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
                     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                     starts.append(state)
             searches = [dream(start, world_model.actions, planner, depth) for start in starts]
-            dreamt = search_all(world_model, searches)
+            dreamt = search_all(world_model, searches, bar=bar)
             imagined += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
             world_model.forget()
             bar.advance(len(chunk))

@@ -18,6 +18,7 @@ from spa.data.transitions import LAYOUTS, Layout, read_outcome
 from spa.engines.base import Completion, SplittingEngine, serve
 from spa.engines.processes import in_processes
 from spa.models.packing import common_length
+from spa.planning.journal import Journal
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
 Q = TypeVar("Q")
@@ -76,19 +77,32 @@ class WorldModel:
         self.actions = tuple(env.actions)
         self._headers = {shown.agent.prompt: shown.header(env) for shown in (self._world_model_task, self._plain_task)}
         self._known: dict[Question, Answer] = {}
+        self.journal: Journal | None = None
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers in the order of the questions: see ``Move``, ``Choice`` and ``Worth``."""
         keys = [self._key(question) for question in questions]
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self.usage += Usage(cached=len(questions) - len(new))
-        moves = [key for key in new if isinstance(key, Move)]
-        choices = [key for key in new if isinstance(key, Choice)]
-        worths = [key for key in new if isinstance(key, Worth)]
+        stored = self.journal.replay(new) if self.journal and new else None
+        if stored:
+            answers, usage = stored
+            self._known.update(zip(new, answers, strict=True))
+            self.usage = Usage(*usage)
+        elif new:
+            self._answer(new)
+            if self.journal:
+                self.journal.add(new, [self._known[key] for key in new], dataclasses.astuple(self.usage))
+        return [self._known[key] for key in keys]
+
+    def _answer(self, questions: Sequence[Question]) -> None:
+        """Puts the answers into the cache."""
+        moves = [question for question in questions if isinstance(question, Move)]
+        choices = [question for question in questions if isinstance(question, Choice)]
+        worths = [question for question in questions if isinstance(question, Worth)]
         self._known.update(zip(moves, self.predict(moves), strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
         self._known.update(zip(worths, self._spread(self._value, worths, self._reading(0.0)), strict=True))
-        return [self._known[key] for key in keys]
 
     def forget(self) -> None:
         """Empties the cache, e.g. after further training."""

@@ -30,6 +30,7 @@ from spa.data.dataset import read_rows, write_rows
 from spa.data.ground_truth import Row
 from spa.data.transitions import LAYOUTS, repeat_rare, state_prompt, transition_rows
 from spa.evaluate.play import play_chunks
+from spa.planning.journal import journaled
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
 from spa.planning.world_model import WorldModel
@@ -111,7 +112,7 @@ def lesson_rows(
                 imagine(state, world_model.actions, config, depth, left, whole=whole) for _, state, *_ in starts
             ]
             for (world, _, policy_header, world_model_header), lessons in zip(
-                starts, search_all(world_model, searches), strict=True
+                starts, search_all(world_model, searches, bar=bar), strict=True
             ):
                 result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
@@ -180,7 +181,7 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
 
 def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """The result of ``work``, from this run or an earlier one."""
-    stage = Stage(folder, title, True)
+    stage = Stage(folder, title, True, keep=True)
     if not stage.finished:
         stage.finish(work(folder))
     return read_done(folder) or {}
@@ -239,7 +240,7 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
     starts = {split: sources[split].take(count) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
-    with closing(policy):
+    with closing(policy), journaled(world_model, out / "answers.jsonl"):
         lessons = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
     rows = lessons.plans
     if not rows:

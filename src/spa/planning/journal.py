@@ -1,0 +1,96 @@
+"""Answers of a world model on disk, in the order of its questions, so that an interrupted search can be resumed.
+
+A search is deterministic: with the same answers it asks the same questions. A resumed one is therefore the uninterrupted one,
+its counts included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spa.common.files import append
+from spa.common.typed import Finite, parse
+from spa.planning.search import Answer, Imagined, Move, Question
+
+if TYPE_CHECKING:
+    from spa.planning.world_model import WorldModel
+
+_Stored = list[tuple[str, Finite, bool, Finite]] | dict[str, Finite] | Finite | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    asked: str
+    usage: tuple[int, int, int, int]
+    answers: list[_Stored]
+
+
+class Journal:
+    """An append-only JSONL file with a line for each batch of questions.
+
+    Args:
+        path: read if it exists. From the first line that is damaged, half-written or about other questions, it is written anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines = deque(path.read_bytes().splitlines(keepends=True) if path.is_file() else ())
+        self._read = 0
+
+    def replay(self, questions: Sequence[Question]) -> tuple[list[Answer], tuple[int, ...]] | None:
+        """The stored answers to the next batch of questions and the usage up to them; None if there are none."""
+        if not self._lines:
+            return None
+        line = self._lines.popleft()
+        try:
+            entry = parse(_Entry, line)
+            if entry.asked != _digest(questions) or not line.endswith(b"\n"):
+                raise ValueError("other questions")
+            answers = [_answer(question, stored) for question, stored in zip(questions, entry.answers, strict=True)]
+        except ValueError:
+            self._lines.clear()
+            os.truncate(self.path, self._read)
+            return None
+        self._read += len(line)
+        return answers, entry.usage
+
+    def add(self, questions: Sequence[Question], answers: Sequence[Answer], usage: tuple[int, ...]) -> None:
+        """Appends a batch."""
+        stored = [
+            [(one.state, one.reward, one.ended, one.probability) for one in answer]
+            if isinstance(answer, tuple)
+            else answer
+            for answer in answers
+        ]
+        entry = {"asked": _digest(questions), "usage": usage, "answers": stored}
+        append(self.path, json.dumps(entry, allow_nan=False) + "\n")
+
+
+def _answer(question: Question, stored: _Stored) -> Answer:
+    if isinstance(question, Move) != isinstance(stored, list):
+        raise ValueError("an answer to another question")
+    return tuple(Imagined(*one) for one in stored) if isinstance(stored, list) else stored
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    return hashlib.sha256(repr(questions).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+@contextmanager
+def journaled(world_model: WorldModel, path: Path) -> Iterator[None]:
+    """Keeps the model's answers in ``path`` while the block runs, and takes those that an interrupted one left there.
+
+    The file is removed at the end of the block, but not after an error.
+    """
+    world_model.journal = Journal(path)
+    yield
+    world_model.journal = None
+    path.unlink(missing_ok=True)
