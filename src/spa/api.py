@@ -224,8 +224,8 @@ class Run:
             if variant is None:
                 raise ValueError(f"stage {stage} belongs to a variant: give one of {', '.join(self.variants)}")
             return variants_folder(self.folder) / choose("variant of this run", variant, self.variants) / stage
-        own = self.folder / f"{stage}-{variant}"
-        return own if variant and own.is_dir() else self.folder / stage
+        variant_folder = self.folder / f"{stage}-{variant}"
+        return variant_folder if variant and variant_folder.is_dir() else self.folder / stage
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,13 @@ def plan(
                 + _cards(cfg, partial(_sft_need, longest), partial(sft_memory.saving_settings, longest=longest))
             )
     for variant in variants:
-        own = variant_config(cfg, variant)
-        rl = own.ppo
+        variant_cfg = variant_config(cfg, variant)
+        rl = variant_cfg.ppo
         if variant.practice and wanted & {"practice", "ppo"}:
+            practice = variant_cfg.practice
             lines.append(
-                f"practice {variant.name}: {own.practice.rounds} rounds of plans from {own.practice.worlds} starts, "
-                f"{own.planner.depth} actions deep, {own.practice.epochs} epochs (beyond the paper)"
+                f"practice {variant.name}: {practice.rounds} rounds of plans from {practice.worlds} starts, "
+                f"{variant_cfg.planner.depth} actions deep, {practice.epochs} epochs (beyond the paper)"
             )
         if "ppo" in wanted and variant.rl:
             start = rl.start or (
@@ -76,12 +77,12 @@ def plan(
             lines.append(
                 f"ppo {variant.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
                 f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "
-                f"states: {variant.state_format}, prompt: {own.agent.prompt}"
+                f"states: {variant.state_format}, prompt: {variant_cfg.agent.prompt}"
             )
             lines.append(f"ppo {variant.name}: {_algorithm(rl)}")
-            lines += [f"ppo {variant.name}: {text}" for text in _curriculum(own)]
+            lines += [f"ppo {variant.name}: {text}" for text in _curriculum(variant_cfg)]
         if "eval" in wanted:
-            test = own.eval
+            test = variant_cfg.eval
             lines.append(
                 f"eval {variant.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
             )
@@ -92,9 +93,9 @@ def plan(
     if "ppo" in wanted:
         configs = [variant_config(cfg, variant) for variant in variants if variant.rl]
         lines += _unique(
-            _memory("ppo", own, partial(ppo_memory.memory_estimate, own, local_only=True))
-            + _cards(own, _ppo_need, ppo_memory.saving_settings)
-            for own in configs
+            _memory("ppo", variant_cfg, partial(ppo_memory.memory_estimate, variant_cfg, local_only=True))
+            + _cards(variant_cfg, _ppo_need, ppo_memory.saving_settings)
+            for variant_cfg in configs
         )
     lines += time_estimates(cfg, wanted, variants)
     if "report" in wanted:
@@ -106,17 +107,17 @@ def imports(cfg: Config, variants: list[VariantConfig]) -> list[str]:
     """A line for each third-party module that ``plan`` imports, and so runs, for the worlds of a config and its variants."""
     from spa.envs.registry import imported_for
 
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     worlds = [("env.id", cfg)]
     for variant in variants:
         worlds += [
-            (f"env.id of variant {variant.name}", own)
-            for own in (variant_config(cfg, variant), source_config(cfg, variant))
+            (f"env.id of variant {variant.name}", world_cfg)
+            for world_cfg in (variant_config(cfg, variant), source_config(cfg, variant))
         ]
-    for setting, own in worlds:
-        if module := imported_for(own.env.id):
-            found.setdefault(module, setting)
-    return [f"imports: {module} ({setting})" for module, setting in found.items()]
+    for setting, world_cfg in worlds:
+        if module := imported_for(world_cfg.env.id):
+            modules.setdefault(module, setting)
+    return [f"imports: {module} ({setting})" for module, setting in modules.items()]
 
 
 def _unique(lines: Iterable[str]) -> list[str]:

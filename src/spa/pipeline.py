@@ -192,11 +192,11 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
             return
         from spa.rl.trainer import train_ppo
 
-        own = variant_config(cfg, variant)
-        if own.curriculum.imagined and not own.curriculum.imagined_file:
-            own.curriculum.imagined_file = str(_dream(cfg, variant, out))
-        with stage.metrics(own) as log:
-            result = train_ppo(own, variant, start, stage.folder, resume=stage.resume, log=log)
+        variant_cfg = variant_config(cfg, variant)
+        if variant_cfg.curriculum.imagined and not variant_cfg.curriculum.imagined_file:
+            variant_cfg.curriculum.imagined_file = str(_dream(cfg, variant, out))
+        with stage.metrics(variant_cfg) as log:
+            result = train_ppo(variant_cfg, variant, start, stage.folder, resume=stage.resume, log=log)
         stage.finish(result)
 
 
@@ -204,9 +204,9 @@ def evaluate(
     cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool, begun: bool = False
 ) -> None:
     """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model."""
-    own = variant_config(cfg, variant)
+    variant_cfg = variant_config(cfg, variant)
     with _begin(begun, cfg, out, f"eval {variant.name}", resume, model, variant):
-        if model is None and (begun or own.engine.kind != "openai"):
+        if model is None and (begun or variant_cfg.engine.kind != "openai"):
             model = trained_model(cfg, variant, out)
         folder = variants_folder(out) / variant.name / "eval"
         stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True, remake=True)
@@ -214,11 +214,11 @@ def evaluate(
             return
         from spa.evaluate.play import evaluate_model
 
-        stage.finish(evaluate_model(own, variant, model, stage.folder))
-        if own.report.trackers:
+        stage.finish(evaluate_model(variant_cfg, variant, model, stage.folder))
+        if variant_cfg.report.trackers:
             from spa.report.track import track_evaluation
 
-            track_evaluation(own, variant.name, stage.folder)
+            track_evaluation(variant_cfg, variant.name, stage.folder)
 
 
 def report(out: Path, episodes: int | None = None) -> Path:

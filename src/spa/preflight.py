@@ -137,12 +137,12 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
         checks.append((source_config(cfg, variants[0] if variants else None), sft.check_memory))
     if stage in ("run", "ppo"):
         checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
-    for own, check in checks:
+    for stage_cfg, check in checks:
         try:
-            load_config(own.model.path, local_only=local_only)
+            load_config(stage_cfg.model.path, local_only=local_only)
         except ValueError:
             continue
-        check(own, local_only=local_only)
+        check(stage_cfg, local_only=local_only)
 
 
 def check_out(cfg: Config, out: Path, command: str, resume: bool, variant: VariantConfig | None) -> None:
@@ -174,11 +174,11 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
     for variant in variants:
         if stage == "ppo" or (stage == "run" and variant.rl):
             with _named(f"variant {variant.name}"):
-                own = variant_config(cfg, variant)
-                check_ppo_sampling(own.sampling)
-                check_trackers(own.report.trackers)
-                check_lora(own.ppo.lora_rank, "ppo.lora_rank")
-                check_lora(own.ppo.critic_lora_rank, "ppo.critic_lora_rank")
+                variant_cfg = variant_config(cfg, variant)
+                check_ppo_sampling(variant_cfg.sampling)
+                check_trackers(variant_cfg.report.trackers)
+                check_lora(variant_cfg.ppo.lora_rank, "ppo.lora_rank")
+                check_lora(variant_cfg.ppo.critic_lora_rank, "ppo.critic_lora_rank")
     for setting, path, tokenizer in _models(cfg, stage, variants, model):
         with _named(setting):
             check_folder(path, tokenizer=tokenizer)
@@ -307,9 +307,9 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     check_variants(cfg, variants)
     for variant in variants:
         with _named(f"variant {variant.name}"):
-            own = variant_config(cfg, variant)
-            check_planner(own, make_task(own, state_format=variant.state_format).make_env())
+            variant_cfg = variant_config(cfg, variant)
+            check_planner(variant_cfg, make_task(variant_cfg, state_format=variant.state_format).make_env())
             if variant.rl:
-                training_tasks(own, state_format=variant.state_format)
+                training_tasks(variant_cfg, state_format=variant.state_format)
             source = source_config(cfg, variant)
             make_task(source, state_format=source.selfplay.state_format)

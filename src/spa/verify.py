@@ -89,8 +89,8 @@ def verify(out: Path) -> Iterator[Check]:
 def stages(out: Path) -> list[Path]:
     """The stage folders of a run, finished or not, and those inside others (rounds of practice)."""
     marks = ("done.json", "seconds.json", "checkpoints", "metrics.jsonl")
-    found = {path.parent for mark in marks for path in out.rglob(mark)}
-    return sorted(folder for folder in found if folder != out and "checkpoints" not in folder.parts)
+    folders = {path.parent for mark in marks for path in out.rglob(mark)}
+    return sorted(folder for folder in folders if folder != out and "checkpoints" not in folder.parts)
 
 
 def _guarded(name: str, checks: Iterator[Check]) -> Iterator[Check]:
@@ -131,9 +131,11 @@ def _ended(folder: RunFolder) -> set[Path]:
     last, variants = folder.last_command(), variants_folder(folder.path)
     if last.get("command") != "run" or "ended" not in last or "error" in last:
         return set()
-    own = {variants / variant.name for variant in variants_of(folder.config())}
-    found = {stage for stage in stages(folder.path) if variants not in stage.parents or own & {*stage.parents}}
-    return found | {variant / "eval" for variant in own}
+    variant_folders = {variants / variant.name for variant in variants_of(folder.config())}
+    finished = {
+        stage for stage in stages(folder.path) if variants not in stage.parents or variant_folders & {*stage.parents}
+    }
+    return finished | {variant / "eval" for variant in variant_folders}
 
 
 def _files(stage: Path, ended: bool) -> str:
@@ -191,15 +193,15 @@ def _rows(source: Config, folder: Path) -> str:
 
 
 def _variant(cfg: Config, name: str, out: Path) -> Iterator[Check]:
-    variant = load_variant(next((given for given in cfg.variants if Path(given).stem == name), name))
-    own, written = variant_config(cfg, variant), variant.state_format
+    variant = load_variant(next((reference for reference in cfg.variants if Path(reference).stem == name), name))
+    variant_cfg, written = variant_config(cfg, variant), variant.state_format
     folder = variants_folder(out) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):
-        tasks = [task for task in training_tasks(own, state_format=written) if is_real(task)]
+        tasks = [task for task in training_tasks(variant_cfg, state_format=written) if is_real(task)]
         yield _check(f"{name}, replay of training", _replay, chain.from_iterable(map(read_episodes, stored)), tasks)
     evaluation = folder / "eval"
-    probed = make_task(own, state_format=written, prompt="world_model")
-    played = [make_task(own, state_format=written), probed]
+    probed = make_task(variant_cfg, state_format=written, prompt="world_model")
+    played = [make_task(variant_cfg, state_format=written), probed]
     for file in ("episodes.jsonl", "planner_episodes.jsonl"):
         if (evaluation / file).is_file():
             yield _check(f"{name}, replay of {Path(file).stem}", _replay, read_episodes(evaluation / file), played)
@@ -226,9 +228,9 @@ def _replay(episodes: Iterable[Episode], tasks: Sequence[Task]) -> str:
         if not fitting:
             foreign += 1  # imagined worlds
             continue
-        found = [replay(task, episode) for task in fitting]
-        if all(found):
-            raise Wrong(f"seed {episode.seed}, member {episode.member}: {found[0]}")
+        differences = [replay(task, episode) for task in fitting]
+        if all(differences):
+            raise Wrong(f"seed {episode.seed}, member {episode.member}: {differences[0]}")
         count += 1
     left_out = ((failed, "failed"), (foreign, "of other worlds"))
     return f"{count} episodes as recorded" + "".join(f", {number} {why} left out" for number, why in left_out if number)
@@ -265,13 +267,13 @@ def _planner(evaluation: Path) -> str:
 def _same(again: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     """Raises Wrong at the first figure that is not the stored one (to nine digits: processors round sums differently)."""
     for key, value in again.items():
-        found = stored.get(key)
-        if isinstance(value, Mapping) and isinstance(found, Mapping):
-            _same(value, found, path)
-        elif found != value and not (
-            isinstance(found, (int, float)) and math.isclose(float(found), float(value), rel_tol=1e-9)
+        recorded = stored.get(key)
+        if isinstance(value, Mapping) and isinstance(recorded, Mapping):
+            _same(value, recorded, path)
+        elif recorded != value and not (
+            isinstance(recorded, (int, float)) and math.isclose(float(recorded), float(value), rel_tol=1e-9)
         ):
-            raise Wrong(f"{path}: {key} is {found}, but its episodes give {value}")
+            raise Wrong(f"{path}: {key} is {recorded}, but its episodes give {value}")
 
 
 def _report(folder: RunFolder) -> str:

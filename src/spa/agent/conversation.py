@@ -192,9 +192,9 @@ def _play_once(
 
 
 def _waiting(results: queue.SimpleQueue[tuple[Job, Episode | Exception]]) -> list[tuple[Job, Episode | Exception]]:
-    found = []
+    finished = []
     while True:
         try:
-            found.append(results.get_nowait())
+            finished.append(results.get_nowait())
         except queue.Empty:
-            return found
+            return finished

@@ -139,11 +139,11 @@ def parse_response(
         think_span = whole[0] if whole else _think_alone(text)
         if think_span[1]:
             spans["think"] = start, end = think_span
-            if found := first_pair(text, "observation", start, end):
-                observation, spans["observation"] = text[slice(*found.body)], found.body
-                start = found.span[1]
-            if found := first_pair(text, "prediction", start, end):
-                prediction, spans["prediction"] = text[slice(*found.body)], found.body
+            if pair := first_pair(text, "observation", start, end):
+                observation, spans["observation"] = text[slice(*pair.body)], pair.body
+                start = pair.span[1]
+            if pair := first_pair(text, "prediction", start, end):
+                prediction, spans["prediction"] = text[slice(*pair.body)], pair.body
     if answer:
         spans["answer"] = answer.span
     ok = (whole if think else answer) is not None

@@ -89,8 +89,8 @@ class SpaAgentLoop(AgentLoopBase):  # type: ignore[misc]
         loop = asyncio.get_running_loop()
 
         def ask(context: list[int], more: dict[str, Any]) -> Any:
-            given = {**sampling_params, **more}
-            answer = self.server_manager.generate(request_id=request, prompt_ids=context, sampling_params=given)
+            params = {**sampling_params, **more}
+            answer = self.server_manager.generate(request_id=request, prompt_ids=context, sampling_params=params)
             return asyncio.run_coroutine_threadsafe(answer, loop).result()
 
         def play() -> Episode:

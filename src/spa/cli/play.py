@@ -65,15 +65,15 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     cfg = load_config(folder / "config.yaml", missing_ok=True)
     names = variant_names(folder, cfg) or cfg.variants
     chosen = load_variant(name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
-    own = variant_config(cfg, chosen)
-    own.env.state_format = chosen.state_format
-    own = apply_overrides(own, settings)  # last: a variant's settings must not undo them
+    variant_cfg = variant_config(cfg, chosen)
+    variant_cfg.env.state_format = chosen.state_format
+    variant_cfg = apply_overrides(variant_cfg, settings)  # last: a variant's settings must not undo them
     asked = any(setting.startswith("agent.prompt=") for setting in settings)
-    if own.agent.planner == "none" and not asked and _predicts(variants_folder(folder) / chosen.name, chosen):
-        own.agent.prompt = "world_model"
+    if variant_cfg.agent.planner == "none" and not asked and _predicts(variants_folder(folder) / chosen.name, chosen):
+        variant_cfg.agent.prompt = "world_model"
     model = model or trained_model(cfg, chosen, folder)
     note(f"{folder}, variant {chosen.name}: {model}")
-    return own, model
+    return variant_cfg, model
 
 
 def _predicts(folder: Path, variant: VariantConfig) -> bool:

@@ -49,7 +49,7 @@ def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
     paths = (root / "checkpoints").glob("global_step_*")
     folders = sorted((int(m[1]), path) for path in paths if (m := _NAME.fullmatch(path.name)))
     new = [step for step, folder in folders if has_manifest(folder)]
-    found: list[tuple[int, Path, str]] = []
+    checkpoints: list[tuple[int, Path, str]] = []
     for step, folder in reversed(folders):
         if has_manifest(folder):
             lines = damage(folder, content=content)
@@ -58,8 +58,8 @@ def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
             lines = [f"{folder} has no manifest.json: it is not whole"]
         else:
             lines = [] if any(folder.glob("*")) else [f"{folder} is empty"]
-        found.append((step, folder, lines[0] if lines else ""))
-    return found[::-1]
+        checkpoints.append((step, folder, lines[0] if lines else ""))
+    return checkpoints[::-1]
 
 
 def prune_checkpoints(root: Path, keep: int, always: tuple[int, ...] = (), *, newest: int | None = None) -> None:

@@ -81,12 +81,12 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _system_error(error)
-        if found is None or found.errno is None:
+        cause = _system_error(error)
+        if cause is None or cause.errno is None:
             raise
-        if found.filename and not any(_is_temporary(name, path) for name in (found.filename, found.filename2)):
+        if cause.filename and not any(_is_temporary(name, path) for name in (cause.filename, cause.filename2)):
             raise
-        raise OSError(found.errno, os.strerror(found.errno), str(path)) from error
+        raise OSError(cause.errno, os.strerror(cause.errno), str(path)) from error
 
 
 def _system_error(error: BaseException) -> OSError | None:

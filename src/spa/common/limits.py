@@ -48,20 +48,20 @@ def _with_timer(do: Callable[[], T], seconds: float) -> T:
 
 def in_thread(do: Callable[[], T], seconds: float) -> T:
     """``do()`` in a thread of its own, which is abandoned after ``seconds``. Raises ``TimeLimit`` then, else what it raises."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def work() -> None:
         try:
-            found.append((do(), None))
+            results.append((do(), None))
         except BaseException as error:
-            found.append((None, error))
+            results.append((None, error))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    if not found:
+    if not results:
         raise TimeLimit
-    result, error = found[0]
+    result, error = results[0]
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]

@@ -27,12 +27,12 @@ _said: set[str] = set()
 
 def digests(folder: Path, *, leave_out: Iterable[str] = ()) -> Digests:
     """Size and digest of every file below a folder, except temporary ones and those below a name of ``leave_out``."""
-    found: Digests = {}
+    by_name: Digests = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and not path.name.startswith(".") and not {*name.parts} & {*leave_out}:
-            found[name.as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
-    return found
+            by_name[name.as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)}
+    return by_name
 
 
 def digest(path: Path) -> str:

@@ -115,10 +115,10 @@ def from_environment(value: Any, key: str = "", *, missing_ok: bool = False) -> 
 
     def read(text: str, key: str) -> str:
         _check_references(_REFERENCE.sub("", text) if "${" in text else "")
-        found = _REFERENCE.sub(value_of, text)
-        if found != text:
-            _written[key, found] = text
-        return found
+        filled = _REFERENCE.sub(value_of, text)
+        if filled != text:
+            _written[key, filled] = text
+        return filled
 
     return _texts(value, read, key)
 

@@ -70,22 +70,22 @@ def _layers(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The files and settings that a config is composed of, and what each sets; later ones win."""
     choices, settings = split_choices(overrides)
-    own: list[tuple[str, Mapping[str, Any]]] = []
+    file_layers: list[tuple[str, Mapping[str, Any]]] = []
     if name is None or not is_file_name(name):
         files = compose_files(
             "base", conf_folder(), ({"env": choice_of("env", name)} if name else {}) | choices, preset
         )[1]
     else:
         path = Path(name).expanduser()
-        own.append((name, read_yaml(path)))
-        if "defaults" in own[0][1]:
+        file_layers.append((name, read_yaml(path)))
+        if "defaults" in file_layers[0][1]:
             files = compose_files(path.stem, path.parent, choices, preset)[1]
         else:
             files = compose_files("base", conf_folder(), {}, preset)[1]
-            own += [(f"{group}/{file}", _packaged(f"{group}/{file}")) for group, file in choices.items()]
+            file_layers += [(f"{group}/{file}", _packaged(f"{group}/{file}")) for group, file in choices.items()]
     for file in ["base", *(f"{group}/{files[group]}" for group in GROUPS if group in files)]:
         yield file, preset.settings if preset and file == f"model/{NAME}" else _packaged(file)
-    yield from own
+    yield from file_layers
     yield from (("command line", {split_override(setting)[0]: None}) for setting in settings)
     if variant:
         yield f"variant {variant.name}", variant.settings

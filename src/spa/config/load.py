@@ -100,7 +100,7 @@ def preset_of(name: str | Path | None, overrides: Sequence[str]) -> Preset | Non
         return None
     path: Any = "builtin:"
     file = Path(name).expanduser() if name is not None and is_file_name(str(name)) else None
-    given = [setting for setting in settings if split_override(setting)[0] == "model.path"]
+    paths = [setting for setting in settings if split_override(setting)[0] == "model.path"]
     if file is not None and file.is_file():
         data = read_yaml(file)
         if data.keys() >= {field.name for field in dataclasses.fields(Config)}:
@@ -113,16 +113,16 @@ def preset_of(name: str | Path | None, overrides: Sequence[str]) -> Preset | Non
             data = compose_files(file.stem, file.parent, choices)[0]
         block = data.get("model")
         path = block.get("path", path) if isinstance(block, dict) else data.get("model.path", path)
-    if given:
-        path = apply_overrides(Config(), given[-1:]).model.path
+    if paths:
+        path = apply_overrides(Config(), paths[-1:]).model.path
     else:
         path = str(from_environment({"path": path}, missing_ok=True)["path"])
     return None if path.startswith("builtin:") else presets.preset_for(path)
 
 
 def _list(data: Mapping[str, Any], key: str) -> list[Any]:
-    found = data.get(key)
-    return found if isinstance(found, list) else []
+    entries = data.get(key)
+    return entries if isinstance(entries, list) else []
 
 
 def load_variant(name: str) -> VariantConfig:

@@ -132,8 +132,8 @@ def count_stored(folder: Path) -> int | None:
 
 def size_in_name(name: str) -> int | None:
     """``Qwen/Qwen2.5-7B-Instruct`` -> 7 billion; None without a size."""
-    found = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])", name.rpartition("/")[2], re.IGNORECASE)
-    return int(float(found[-1][0]) * (1e9 if found[-1][1] in "bB" else 1e6)) if found else None
+    sizes = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])", name.rpartition("/")[2], re.IGNORECASE)
+    return int(float(sizes[-1][0]) * (1e9 if sizes[-1][1] in "bB" else 1e6)) if sizes else None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -115,12 +115,14 @@ def serve(
             key = [seed, turn, number] if number else [seed, turn]
             state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
             asked = {session: context for session, context in live if cooling(context) == factor}
-            own = replace(sampling, temperature=factor * sampling.temperature) if number else sampling
+            adjusted = replace(sampling, temperature=factor * sampling.temperature) if number else sampling
             if asked:
-                texts = engine.generate(list(asked.values()), own, stop_ids=stop_ids, seed=int(state >> np.uint64(1)))
+                texts = engine.generate(
+                    list(asked.values()), adjusted, stop_ids=stop_ids, seed=int(state >> np.uint64(1))
+                )
                 completions.update(zip(asked, texts, strict=True))
         answered = [(session, on_completion(session, completions[session])) for session, _ in live]
-        following = [(session, found.context() if isinstance(found, Later) else found) for session, found in answered]
+        following = [(session, later.context() if isinstance(later, Later) else later) for session, later in answered]
         live = [(session, context) for session, context in following if context is not None]
         turn += 1
 

@@ -130,8 +130,8 @@ class CheckedEnv(TextEnv):
         if self._cannot_tell:
             return None
         try:
-            found = self.call("legal", lambda world: world.legal(state, before))
-            return None if found is None else _flag(found, "legal()")
+            verdict = self.call("legal", lambda world: world.legal(state, before))
+            return None if verdict is None else _flag(verdict, "legal()")
         except WorldError as error:
             self._cannot_tell = True
             note(f"whether states are legal is not known: {error}")
@@ -216,24 +216,24 @@ def _text(value: Any, max_chars: int, what: str) -> str:
 
 
 def _flag(value: Any, name: str) -> bool:
-    found = _scalar(value)
-    if not isinstance(found, (bool, int)) or found not in (0, 1):
+    flag = _scalar(value)
+    if not isinstance(flag, (bool, int)) or flag not in (0, 1):
         raise WorldError(f"{name} must be true or false, not {_shown(value)}")
-    return bool(found)
+    return bool(flag)
 
 
 def _info(info: Any, max_chars: int) -> dict[str, Any]:
     """As a plain dictionary; numbers of other libraries as Python's."""
     if not isinstance(info, Mapping):
         raise WorldError(f"info must be a mapping, not {_shown(info)}")
-    found: dict[str, Any] = {}
+    plain: dict[str, Any] = {}
     for key, value in dict(info).items():
         name = _text(key, max_chars, "a key of info")
         value = _scalar(value)
-        found[name] = _text(value, max_chars, f"info[{name[:40]!r}]") if isinstance(value, str) else value
-    if "success" in found:
-        found["success"] = _flag(found["success"], "info['success']")
-    return found
+        plain[name] = _text(value, max_chars, f"info[{name[:40]!r}]") if isinstance(value, str) else value
+    if "success" in plain:
+        plain["success"] = _flag(plain["success"], "info['success']")
+    return plain
 
 
 def _unpacked(returned: Any, method: str, names: str) -> tuple[Any, ...]:

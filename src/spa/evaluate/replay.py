@@ -37,18 +37,18 @@ def _difference(play: Play, episode: Episode) -> str:
         "world": (content, episode.content),
         "noise_seed": (play.episode.noise_seed, episode.noise_seed),
     }
-    for name, (found, recorded) in facts.items():
-        if found != recorded:
-            return _line(name, found, recorded)
+    for name, (replayed, recorded) in facts.items():
+        if replayed != recorded:
+            return _line(name, replayed, recorded)
     for turn in episode.turns:
         if not play.live:
             return f"turn {turn.index} was recorded, but the episode had ended"
         play.open_turn(len(play.episode.turns), turn.user)
         play.answer(turn.response, turn.finish_reason)
-        recorded, found = asdict(turn), asdict(play.episode.turns[-1])
-        for name in found:
-            if name not in _NOT_REPLAYED and found[name] != recorded[name]:
-                return f"turn {turn.index}, {_line(name, found[name], recorded[name])}"
+        recorded, replayed = asdict(turn), asdict(play.episode.turns[-1])
+        for name in replayed:
+            if name not in _NOT_REPLAYED and replayed[name] != recorded[name]:
+                return f"turn {turn.index}, {_line(name, replayed[name], recorded[name])}"
     if play.live:
         return f"it ends after {len(episode.turns)} turns, but goes on in the world"
     for name in ("status", "success"):
@@ -57,5 +57,5 @@ def _difference(play: Play, episode: Episode) -> str:
     return ""
 
 
-def _line(name: str, found: Any, recorded: Any) -> str:
-    return f"{name}: {repr(found)[:60]} in the world, {repr(recorded)[:60]} recorded"
+def _line(name: str, replayed: Any, recorded: Any) -> str:
+    return f"{name}: {repr(replayed)[:60]} in the world, {repr(recorded)[:60]} recorded"

@@ -125,16 +125,18 @@ _MEANING |= dict.fromkeys(CONTROLS, " (the best control)")
 def _time(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
     """How much longer the recipe took than plain RL, and than the plain RL that is to take as long."""
     plain, longer = variants.get(PLAIN_RL), variants.get(EQUAL_TIME)
-    own = variants[name].seconds
+    seconds = variants[name].seconds
     rival = longer or plain
-    if not own or not rival or not rival.seconds:
+    if not seconds or not rival or not rival.seconds:
         return []
-    times = f"Processor time: {duration(own)} for {name}, {duration(rival.seconds)} for {EQUAL_TIME if longer else PLAIN_RL}"
+    times = f"Processor time: {duration(seconds)} for {name}, {duration(rival.seconds)} for {EQUAL_TIME if longer else PLAIN_RL}"
     if longer:
-        equal = 0.9 * own <= rival.seconds <= 1.25 * own
+        equal = 0.9 * seconds <= rival.seconds <= 1.25 * seconds
         return [f"{times}{'' if equal else ', so this is no comparison at equal time'}."]
     return (
-        [f"{times}; the difference at equal time was not measured ({EQUAL_TIME})."] if own > 1.1 * rival.seconds else []
+        [f"{times}; the difference at equal time was not measured ({EQUAL_TIME})."]
+        if seconds > 1.1 * rival.seconds
+        else []
     )
 
 

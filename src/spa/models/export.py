@@ -52,12 +52,12 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
         return checkpoints[choice.step]
     if choice.which == "best":
         done = read_done(stage) or {}
-        found = stage / str(done.get("best", ""))
-        if "best" not in done or not found.is_dir():
+        best = stage / str(done.get("best", ""))
+        if "best" not in done or not best.is_dir():
             raise ValueError(
                 f"{stage} has not kept its best checkpoint: train with ppo.use=best, or choose --which last"
             )
-        return found
+        return best
     return Path(model_of(str(stage))) if choice.which == "used" else list(checkpoints.values())[-1]
 
 

@@ -78,11 +78,17 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
     need = estimate(cfg, device, shards)
     if fits(cfg, need, room):
         return
-    found = settings_that_fit(cfg, lambda own: fits(own, estimate(own, device, shards), room), advice)
-    if found:
-        helps = f"What makes it fit: {' '.join(found)}"
+    settings = settings_that_fit(
+        cfg, lambda candidate: fits(candidate, estimate(candidate, device, shards), room), advice
+    )
+    if settings:
+        helps = f"What makes it fit: {' '.join(settings)}"
     else:
-        saving = [name for name in advice(cfg) if _saves(cfg, name, need, lambda own: estimate(own, device, shards))]
+        saving = [
+            name
+            for name in advice(cfg)
+            if _saves(cfg, name, need, lambda candidate: estimate(candidate, device, shards))
+        ]
         helps = f"What helps, but not enough: {', '.join(saving) or 'a smaller model'}"
     if device == "cuda":
         enough = [count for count in SHARDS if count > shards and fits(cfg, estimate(cfg, device, count), room)]
@@ -130,8 +136,8 @@ def overview(cfg: Config, estimate: Estimate, advice: Advice) -> str:
     for card in CARDS:
         room = int(card * _USABLE * GIB)
 
-        def fit(own: Config, shards: int = 1, room: int = room) -> bool:
-            return estimate(own, "cuda", shards).total <= room
+        def fit(candidate: Config, shards: int = 1, room: int = room) -> bool:
+            return estimate(candidate, "cuda", shards).total <= room
 
         if fit(cfg):
             return ", ".join([*parts, f"1 of {card} GB"])

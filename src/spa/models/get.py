@@ -61,8 +61,8 @@ def get(name: str, source: Path | None = None, *, force: bool = False) -> Path:
         return target
     with tempfile.TemporaryDirectory(prefix="spa-model-") as temporary:
         file, licence = _unpack(source or _download(known, Path(temporary)), Path(temporary))
-        if known is not None and (found := sha256(file)) != known.sha256:
-            raise ValueError(f"{file.name} has the SHA-256 {found}, not {known.sha256}: damaged, or another model")
+        if known is not None and (digest := sha256(file)) != known.sha256:
+            raise ValueError(f"{file.name} has the SHA-256 {digest}, not {known.sha256}: damaged, or another model")
         from spa.models.gguf import check, convert
 
         note(f"Converting {file.name}")

@@ -120,7 +120,7 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
     check_weights(folder, path or config.path)
     manifest.check(folder, "*config.json", "*.safetensors*")
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or getattr(torch, config.dtype),
             attn_implementation="sdpa",
@@ -130,7 +130,7 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers initialises them randomly
+    if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly
         raise ValueError(
             f"the weights of {path or config.path} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}: they are "
             "damaged, or not those of a causal language model"

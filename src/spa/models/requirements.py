@@ -36,11 +36,11 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
         return
     needed = 0
     for variant, block in blocks:
-        own = variant_config(cfg, variant) if variant else cfg
-        settings = own.sft if block == "sft" else own.ppo
+        variant_cfg = variant_config(cfg, variant) if variant else cfg
+        settings = variant_cfg.sft if block == "sft" else variant_cfg.ppo
         trained = 0 if settings.lora_rank else 2
-        if block == "ppo" and own.ppo.critic == "model":
-            trained += 0 if own.ppo.critic_lora_rank else 3
+        if block == "ppo" and variant_cfg.ppo.critic == "model":
+            trained += 0 if variant_cfg.ppo.critic_lora_rank else 3
         needed += (1 + trained) * weights * ((settings.keep_checkpoints or 2) + 1)
     kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/*") if path.is_file())
     free = shutil.disk_usage(

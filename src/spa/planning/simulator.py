@@ -53,9 +53,9 @@ class Simulator(WorldModel):
     def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
         """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in has probability 0,
         and so has one whose world fails."""
-        found = [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]
+        answers = [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]
         self._failures.say()
-        return found
+        return answers
 
     def _look(self, move: Move, sample: int) -> Imagined:
         with self._failures.alone(0):

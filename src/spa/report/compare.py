@@ -288,8 +288,8 @@ def _table(
     """Pass@k of (seeds, worlds)."""
     out = []
     for seed in seeds:
-        found = {(world.seed, world.content): world for world in results[seed].worlds}
-        played = [found[key] for key in worlds]
+        by_key = {(world.seed, world.content): world for world in results[seed].worlds}
+        played = [by_key[key] for key in worlds]
         out.append(pass_at_k([world.successes for world in played], [world.samples for world in played], k))
     return np.stack(out)
 

@@ -63,8 +63,12 @@ def export_files(checkpoint: Path, *, adapter: bool = False) -> dict[str, str]:
     """
     origin = _origin(checkpoint)
     if origin is None:
-        own = checkpoint / "README.md"
-        return {"README.md": own.read_text(encoding="utf-8") if own.is_file() else _card(checkpoint, None, {}, adapter)}
+        readme = checkpoint / "README.md"
+        return {
+            "README.md": readme.read_text(encoding="utf-8")
+            if readme.is_file()
+            else _card(checkpoint, None, {}, adapter)
+        }
     base, licence = _base(origin.config.model.path)
     files = {"README.md": _card(checkpoint, origin, base, adapter), TASK: _task_yaml(origin)}
     return files | ({"LICENSE": licence} if licence else {})
@@ -78,20 +82,20 @@ def _origin(checkpoint: Path) -> Origin | None:
     stage = checkpoint.resolve().parent.parent
     if stage.name == "ppo":
         variant = _variant(cfg, stage.parent.name)
-        own = variant_config(cfg, variant)
-        own.env.state_format = variant.state_format
-        return Origin(run, own, variant.name)
+        stage_cfg = variant_config(cfg, variant)
+        stage_cfg.env.state_format = variant.state_format
+        return Origin(run, stage_cfg, variant.name)
     name = stage.name.partition("-")[2]
-    own = source_config(cfg, _variant(cfg, name) if name else None)
-    own.env.state_format, own.agent.prompt = own.selfplay.state_format, own.selfplay.prompt
-    return Origin(run, own, None)
+    stage_cfg = source_config(cfg, _variant(cfg, name) if name else None)
+    stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt
+    return Origin(run, stage_cfg, None)
 
 
 def _variant(cfg: Config, name: str) -> VariantConfig:
     """A variant of a run by its name: one of its own files, or a packaged one."""
-    for given in cfg.variants:
-        if given == name or Path(given).stem == name:
-            return load_variant(given)
+    for reference in cfg.variants:
+        if reference == name or Path(reference).stem == name:
+            return load_variant(reference)
     return load_variant(name)
 
 

@@ -40,12 +40,12 @@ def examples(
     recipe's variant, then of those with a planner, whose imagined states count as predictions."""
     main = [name for name in MAIN_VARIANTS if name in variants][:1]
     planned = [name for name in variants if PLANNED in name]
-    found = []
+    chosen = []
     for name in dict.fromkeys([BASE, *main, *planned]):
         shown = list(islice(_examples(variants[name].episodes, letters), most)) if name in variants else []
         if shown:
-            found.append((name, shown))
-    return found
+            chosen.append((name, shown))
+    return chosen
 
 
 def _examples(episodes: Sequence[Episode], letters: Alphabet) -> Iterator[Example]:

@@ -164,7 +164,7 @@ def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool =
         more: settings that override all others.
         existing: leave out scale-specific variants whose files are not yet written.
     """
-    found = []
+    runs = []
     for seeds in zip_longest(*(scale.seeds_of(name) for name in scale.worlds)):
         for seed, (name, world) in zip(seeds, scale.worlds.items(), strict=True):
             if seed is None:
@@ -183,5 +183,5 @@ def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool =
                 *more,
                 f"seeds.run={seed}",
             )
-            found.append(Cell(name, seed, world.config, settings, out / name / f"seed-{seed}", variants))
-    return found
+            runs.append(Cell(name, seed, world.config, settings, out / name / f"seed-{seed}", variants))
+    return runs

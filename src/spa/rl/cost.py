@@ -45,12 +45,15 @@ def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[Vari
     tuned = [variant for variant in variants if needs_sft(cfg, variant)]
     sources = _distinct(source_config(cfg, variant) for variant in tuned) if variants else [cfg]
     played = [cfg] if not variants else _distinct(source_config(cfg, v) for v in tuned if not given_data(cfg, v))
-    owns = [(variant, variant_config(cfg, variant)) for variant in variants]
+    variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants]
     stages = {
-        "generate": sum(_selfplay(own, parameters, speed) for own in played),
-        "sft": sum(_sft(own, parameters, speed) for own in sources),
-        "ppo": sum(_ppo(own, parameters, speed) for variant, own in owns if variant.rl),
-        "eval": sum(_play(own, own.eval.worlds * own.eval.samples, parameters, speed) for _, own in owns),
+        "generate": sum(_selfplay(source, parameters, speed) for source in played),
+        "sft": sum(_sft(source, parameters, speed) for source in sources),
+        "ppo": sum(_ppo(variant_cfg, parameters, speed) for variant, variant_cfg in variant_cfgs if variant.rl),
+        "eval": sum(
+            _play(variant_cfg, variant_cfg.eval.worlds * variant_cfg.eval.samples, parameters, speed)
+            for _, variant_cfg in variant_cfgs
+        ),
     }
     times = [f"{stage} {about(seconds)}" for stage, seconds in stages.items() if stage in wanted and seconds]
     if not times:
@@ -135,8 +138,8 @@ def _ppo(cfg: Config, parameters: int, speed: Speed) -> float:
 
 
 def _distinct(configs: Iterable[Config]) -> list[Config]:
-    found: list[Config] = []
+    distinct: list[Config] = []
     for config in configs:
-        if config not in found:
-            found.append(config)
-    return found
+        if config not in distinct:
+            distinct.append(config)
+    return distinct

@@ -176,8 +176,8 @@ def check_memory(cfg: Config, *, local_only: bool = False) -> None:
         ValueError: the estimate exceeds what is free; the message gives both and the settings that make it fit.
     """
 
-    def estimate(own: Config, device: str, shards: int) -> PPOMemory:
-        return memory_estimate(own, local_only=local_only, device=device, shards=shards)
+    def estimate(candidate: Config, device: str, shards: int) -> PPOMemory:
+        return memory_estimate(candidate, local_only=local_only, device=device, shards=shards)
 
     if cfg.ppo.memory_check:
         check_fits(cfg, "ppo", estimate, saving_settings)

@@ -134,11 +134,11 @@ class PPOTrainer:
             ValueError: three steps in a row without a usable episode, or too many failures (``env.max_failed``).
         """
         config = self.config.ppo
-        found = latest_checkpoint(self.out) if resume else None
-        if found:
-            self._restore(found[1])
+        checkpoint = latest_checkpoint(self.out) if resume else None
+        if checkpoint:
+            self._restore(checkpoint[1])
         self.policy.model.train()
-        if found is None and config.val_every and config.val_before_train:
+        if checkpoint is None and config.val_every and config.val_before_train:
             self.log(0, self.validate())
         try:
             self._loop()
@@ -231,7 +231,7 @@ class PPOTrainer:
         config = self.config.ppo
         episodes: list[Episode] = []
         tasks: list[int] = []
-        groups = rounds = found = 0
+        groups = rounds = informative_groups = 0
         while True:
             for index, worlds in self.curriculum.take(config.groups):
                 task = self.curriculum.tasks[index]
@@ -246,10 +246,10 @@ class PPOTrainer:
                 episodes += played
                 tasks += [index] * len(played)
             rounds += 1
-            found = len(informative(group_indices(episodes), self._scores(episodes)))
-            if found >= config.dynamic_groups or rounds == config.dynamic_rounds:
+            informative_groups = len(informative(group_indices(episodes), self._scores(episodes)))
+            if informative_groups >= config.dynamic_groups or rounds == config.dynamic_rounds:
                 break
-        return episodes, tasks, {"rollout/rounds": float(rounds), "rollout/informative": float(found)}
+        return episodes, tasks, {"rollout/rounds": float(rounds), "rollout/informative": float(informative_groups)}
 
     def _scores(self, episodes: Sequence[Episode]) -> list[float]:
         return [float(sum(turn_rewards(episode, self.config.ppo))) for episode in episodes]
@@ -458,9 +458,9 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     Raises:
         ValueError: as ``PPOTrainer``, or a model that cannot be loaded.
     """
-    found = latest_checkpoint(out) if resume else None
+    checkpoint = latest_checkpoint(out) if resume else None
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # added to the initial model
-    path = str(found[1]) if found and not adapters else start
+    path = str(checkpoint[1]) if checkpoint and not adapters else start
     policy = Policy.load(cfg, path, engine=local_engine(cfg), trained=True)
     task = make_task(cfg, state_format=variant.state_format)
     knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
@@ -474,8 +474,8 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
                 note(show_sample(next(read_episodes(step_file(out, step)))))
 
         trainer = PPOTrainer(cfg, policy, task, out, log, probe, on_step, start)
-        if found:
-            bar.advance(min(found[0], cfg.ppo.steps))
+        if checkpoint:
+            bar.advance(min(checkpoint[0], cfg.ppo.steps))
         model = trainer.train(resume=resume)
     worlds = {"train": dict(sorted(trainer.played.items())), "val": world_keys(trainer.val_worlds)}
     result: dict[str, Any] = {"model": str(model.relative_to(out)), "actions": trainer.actions, "worlds": worlds}

@@ -79,9 +79,9 @@ def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
     Raises:
         ValueError: ``out`` lacks stage 2's model, which the variant needs; or ``ppo.start`` is a folder without a model.
     """
-    given = variant_config(cfg, variant).ppo.start
-    if given and variant.rl:
-        return model_of(given)
+    start = variant_config(cfg, variant).ppo.start
+    if start and variant.rl:
+        return model_of(start)
     if not variant.sft:
         return cfg.model.path
     if variant.practice:

@@ -114,7 +114,7 @@ def revisions(cfg: Config) -> dict[str, str]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    found = {}
+    revisions = {}
     for name in hub:
         revision = cfg.model.revision if name == cfg.model.path else None
         for file in ("config.json", "tokenizer_config.json"):
@@ -123,9 +123,9 @@ def revisions(cfg: Config) -> dict[str, str]:
             except HFValidationError:
                 break
             if isinstance(path, str):
-                found[redact(name)] = Path(path).parent.name  # .../snapshots/COMMIT/config.json
+                revisions[redact(name)] = Path(path).parent.name  # .../snapshots/COMMIT/config.json
                 break
-    return found
+    return revisions
 
 
 def usable_cores() -> int:

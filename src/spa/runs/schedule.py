@@ -35,15 +35,17 @@ def planned_stages(
     """The stages of a run in their order; stages 1, 2 and practice by folder, with a variant that uses each."""
     stages = []
     for folder, variant in played.items():
-        own = source_config(cfg, variant).selfplay
-        stages.append(Planned(folder, folder.name, f"self-play, {own.policy}", own.groups * own.group_size))
+        selfplay = source_config(cfg, variant).selfplay
+        stages.append(
+            Planned(folder, folder.name, f"self-play, {selfplay.policy}", selfplay.groups * selfplay.group_size)
+        )
     for folder, variant in models.items():
         source = source_config(cfg, variant)
         episodes = source.selfplay.groups * source.selfplay.group_size
         stages.append(Planned(folder, folder.name, "SFT", source.sft.epochs * episodes))
     for folder, variant in practised.items():
-        own_practice = source_config(cfg, variant).practice
-        stages.append(Planned(folder, folder.name, "practice", own_practice.rounds * own_practice.worlds))
+        practice = source_config(cfg, variant).practice
+        stages.append(Planned(folder, folder.name, "practice", practice.rounds * practice.worlds))
     steps: dict[str, int] = {}
     for variant in variants:
         name, own_config = variant.name, variant_config(cfg, variant)

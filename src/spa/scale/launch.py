@@ -120,8 +120,8 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
             try:
                 elastic_launch(config, sys.executable)("-m", "spa", *words)
             except ChildFailedError as error:
-                number, found = error.get_first_failure()
-                raise failure(number, found.exitcode, found.message, Path(places)) from None
+                number, first = error.get_first_failure()
+                raise failure(number, first.exitcode, first.message, Path(places)) from None
     except SignalException as error:
         raise (KeyboardInterrupt if error.sigval == signal.SIGINT else Terminated) from None
     finally:

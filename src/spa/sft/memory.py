@@ -67,8 +67,8 @@ def check_memory(cfg: Config, longest: int | None = None, *, local_only: bool = 
         return
     length = longest or min(SHORT, cfg.sft.max_length)
 
-    def estimate(own: Config, device: str, shards: int) -> MemoryEstimate:
-        tokens = min(length, own.sft.max_length)
-        return memory_estimate(own, tokens, local_only=local_only, device=device, shards=shards)
+    def estimate(candidate: Config, device: str, shards: int) -> MemoryEstimate:
+        tokens = min(length, candidate.sft.max_length)
+        return memory_estimate(candidate, tokens, local_only=local_only, device=device, shards=shards)
 
-    check_fits(cfg, "sft", estimate, lambda own: saving_settings(own, length))
+    check_fits(cfg, "sft", estimate, lambda candidate: saving_settings(candidate, length))

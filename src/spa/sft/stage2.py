@@ -73,10 +73,12 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced=forced_tag(cfg.agent.think))
     train, val = load_examples(cfg, data, chat)
     check_memory(cfg, max(len(example.ids) for example in train))
-    found = latest_checkpoint(out) if resume else None
+    checkpoint = latest_checkpoint(out) if resume else None
     # With LoRA the checkpoint holds merged weights: training resumes from the base and the adapters.
     engine = local_engine(cfg) if sft.eval_worlds else None  # else nothing is played
-    policy = Policy.load(cfg, str(found[1]) if found and not sft.lora_rank else None, engine=engine, trained=True)
+    policy = Policy.load(
+        cfg, str(checkpoint[1]) if checkpoint and not sft.lora_rank else None, engine=engine, trained=True
+    )
     if sft.lora_rank:
         add_configured_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
     trainer = SFTTrainer(
@@ -90,13 +92,13 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         log=log,
         measure=lambda step: measure(cfg, policy)[0] if sft.eval_worlds else {},
     )
-    before = measure(cfg, policy) if sft.eval_worlds and not found else None
+    before = measure(cfg, policy) if sft.eval_worlds and not checkpoint else None
     if before:
         log(0, before[0])
     with progress(trainer.total, "SFT") as bar:
         trainer.on_step = lambda step, loss: bar.advance(1, loss=loss)
-        if found:
-            bar.advance(found[0])
+        if checkpoint:
+            bar.advance(checkpoint[0])
         folder = trainer.train(resume=resume)
     if sft.eval_worlds:
         if sft.use == "best" and trainer.best_step != trainer.step:

@@ -111,9 +111,9 @@ class SFTTrainer:
         Raises:
             SFTDiverged: a loss or gradient is not finite (names the last good checkpoint).
         """
-        found = latest_checkpoint(self.out) if resume else None
-        if found:
-            self._restore(found[1])
+        checkpoint = latest_checkpoint(self.out) if resume else None
+        if checkpoint:
+            self._restore(checkpoint[1])
         self.model.train()
         while self.step < self.total and not self._stopped():
             ranks.set_place(f"SFT step {self.step + 1}")
@@ -172,8 +172,8 @@ class SFTTrainer:
         loss = sums["loss"]
         norm = clip_norm(self.model.parameters(), config.max_grad_norm)
         if not (np.isfinite(loss) and np.isfinite(norm)):
-            found = latest_checkpoint(self.out)
-            where = f"the last good checkpoint is {found[1]}" if found else "no checkpoint was saved before"
+            checkpoint = latest_checkpoint(self.out)
+            where = f"the last good checkpoint is {checkpoint[1]}" if checkpoint else "no checkpoint was saved before"
             at = f"{self.step + 1}{ranks.not_finite(here)}"
             raise SFTDiverged(f"SFT diverged at step {at} (loss {loss}); {where}. Lower sft.lr")
         self.optimizer.step()

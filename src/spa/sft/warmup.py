@@ -38,17 +38,17 @@ def unplayed_worlds(source: WorldSource, played: Sequence[World]) -> list[World]
         ValueError: there is none.
     """
     contents = {world.content for world in played}
-    found: list[World] = []
+    worlds: list[World] = []
     for _ in range(_LOOKS):
-        found += [world for world in source.take(POOL) if world.content not in contents]
-        if len(found) >= POOL:
+        worlds += [world for world in source.take(POOL) if world.content not in contents]
+        if len(worlds) >= POOL:
             break
-    if not found:
+    if not worlds:
         raise ValueError(
             "selfplay.shots and selfplay.warmup_rows need worlds of the self-play split that are not played, and all are: "
             "lower selfplay.groups, or set both to 0"
         )
-    return found[:POOL]
+    return worlds[:POOL]
 
 
 def cold_start(cfg: Config, task: Task, worlds: Sequence[World]) -> ColdStart:

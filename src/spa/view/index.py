@@ -75,12 +75,12 @@ class Index:
         """All runs, those written last first."""
         with self._lock:
             if time.monotonic() - self._looked > _FRESH:
-                found = {}
+                entries_by_key = {}
                 for root in self.folders:
                     for path in find_runs(root):
                         key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:12]
-                        found[key] = self._entry(key, path, root)
-                self._entries, self._looked = found, time.monotonic()
+                        entries_by_key[key] = self._entry(key, path, root)
+                self._entries, self._looked = entries_by_key, time.monotonic()
             return sorted(self._entries.values(), key=lambda entry: -entry.changed)
 
     def get(self, key: str) -> RunEntry | None:
