@@ -34,11 +34,11 @@ class Ends(TrueEngine):
         return super().generate(*args, **more)
 
 
-def plan(path: Path, batches: int = 10**9) -> tuple[Any, WorldModel, Ends]:
+def plan(path: Path, batches: int = 10**9, identity: str = "a model") -> tuple[Any, WorldModel, Ends]:
     engine = Ends(TASK, sure=0.9)
     engine.left = batches
     model = WorldModel(player_of(engine), TASK)
-    with journaled(model, path):
+    with journaled(model, path, identity):
         lessons = lesson_rows(model, TASK, WORLDS, PlannerConfig(depth=4), whole=False)
     return lessons, model, engine
 
@@ -95,6 +95,14 @@ def test_from_a_damaged_line_on_questions_are_asked_again(
     assert len(engine.contexts) == len(fresh.contexts) - 2 * len(json.loads(first)["answers"])
 
 
+def test_the_answers_of_another_model_do_not_count(tmp_path: Path, whole: tuple[Any, WorldModel, Ends]) -> None:
+    path = tmp_path / "answers.jsonl"
+    interrupted(path)
+    _, model, engine = plan(path, identity="the same model, trained again")
+    assert engine.contexts == whole[2].contexts
+    assert model.usage == whole[1].usage
+
+
 def test_a_journal_is_whole_again_after_a_damaged_line(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     interrupted(path)
@@ -120,7 +128,7 @@ def test_every_kind_of_answer_is_kept(tmp_path: Path) -> None:
     def ask(end: bool) -> tuple[list[Any], int]:
         model = Told(player_of(TrueEngine(TASK)), TASK, proposals=4)
         try:
-            with journaled(model, path):
+            with journaled(model, path, "a model"):
                 answers = model.ask(questions)
                 assert model.ask(questions) == answers
                 if not end:

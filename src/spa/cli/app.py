@@ -84,7 +84,7 @@ SourceVariant = Annotated[
 ]
 
 
-def _is_rank() -> bool:
+def is_rank() -> bool:
     """Whether torchrun started this process, and reports its failure."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
@@ -118,7 +118,7 @@ def _main(argv: Sequence[str] | None) -> int:
         code = app(args=words, prog_name="spa", standalone_mode=False)
         sys.stdout.flush()
     except Interrupted as error:
-        return _fail("" if _is_rank() else str(error), error.code)
+        return _fail("" if is_rank() else str(error), error.code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
     except SystemExit as error:  # ours returns codes
@@ -131,7 +131,7 @@ def _main(argv: Sequence[str] | None) -> int:
             bare = type(error).__name__ == "NoArgsIsHelpError"
             hint = _setting_hint(getattr(error, "option_name", ""))
             return _fail(error.format_message() if bare else f"Error: {error.format_message()}{hint}", 2)
-        if _is_rank():
+        if is_rank():
             importlib.import_module("spa.scale.launch").record(error)
             return 2 if _is_users(error) else 1
         if not _is_users(error):
@@ -358,7 +358,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
 
     set_quiet(options.quiet or os.environ.get("RANK", "0") != "0")  # of several ranks the main one speaks
     begun = f"spa {__version__} {command}"
-    at_once = sys.stderr.isatty() and not options.dry_run and not _is_rank()
+    at_once = sys.stderr.isatty() and not options.dry_run and not is_rank()
     if at_once:  # reading the config takes a second
         note(begun)
     from spa.config.load import load_variant, preset_of, to_yaml
@@ -373,7 +373,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     folder = options.out or default_folder(cfg)
     chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
     variant = load_variant(chosen) if chosen else None
-    said = _is_rank() and cfg.launcher != "local"  # by the command that started the ranks
+    said = is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
         note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))

@@ -25,6 +25,7 @@ from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
 from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import EvalResult
+from spa.models.folders import identity
 from spa.planning.journal import journaled
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
@@ -37,7 +38,13 @@ CHUNK = 64  # worlds played at once
 
 
 def evaluate_planner(
-    cfg: Config, name: str, policy: Policy, task: Task, worlds: Sequence[World], out: Path
+    cfg: Config,
+    name: str,
+    policy: Policy,
+    task: Task,
+    worlds: Sequence[World],
+    out: Path,
+    model: str | None = None,
 ) -> EvalResult:
     """Plays each world once with ``agent.planner``; writes ``planner.json`` and ``planner_episodes.jsonl`` to ``out``.
 
@@ -45,7 +52,9 @@ def evaluate_planner(
     ``planner/tokens_written``. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
-    with planning_model(cfg, policy, task) as world_model, journaled(world_model, out / "planner_answers.jsonl"):
+    asked_model = identity(cfg.planner.model or model)
+    answers = out / "planner_answers.jsonl"
+    with planning_model(cfg, policy, task) as world_model, journaled(world_model, answers, asked_model):
         episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, f"planning with {name}")
         usage = world_model.usage
         asked = worlds[: cfg.eval.world_model_worlds]

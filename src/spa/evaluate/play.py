@@ -23,6 +23,7 @@ from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.samples import SAMPLES, write_samples
 from spa.evaluate.summary import EvalResult
+from spa.models.folders import identity
 from spa.scale import ranks
 
 CHUNK = 32  # worlds played at once
@@ -79,7 +80,7 @@ def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Po
     if cfg.agent.planner != "none":
         from spa.evaluate.planned import evaluate_planner
 
-        scores["planner"] = evaluate_planner(cfg, variant.name, policy, task, worlds, out).metrics["pass@1"]
+        scores["planner"] = evaluate_planner(cfg, variant.name, policy, task, worlds, out, model).metrics["pass@1"]
     store.remove()
     probed.remove()
     return {"model": name, **scores, "worlds": record["worlds"]}
@@ -87,8 +88,7 @@ def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Po
 
 def _unfinished(out: Path, model: str | None, part: str) -> EpisodeStore:
     """The episodes that an interrupted evaluation of the same model has played; those of another model are deleted."""
-    changed = Path(model).stat().st_mtime_ns if model and Path(model).is_dir() else 0
-    name = f"{part}-{zlib.crc32(f'{model} {changed}'.encode()):08x}.partial.jsonl"
+    name = f"{part}-{zlib.crc32(identity(model).encode()):08x}.partial.jsonl"
     for other in out.glob(f"{part}-*.partial.jsonl"):
         if other.name != name and ranks.is_main():
             other.unlink(missing_ok=True)

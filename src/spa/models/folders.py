@@ -11,6 +11,12 @@ from spa.common.names import choose
 BUILTIN = ("tiny",)
 
 
+def identity(model: str | None) -> str:
+    """What distinguishes a model from others and from itself before it was trained again: its path and its folder's time."""
+    changed = Path(model).stat().st_mtime_ns if model and Path(model).is_dir() else 0
+    return f"{model} {changed}"
+
+
 def resolve_path(path: str) -> str:
     """A folder or hub name; ``builtin:tiny`` becomes the packaged folder, ``cache:NAME`` that of ``spa model get NAME``.
 

@@ -25,6 +25,7 @@ from spa.config.schema import Config, PlannerConfig
 from spa.config.seeds import first_seed
 from spa.envs import TextEnv, make_env
 from spa.envs.spaces import AnyText
+from spa.models.folders import identity
 from spa.planning.journal import journaled
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, expand, likeliest
@@ -66,7 +67,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     depth = min(planner.depth, task.env.max_actions)
     imagined: list[dict[str, Any]] = []
     env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds), unit="worlds")
-    answers = journaled(world_model, out / "answers.jsonl")
+    answers = journaled(world_model, out / "answers.jsonl", identity(model))
     with closing(policy), answers, progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]

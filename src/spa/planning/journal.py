@@ -38,10 +38,12 @@ class Journal:
 
     Args:
         path: read if it exists. From the first line that is damaged, half-written or about other questions, it is written anew.
+        model: the model's ``identity``; the answers of another one do not count.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, model: str) -> None:
         self.path = path
+        self.model = model
         self._lines = deque(path.read_bytes().splitlines(keepends=True) if path.is_file() else ())
         self._read = 0
 
@@ -52,7 +54,7 @@ class Journal:
         line = self._lines.popleft()
         try:
             entry = parse(_Entry, line)
-            if entry.asked != _digest(questions) or not line.endswith(b"\n"):
+            if entry.asked != self._digest(questions) or not line.endswith(b"\n"):
                 raise ValueError("other questions")
             answers = [_answer(question, stored) for question, stored in zip(questions, entry.answers, strict=True)]
         except ValueError:
@@ -70,8 +72,12 @@ class Journal:
             else answer
             for answer in answers
         ]
-        entry = {"asked": _digest(questions), "usage": usage, "answers": stored}
+        entry = {"asked": self._digest(questions), "usage": usage, "answers": stored}
         append(self.path, json.dumps(entry, allow_nan=False) + "\n")
+
+    def _digest(self, questions: Sequence[Question]) -> str:
+        text = repr((self.model, questions))
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def _answer(question: Question, stored: _Stored) -> Answer:
@@ -80,17 +86,16 @@ def _answer(question: Question, stored: _Stored) -> Answer:
     return tuple(Imagined(*one) for one in stored) if isinstance(stored, list) else stored
 
 
-def _digest(questions: Sequence[Question]) -> str:
-    return hashlib.sha256(repr(questions).encode("utf-8", "backslashreplace")).hexdigest()[:16]
-
-
 @contextmanager
-def journaled(world_model: WorldModel, path: Path) -> Iterator[None]:
-    """Keeps the model's answers in ``path`` while the block runs, and takes those that an interrupted one left there.
+def journaled(world_model: WorldModel, path: Path, model: str) -> Iterator[None]:
+    """Keeps the answers in ``path`` while the block runs, and replays those of an interrupted block.
 
     The file is removed at the end of the block, but not after an error.
+
+    Args:
+        model: ``identity`` of the model that answers.
     """
-    world_model.journal = Journal(path)
+    world_model.journal = Journal(path, model)
     yield
     world_model.journal = None
     path.unlink(missing_ok=True)

@@ -64,11 +64,8 @@ def export_files(checkpoint: Path, *, adapter: bool = False) -> dict[str, str]:
     origin = _origin(checkpoint)
     if origin is None:
         readme = checkpoint / "README.md"
-        return {
-            "README.md": readme.read_text(encoding="utf-8")
-            if readme.is_file()
-            else _card(checkpoint, None, {}, adapter)
-        }
+        kept = readme.is_file()
+        return {"README.md": readme.read_text(encoding="utf-8") if kept else _card(checkpoint, None, {}, adapter)}
     base, licence = _base(origin.config.model.path)
     files = {"README.md": _card(checkpoint, origin, base, adapter), TASK: _task_yaml(origin)}
     return files | ({"LICENSE": licence} if licence else {})

@@ -30,6 +30,7 @@ from spa.data.dataset import read_rows, write_rows
 from spa.data.ground_truth import Row
 from spa.data.transitions import LAYOUTS, repeat_rare, state_prompt, transition_rows
 from spa.evaluate.play import play_chunks
+from spa.models.folders import identity
 from spa.planning.journal import journaled
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
@@ -240,7 +241,7 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
     starts = {split: sources[split].take(count) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
-    with closing(policy), journaled(world_model, out / "answers.jsonl"):
+    with closing(policy), journaled(world_model, out / "answers.jsonl", identity(model)):
         lessons = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
     rows = lessons.plans
     if not rows:
