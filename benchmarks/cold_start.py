@@ -47,7 +47,16 @@ COMMON = [
     "sft.batch_size=8",
     "sft.lr=1e-4",
 ]
-COLUMNS = ("turns", "kept", "low", "high", "states", "tries", "cpu s", "cpu s/row")
+COLUMNS = {
+    "turns": "d",
+    "kept": ".3f",
+    "low": ".3f",
+    "high": ".3f",
+    "states": "d",
+    "tries": ".2f",
+    "cpu s": ".0f",
+    "cpu s/row": ".1f",
+}
 
 
 def main() -> None:
@@ -62,12 +71,15 @@ def main() -> None:
     if options.one:
         print(json.dumps(play(options.model, *options.one, options.set, options.out)))
         return
-    print(f"{'world':14}{'settings':14}" + "".join(f"{name:>9}" for name in COLUMNS))
+    print(f"{'world':14}{'settings':14}" + "".join(f"{name:>11}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as scratch:
         for world in options.worlds.split(","):
             for setting in options.settings.split(","):
                 found = measure(options.out or Path(scratch), world, setting)
-                print(f"{world:14}{setting:14}" + "".join(f"{found[name]:>9.3g}" for name in COLUMNS), flush=True)
+                print(
+                    f"{world:14}{setting:14}" + "".join(f"{found[name]:>11{form}}" for name, form in COLUMNS.items()),
+                    flush=True,
+                )
 
 
 def measure(out: Path, world: str, setting: str) -> dict[str, float]:
