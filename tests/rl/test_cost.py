@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 
+from spa.agent.chat import Chat
+from spa.agent.task import Task
 from spa.config.load import load_config, load_variant
-from spa.rl.cost import about, time_estimates
+from spa.data.dataset import read_rows
+from spa.data.encode import encode_row
+from spa.models.load import load_tokenizer
+from spa.rl import cost
+from spa.rl.cost import Speed, about, lengths, selfplay_lengths, time_estimates
+from spa.sft.selfplay import selfplay
 
 
 @pytest.mark.parametrize(
@@ -26,3 +37,52 @@ def test_one_or_two_digits(seconds: float, text: str) -> None:
 @pytest.mark.parametrize("settings", [[], ["model=org/not-downloaded-1b"]])
 def test_no_time_for_tiny_and_unknown_models(settings: list[str]) -> None:
     assert time_estimates(load_config("sokoban", settings), {"generate", "ppo"}, [load_variant("spa")]) == []
+
+
+RANDOM = ["selfplay.policy=random", "selfplay.groups=24", "selfplay.group_size=1", "selfplay.val_fraction=0.0"]
+
+
+def test_lengths_are_those_of_self_play(tmp_path: Path) -> None:
+    cfg = load_config("sokoban", [*RANDOM, "sft.merge_turns=false"])
+    chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced="<think>")
+    selfplay(cfg, tmp_path)
+    rows, _ = read_rows(tmp_path / "train.parquet")
+    tokens = sum(len(encode_row(row, chat).ids) for row in rows) / 24
+    estimate = selfplay_lengths(cfg, chat)
+    assert estimate.rows == pytest.approx(tokens, rel=0.3)
+    assert estimate.written == estimate.turns * cfg.sampling.max_tokens
+    plain = dataclasses.replace(cfg.sampling, max_tokens_base=7)
+    episode = lengths(
+        dataclasses.replace(cfg, sampling=plain, agent=dataclasses.replace(cfg.agent, prompt="base")), chat
+    )
+    assert episode.written == episode.turns * 7
+
+
+def _days(settings: list[str], variant: str = "spa") -> dict[str, float]:
+    (line, _) = time_estimates(
+        load_config("sokoban", settings), {"generate", "sft", "ppo", "eval"}, [load_variant(variant)]
+    )
+    return {stage: float(days) for stage, days in re.findall(r"(\w+) (\d+) days", line)}
+
+
+def test_times_follow_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "measure", lambda *_: Speed(1e5, 1e5))
+    once = _days([])
+    assert set(once) == {"generate", "sft", "ppo", "eval"}
+    more = _days(["sft.epochs=10", "ppo.steps=400", "eval.samples=32", "selfplay.policy=random"])
+    cfg = load_config("sokoban", [])
+    assert more["sft"] / once["sft"] == pytest.approx(10 / cfg.sft.epochs, rel=0.1)
+    assert more["ppo"] / once["ppo"] == pytest.approx(400 / cfg.ppo.steps, rel=0.1)
+    assert more["eval"] / once["eval"] == pytest.approx(32 / cfg.eval.samples, rel=0.1)
+    assert "generate" not in more, "random play costs no pass of the model"
+    assert set(_days([], "vanilla")) == {"ppo", "eval"}
+
+
+def test_no_time_where_random_moves_are_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free_text(task: Task) -> None:
+        raise ValueError("the world has free-text actions and no sample_action")
+
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "random_responder", free_text)
+    assert time_estimates(load_config("sokoban", []), {"ppo"}, [load_variant("vanilla")]) == []

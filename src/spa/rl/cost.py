@@ -1,25 +1,35 @@
-"""How long each stage takes at most, from a model's products and this machine's speed: an order of magnitude, not calibrated."""
+"""How long each stage takes, from a model's products, this machine's speed and the lengths of random episodes."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from spa.agent.chat import Chat
+from spa.agent.policy import make_task, sampling_for
+from spa.agent.random_engine import RandomEngine, random_responder
+from spa.agent.response import forced_tag
+from spa.agent.rollout import rollout
+from spa.agent.task import Task
+from spa.agent.worlds import WorldSource
 from spa.config.schema import Config, VariantConfig
+from spa.config.seeds import first_seed
 from spa.config.variants import given_data, needs_sft, source_config, variant_config
-from spa.models.load import load_config, pick_device
+from spa.data.encode import encode_rows, merge_turns
+from spa.models.load import load_config, load_tokenizer, pick_device
 from spa.models.memory import count_parameters
 from spa.rl.advantages import ESTIMATORS
-from spa.rl.memory import PROMPT
 from spa.rl.reference import needs_reference
+from spa.sft.selfplay import row_window, training_rows
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
 EFFICIENCY = 0.5  # speed of a whole pass, attention and all, relative to that of a large product alone (assumed)
 WIDTH = 2048  # of the products that are timed
-MESSAGE = 128  # tokens of a later turn's user message, about, with the full history
+WORLDS = 8  # played by random moves, for the lengths of episodes and rows
 
 
 @dataclass(frozen=True)
@@ -30,9 +40,26 @@ class Speed:
     few: float
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Of an episode, on average: its turns, the tokens of its prompts, the most that its responses may have, and the tokens of the
+    rows that stage 1 makes of it."""
+
+    turns: float
+    read: float
+    written: float
+    rows: float
+
+    @property
+    def trained(self) -> float:
+        """Tokens of its training sequences in stage 3."""
+        return self.read + self.written
+
+
 def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[VariantConfig]) -> list[str]:
     """One line with a time for each of the ``wanted`` stages, and one with the assumptions; none where they would not be sound:
-    for a chat server, vLLM, a model of fewer than 10 million parameters, or one whose config is not on this disk."""
+    for a chat server, vLLM, a model of fewer than 10 million parameters, one whose files are not on this disk, and a world that
+    cannot be played by random moves."""
     try:
         model = load_config(cfg.model.path, cfg.model, local_only=True)
         device = pick_device(cfg.model.device)
@@ -41,46 +68,99 @@ def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[Vari
     parameters = count_parameters(model)
     if cfg.engine.kind != "transformers" or parameters < TOO_SMALL:
         return []
-    speed = measure(device, getattr(torch, cfg.model.dtype), min(cfg.sampling.batch_size, 64))
     tuned = [variant for variant in variants if needs_sft(cfg, variant)]
     sources = _distinct(source_config(cfg, variant) for variant in tuned) if variants else [cfg]
     played = [cfg] if not variants else _distinct(source_config(cfg, v) for v in tuned if not given_data(cfg, v))
     variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants]
+    try:
+        chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced=forced_tag(cfg.agent.think))
+        data = [(source, selfplay_lengths(source, chat)) for source in sources]
+        plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
+    except ValueError:
+        return []
+    speed = measure(device, getattr(torch, cfg.model.dtype), min(cfg.sampling.batch_size, 64))
     stages = {
-        "generate": sum(_selfplay(source, parameters, speed) for source in played),
-        "sft": sum(_sft(source, parameters, speed) for source in sources),
-        "ppo": sum(_ppo(variant_cfg, parameters, speed) for variant, variant_cfg in variant_cfgs if variant.rl),
+        "generate": sum(_selfplay(source, sizes, parameters, speed) for source, sizes in data if source in played),
+        "sft": sum(_sft(source, sizes, parameters, speed) for source, sizes in data),
+        "ppo": sum(
+            _ppo(variant_cfg, plays[variant.name], parameters, speed)
+            for variant, variant_cfg in variant_cfgs
+            if variant.rl
+        ),
         "eval": sum(
-            _play(variant_cfg, variant_cfg.eval.worlds * variant_cfg.eval.samples, parameters, speed)
-            for _, variant_cfg in variant_cfgs
+            _play(plays[variant.name], variant_cfg.eval.worlds * variant_cfg.eval.samples, parameters, speed)
+            for variant, variant_cfg in variant_cfgs
         ),
     }
     times = [f"{stage} {about(seconds)}" for stage, seconds in stages.items() if stage in wanted and seconds]
     if not times:
         return []
     return [
-        f"time, at most about: {', '.join(times)} (an order of magnitude)",
-        f"time assumes: every turn is played with responses of sampling.max_tokens; {parameters / 1e6:.0f} million parameters; "
-        f"{speed.many / 1e9:.0f} GFLOP/s in large products and {speed.few / 1e9:.0f} in decoding, measured now on {device.type} "
-        f"in 0.2 s beside whatever else runs here, {EFFICIENCY:.0%} of it in a whole pass",
+        f"time, about: {', '.join(times)} (an order of magnitude; planners and practice not counted)",
+        f"time assumes: episodes as long as {WORLDS} of random moves, responses of sampling.max_tokens (plain prompts: "
+        f"max_tokens_base); {parameters / 1e6:.0f} million parameters; {speed.many / 1e9:.0f} GFLOP/s in large products and "
+        f"{speed.few / 1e9:.0f} in decoding, measured now on {device.type} in 0.2 s, {EFFICIENCY:.0%} of it in a whole pass",
     ]
 
 
+def lengths(cfg: Config, chat: Chat) -> Lengths:
+    """Of episodes of random moves under a config's own prompt.
+
+    Raises:
+        ValueError: a world that cannot be played so.
+    """
+    return _lengths(cfg, make_task(cfg), chat, rows=False)
+
+
+def selfplay_lengths(cfg: Config, chat: Chat) -> Lengths:
+    """Of stage 1, with the rows that it makes of such episodes.
+
+    Raises:
+        ValueError: a world that cannot be played so, or rows of which nothing can be trained on.
+    """
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
+    return _lengths(
+        cfg, make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt), chat, rows=True
+    )
+
+
+def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
+    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(WORLDS)
+    engine = RandomEngine(chat, random_responder(task))
+    sampling = dataclasses.replace(sampling_for(task, cfg.sampling), processes=1)
+    episodes = [e for e in rollout(engine, chat, task, worlds, sampling, seed=0) if e.status != "error"]
+    if not episodes:
+        raise ValueError("every world failed")
+    turns = sum(len(episode.turns) for episode in episodes)
+    read = sum(len(part) - sum(part.mask) for episode in episodes for part in episode.sequences)
+    trained = 0
+    if rows:
+        chosen, _ = training_rows(cfg, episodes)
+        tune = cfg.sft
+        examples, _ = encode_rows(chosen, chat, loss=tune.loss, train_end=tune.train_end, max_length=tune.max_length)
+        trained = sum(len(example.ids) for example in (merge_turns(examples) if tune.merge_turns else examples))
+    count = len(episodes)
+    return Lengths(turns / count, read / count, turns / count * sampling.max_tokens, trained / count)
+
+
 def measure(device: torch.device, dtype: torch.dtype, rows: int) -> Speed:
-    """Times products of two sizes for 0.1 s each."""
+    """Times products of two sizes for 0.1 s each; on a CPU by processor time, which other jobs disturb little."""
+    threads = torch.get_num_threads()
+    cpu = device.type == "cpu"
     weights = [torch.randn(WIDTH, WIDTH, dtype=dtype, device=device) for _ in range(4)]  # more than fits a cache
     speeds = []
     for count in (1024, rows):
-        states, done, started = torch.randn(count, WIDTH, dtype=dtype, device=device), 0, 0.0
-        while not done or time.perf_counter() - started < 0.1:
+        states, done, started, seconds = torch.randn(count, WIDTH, dtype=dtype, device=device), 0, 0.0, 0.0
+        while not done or seconds < 0.1:
             states @ weights[done % 4].T
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
+            now = time.process_time() / threads if cpu else time.perf_counter()
             if not started:
-                started = time.perf_counter()  # the first product starts threads and libraries
+                started = now  # the first product starts threads and libraries
             else:
-                done += 1
-        speeds.append(2 * count * WIDTH**2 * done / (time.perf_counter() - started))
+                done, seconds = done + 1, now - started
+        speeds.append(2 * count * WIDTH**2 * done / seconds)
     return Speed(*speeds)
 
 
@@ -92,17 +172,9 @@ def about(seconds: float) -> str:
     return "1 min"
 
 
-def _tokens(cfg: Config) -> int:
-    """Of an episode's training sequences."""
-    turns, response = cfg.env.max_turns, cfg.sampling.max_tokens
-    return turns * (PROMPT + response) if cfg.agent.window else PROMPT - MESSAGE + turns * (MESSAGE + response)
-
-
-def _play(cfg: Config, episodes: int, parameters: int, speed: Speed) -> float:
+def _play(episode: Lengths, episodes: float, parameters: int, speed: Speed) -> float:
     """Seconds to play ``episodes``: prompts are read at the speed of large products, responses at that of decoding."""
-    responses = cfg.env.max_turns * cfg.sampling.max_tokens
-    read, written = (2 * parameters * episodes * count for count in (_tokens(cfg) - responses, responses))
-    return (read / speed.many + written / speed.few) / EFFICIENCY
+    return 2 * parameters * episodes * (episode.read / speed.many + episode.written / speed.few) / EFFICIENCY
 
 
 def _pass(cfg: Config, lora: int, parameters: int, speed: Speed) -> float:
@@ -111,18 +183,19 @@ def _pass(cfg: Config, lora: int, parameters: int, speed: Speed) -> float:
     return flops * parameters / speed.many / EFFICIENCY
 
 
-def _selfplay(cfg: Config, parameters: int, speed: Speed) -> float:
+def _selfplay(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
     if cfg.selfplay.policy != "model":
         return 0.0
-    return _play(cfg, cfg.selfplay.groups * cfg.selfplay.group_size, parameters, speed)
+    return _play(episode, cfg.selfplay.groups * cfg.selfplay.group_size, parameters, speed)
 
 
-def _sft(cfg: Config, parameters: int, speed: Speed) -> float:
-    tokens = cfg.selfplay.groups * cfg.selfplay.group_size * _tokens(cfg) * cfg.sft.epochs
+def _sft(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
+    play = cfg.selfplay
+    tokens = play.groups * play.group_size * episode.rows * (1 - play.val_fraction) * cfg.sft.epochs
     return tokens * _pass(cfg, cfg.sft.lora_rank, parameters, speed)
 
 
-def _ppo(cfg: Config, parameters: int, speed: Speed) -> float:
+def _ppo(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
     ppo = cfg.ppo
     episodes = ppo.groups * ppo.group_size
     validated = ppo.val_worlds * ppo.val_samples / ppo.val_every if ppo.val_every else 0
@@ -133,8 +206,8 @@ def _ppo(cfg: Config, parameters: int, speed: Speed) -> float:
     scored = bool(values) + needs_reference(ppo)  # without gradients, before the update
     passes += scored * 2 * parameters / speed.many / EFFICIENCY
     kept = 1.0 if ppo.filter == "off" else ppo.filter_ratio
-    step = _play(cfg, episodes, parameters, speed) + kept * episodes * _tokens(cfg) * passes
-    return ppo.steps * (step + _play(cfg, 1, parameters, speed) * validated)
+    played = _play(episode, episodes + validated, parameters, speed)
+    return ppo.steps * (played + kept * episodes * episode.trained * passes)
 
 
 def _distinct(configs: Iterable[Config]) -> list[Config]:
