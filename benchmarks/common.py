@@ -65,10 +65,13 @@ def summary(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def lines(peers: dict[str, dict[str, float]], first: str) -> list[str]:
-    """A table: speed, spread, how many times faster ``first`` is, memory."""
-    out = [f"{'':18}{'tokens/s':>10}{'spread':>18}{f'{first} is':>10}{'peak MiB':>10}{'training MiB':>14}"]
+    """A table: speed, spread, how many times faster ``first`` is (or the first of the peers, without it), memory."""
+    first = first if first in peers else next(iter(peers))
+    out = [
+        f"{'':18}{'tokens/s':>10}{'spread':>18}{first.partition('-')[0] + ' is':>10}{'peak MiB':>10}{'training MiB':>14}"
+    ]
     for peer, values in peers.items():
-        ratio = peers[first]["per_second"] / values["per_second"] if first in peers else float("nan")
+        ratio = peers[first]["per_second"] / values["per_second"]
         spread = f"{values['lowest']:.0f} - {values['highest']:.0f}"
         out.append(
             f"{peer:18}{values['per_second']:>10.0f}{spread:>18}{ratio:>9.2f}x{values['peak_mib']:>10.0f}"
