@@ -33,7 +33,7 @@ def coverage(count: int, seeds: int, spread: float, kind: str) -> float:
 
 
 def bootstrap_coverage(count: int, spread: float, kind: str) -> float:
-    """Of a percentile bootstrap over three seeds and the worlds, for the table of docs/evaluation.md."""
+    """Of a percentile bootstrap over three seeds and the worlds, as docs/evaluation.md reports it."""
     covered = 0
     for number, values in enumerate(tables(0, count, 3, spread, *KINDS[kind])):
         rng = np.random.default_rng(number)

@@ -21,7 +21,7 @@ from spa.config.load import (
     read_yaml,
     split_choices,
 )
-from spa.config.overrides import describe, json_schema, node_of, setting_names, split_override
+from spa.config.overrides import Node, describe, json_schema, node_of, setting_names, split_override
 from spa.config.presets import NAME, Preset
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variant_config
@@ -135,22 +135,55 @@ def _names_used() -> dict[str, tuple[set[str], set[str]]]:
 
 
 def markdown() -> str:
-    """The tables of docs/configuration.md: one for each block."""
+    """The tables of docs/configuration.md: settings without a block, then one table for each block."""
     default = Config()
-    lines: list[str] = []
-    heading = ""
+    blocks: dict[str, list[str]] = {"": []}
     for key in setting_names(Config):
         block, _, name = key.rpartition(".")
-        if block != heading:
-            text = " ".join(str(node_of(Config, block)["description"]).split()) if block else ""
-            lines += ["", f"### {block}", "", text, "", *_HEAD]
-            heading = block
-        elif not lines:
-            lines += _HEAD
         node = node_of(Config, key)
-        cells = (f"`{name}`", f"`{_written(value_of(default, key))}`", describe(node), node["description"])
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        cells = (f"`{name}`", _default_and_range(value_of(default, key), node), node["description"])
+        row = f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        blocks.setdefault(block, []).append(row)
+    lines: list[str] = []
+    for block, rows in blocks.items():
+        if block:
+            lines += ["", f"### {block}", "", " ".join(str(node_of(Config, block)["description"]).split()), ""]
+        lines += ["| setting | default | meaning |", "|---|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 
-_HEAD = ["| setting | default | allowed | meaning |", "|---|---|---|---|"]
+def _default_and_range(value: Any, node: Node) -> str:
+    """A default and what else is allowed, unless the default's type says it all: 8 (integer ≥ 1)."""
+    if "enum" in node:
+        other = f"or {_listed([name for name in node['enum'] if name != value])}"
+    elif value is None:
+        other = f"or {' or '.join(_brief(option) for option in node['anyOf'] if option['type'] != 'null')}"
+    else:
+        other = _brief(node)
+    return f"`{_written(value)}`" + (f" ({other})" if other not in ("text", "list", "mapping", _FLAG) else "")
+
+
+def _brief(node: Node) -> str:
+    """What a JSON schema node allows, for a table; ``describe`` says it in words."""
+    if "enum" in node:
+        return _listed(node["enum"])
+    if node["type"] == "array":
+        size = f" of {node['minItems']}" if node.get("minItems") == node.get("maxItems", 0) else ""
+        text = "non-empty list" if node.get("minItems") and not size else f"list{size}"
+        items = node["items"]
+        return f"{text}{' of' if 'enum' in items else ', each'} {_brief(items)}" if items.keys() - {"type"} else text
+    text = {"boolean": _FLAG, "integer": "integer", "number": "", "string": "text", "object": "mapping"}[node["type"]]
+    if "minLength" in node:
+        text = f"non-empty {text}"
+    if "minimum" in node and "maximum" in node:
+        return f"{text} {node['minimum']} to {node['maximum']}".strip()
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = ", ".join(f"{sign} {node[name]}" for name, sign in signs.items() if name in node)
+    return f"{text} {limits}".strip() or "number"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+_FLAG = _listed(("true", "false"))

@@ -46,61 +46,61 @@ SIMULATOR = "simulator"  # as planner.model
 
 @dataclass(config=STRICT)
 class EnvConfig:
-    """A task: a world, its settings and the limits under which it is played (the original's `custom_envs.<Tag>`)."""
+    """A world and the limits under which it is played."""
 
-    id: Text = setting("sokoban", "A name that `spa env list` shows, a Gymnasium id, or `module:Class`.")
-    tag: Text = setting("SimpleSokoban", "The name under which metrics are logged.")
-    settings: Mapping = setting({}, "Keyword arguments of the world's constructor.")
+    id: Text = setting("sokoban", "A name from `spa env list`, a Gymnasium id or `module:Class`.")
+    tag: Text = setting("SimpleSokoban", "Name in the metrics.")
+    settings: Mapping = setting({}, "Arguments of the world's constructor.")
     state_format: StateFormat = setting(
-        "grid", 'How states are written; coordinates is the paper\'s "SE", random_coordinates adds wrong ones (Fig. 5).'
+        "grid",
+        'How states are written; coordinates: the paper\'s "SE"; random_coordinates: wrong ones (paper, Fig. 5).',
     )
     max_turns: Positive = setting(5, "Turns per episode.")
-    max_actions_per_turn: Positive = setting(5, "Actions per turn; further ones are not played.")
-    max_actions: Positive = setting(10, "Actions per episode; it ends when they are used up.")
-    instruction: str | None = setting(None, "Instruction for prompt=base, style=paper; null = the world's own.")
-    instruction_world_model: str | None = setting(None, "The same for prompt=world_model.")
+    max_actions_per_turn: Positive = setting(5, "Further actions are not played.")
+    max_actions: Positive = setting(10, "Actions per episode.")
+    instruction: str | None = setting(None, "Text for agent.prompt=base with agent.style=paper; null = the world's.")
+    instruction_world_model: str | None = setting(None, "The same for agent.prompt=world_model.")
     response_hint: Positive | None = setting(
         None,
-        '"Max response length" in words (style=paper); null = half as much again as true states and actions take in '
-        "tokens, at most sampling.max_tokens (this itself with prompt=base).",
+        "Length in words that prompts of agent.style=paper state; null = from true answers "
+        "(agent.prompt=base: sampling.max_tokens).",
     )
     step_timeout: NonNegative = setting(
-        300.0,
-        "Seconds for a call of the world (made, reset, step, close), after which its episode fails; 0 = no limit.",
+        300.0, "Seconds per call of the world, after which its episode fails; 0 = no limit."
     )
     max_state_chars: Positive = setting(100_000, "Characters of a state; a longer one fails the episode.")
-    max_failed: Share = setting(0.5, "Stop where a larger share of the episodes fails; 1 = never.")
+    max_failed: Share = setting(0.5, "Share of failed episodes above which the run stops.")
     processes: Count = setting(
-        0, "Episodes played at once, each with its world in a process of its own (slow worlds; Linux); 0 = in this one."
+        0, "Episodes played at once, each world in its own process (slow worlds; Linux); 0 = in this process."
     )
     disjoint: Literal["content", "symmetry", "seed"] = setting(
         "content",
-        "How splits are kept apart: content (no world in two splits), symmetry (nor its rotations and mirror "
-        "images, in worlds that report them), seed (ranges of seeds only).",
+        "What splits do not share: content = worlds; symmetry = nor their rotations and mirror images, where "
+        "reported; seed = seeds only.",
     )
 
 
 @dataclass(config=STRICT)
 class AgentConfig:
-    """How the model is prompted and how its responses are read."""
+    """How the model is prompted and its responses are read."""
 
     style: Literal["paper", "terse"] = setting(
-        "paper", "paper = the original's wording; terse = state, tags, actions left."
+        "paper", "paper: the original's wording; terse: state, tags, actions left."
     )
-    prompt: Prompt = setting("base", "Whether stage 3 and evaluation ask for observation and prediction (world_model).")
+    prompt: Prompt = setting("base", "Of stage 3 and evaluation; world_model asks for observation and prediction.")
     prompt_after_sft: Literal["same", "base", "world_model"] = setting(
-        "same", "The prompt of variants that start from stage 2; same = agent.prompt."
+        "same", "agent.prompt for variants that start from stage 2."
     )
-    think: Flag = setting(True, "Force `<think>` at the start of a response; false forces `<answer>`.")
-    action_sep: Text = setting("||", "Separator of the actions in an answer.")
+    think: Flag = setting(True, "Force responses to begin with `<think>`; false: with `<answer>`.")
+    action_sep: Text = setting("||", "Separates the actions of an answer.")
     window: Count = setting(0, "Turns of history that the model sees; 0 = all (one token sequence per episode).")
     planner: Literal["none", "lookahead", "beam", "mcts", "best_of_n"] = setting(
-        "none", "Who chooses the actions in evaluation (see the block planner). Beyond the paper."
+        "none", "Who acts in evaluation ([planners](planning.md#planners); beyond the paper)."
     )
     format_penalty: Annotated[Number, Field(le=0)] = setting(
-        -0.1, "Reward of a turn with a dropped action, no valid action or a bad format; applied once per turn."
+        -0.1, "Reward of a turn with a dropped action, no valid action or a bad format."
     )
-    penalize_extra_actions: Flag = setting(False, "Also penalize turns with too many actions (the original does not).")
+    penalize_extra_actions: Flag = setting(False, "Also penalize too many actions (the original does not).")
 
 
 @dataclass(config=STRICT)
@@ -110,59 +110,51 @@ class ModelConfig:
     path: Text = setting(
         "builtin:tiny", "builtin:tiny, cache:NAME (`spa model get`), a Hugging Face folder or a hub name."
     )
-    revision: str | None = setting(None, "Commit, tag or branch of a hub name; null = its newest.")
-    trust_remote_code: Flag = setting(
-        False,
-        "Run the Python code that a model brings along: only for authors whom you trust as you trust the code here.",
-    )
+    revision: str | None = setting(None, "Commit, tag or branch of a hub name; null = newest.")
+    trust_remote_code: Flag = setting(False, "Run Python code that comes with the model: only from authors you trust.")
     dtype: Precision = setting("float32", "Type of the weights.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
-    threads: Count = setting(0, "CPU threads of torch; 0 = torch's default.")
-    device_memory: NonNegative = setting(
-        0.0, "GB of a GPU to plan for (24, 40, 80, 141), on any machine; 0 = what is free here."
-    )
-    gradient_checkpointing: Flag = setting(False, "Recompute activations in the backward pass: less memory, more time.")
+    threads: Count = setting(0, "CPU threads of torch; 0 = torch's choice.")
+    device_memory: NonNegative = setting(0.0, "GB of a GPU to plan for, on any machine; 0 = what is free here.")
+    gradient_checkpointing: Flag = setting(False, "Saves memory, takes time.")
 
 
 @dataclass(config=STRICT)
 class SamplingConfig:
-    """How responses are sampled. PPO needs top_p=1 and top_k=0: otherwise log-probs are of another distribution than the
-    one that is trained."""
+    """PPO needs top_p=1, top_k=0 and a temperature above 0."""
 
-    temperature: NonNegative = setting(1.0, "Sampling temperature; 0 = greedy.")
+    temperature: NonNegative = setting(1.0, "0 = greedy.")
     top_p: ShareAboveZero = setting(1.0, "Nucleus sampling; 1 = off.")
-    top_k: Count = setting(0, "Sample from the k likeliest tokens; 0 = off.")
+    top_k: Count = setting(0, "Likeliest tokens to sample from; 0 = all.")
     max_tokens: Positive = setting(400, "Tokens per turn.")
-    max_tokens_base: Count = setting(0, "Tokens per turn with agent.prompt=base (no states); 0 = max_tokens.")
+    max_tokens_base: Count = setting(0, "Tokens per turn with agent.prompt=base; 0 = max_tokens.")
     stop: list[Annotated[str, Field(min_length=1)]] = setting([], "Strings that end a response, e.g. `</answer>`.")
     batch_size: Positive = setting(256, "Episodes decoded at once.")
-    processes: Count = setting(0, "Processes that play on a CPU; 0 = as many as help (Linux), 1 = only this one.")
+    processes: Count = setting(0, "Processes that play on a CPU; 0 = as many as help (Linux).")
 
 
 @dataclass(config=STRICT)
 class EngineConfig:
-    """Who writes the text: transformers and vllm in all stages, openai in self-play and in `spa eval`."""
+    """What generates text ([engines](engines.md))."""
 
     kind: Literal["transformers", "vllm", "openai"] = setting("transformers", "openai: any OpenAI-compatible server.")
-    base_url: str | None = setting(None, "openai: address of the API, such as http://localhost:8000/v1.")
-    model: str | None = setting(None, "openai: the model's name on the server.")
+    base_url: str | None = setting(None, "openai: address, such as http://localhost:8000/v1.")
+    model: str | None = setting(None, "openai: name on the server.")
     api_key_env: str = setting("OPENAI_API_KEY", "openai: environment variable with the key; unset = no key.")
-    concurrency: Positive = setting(16, "openai: concurrent requests.")
-    timeout: AboveZero = setting(120.0, "openai: seconds until a request counts as failed.")
-    episode_timeout: AboveZero = setting(3600.0, "openai: seconds for all requests of an episode, which then fails.")
-    max_reply_bytes: Positive = setting(1_000_000, "openai: size of a reply, decompressed; a larger one is a failure.")
-    retries: Count = setting(5, "openai: retries of a failed request, with exponential backoff.")
-    requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none (429 replies are always obeyed).")
-    prefill: Flag = setting(False, "openai: start the response with the forced tag (vLLM's continue_final_message).")
+    concurrency: Positive = setting(16, "openai: simultaneous requests.")
+    timeout: AboveZero = setting(120.0, "openai: seconds per request.")
+    episode_timeout: AboveZero = setting(3600.0, "openai: seconds for all requests of an episode.")
+    max_reply_bytes: Positive = setting(1_000_000, "openai: a larger reply (decompressed) is a failure.")
+    retries: Count = setting(5, "openai: per request, with exponential backoff.")
+    requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none.")
+    prefill: Flag = setting(False, "openai: begin responses with the forced tag.")
     gpu_memory_utilization: ShareAboveZero = setting(0.9, "vllm: share of the GPU's memory.")
     tensor_parallel: Positive = setting(1, "vllm: GPUs.")
-    max_model_len: Count = setting(0, "vllm: context length in tokens; 0 = the model's own.")
-    dtype: Precision | None = setting(None, "vllm: type of its weights; null = model.dtype.")
-    enforce_eager: Flag = setting(False, "vllm: no compilation and no CUDA graphs: starts sooner, samples slower.")
+    max_model_len: Count = setting(0, "vllm: context in tokens; 0 = the model's.")
+    dtype: Precision | None = setting(None, "vllm: of its weights; null = model.dtype.")
+    enforce_eager: Flag = setting(False, "vllm: no compilation, no CUDA graphs: starts sooner, samples slower.")
     max_logprob_diff: AboveZero | None = setting(
-        None,
-        "vllm: mean difference of log-probs (nats) between vLLM and the model that is trained, above which a run stops; "
-        "checked at every push; null = 0.001 in float32, 0.02 in bfloat16.",
+        None, "vllm: mean log-prob difference from training, in nats, that stops a run; null = by dtype."
     )
 
     @model_validator(mode="after")
@@ -182,112 +174,86 @@ class EngineConfig:
 
 @dataclass(config=STRICT)
 class SelfPlayConfig:
-    """Stage 1. The original plays 160 groups of 8, that is 1,280 episodes."""
+    """Stage 1 ([self-play](selfplay-and-sft.md))."""
 
-    model: str | None = setting(None, "Who plays: a checkpoint folder or hub name; null = model.path, the base model.")
+    model: str | None = setting(None, "Who plays: a checkpoint folder or hub name; null = model.path.")
     groups: Positive = setting(160, "Worlds.")
     group_size: Positive = setting(8, "Episodes per world.")
     state_format: StateFormat = setting("coordinates", "How states are written in stages 1 and 2.")
     policy: Literal["model", "random", "planner"] = setting(
         "model",
-        "model, random (uniform actions, a fixed thought; paper, Table 5) or planner (agent.planner, with a "
-        "selfplay.model trained on transitions; beyond the paper).",
+        "random: uniform actions, a fixed thought (paper, Table 5); planner: agent.planner, with a "
+        "selfplay.model trained on transitions.",
     )
     states: Literal["truth", "belief", "shuffled"] = setting(
-        "truth",
-        "truth, belief (what the model wrote; paper, Table 3) or shuffled (states of random other turns: a control).",
+        "truth", "belief: what the model wrote (paper, Table 3); shuffled: those of random other turns (control)."
     )
-    constrained: Flag = setting(
-        False,
-        "Sample only responses of the format: tags and listed actions are fixed, other text is free "
-        "([stage 1](selfplay-and-sft.md); needs `spa-agent[constrained]`).",
-    )
-    prompt: Prompt = setting("world_model", "With base no states are written (a control; needs selfplay.filter=false).")
+    constrained: Flag = setting(False, "Sample only responses of the format (needs `spa-agent[constrained]`).")
+    prompt: Prompt = setting("world_model", "base writes no states (control; needs selfplay.filter=false).")
     rows: Literal["written", "transitions"] = setting(
         "written",
-        "written (the paper's: responses with true states) or transitions (single moves with reward and end, in "
-        "a fixed layout that planning can query; beyond the paper).",
+        "written: responses with true states; transitions: single moves for [planning](planning.md#transitions).",
     )
-    plain_rows: NonNegative = setting(
-        0.0, "transitions, prompt=base: plain rows per transition row (keeps the policy)."
-    )
+    plain_rows: NonNegative = setting(0.0, "transitions, prompt=base: plain rows per transition row.")
     outcome_share: Share = setting(0.0, "transitions: repeat rare rewards and ends up to this share; 0 = off.")
-    shots: Count = setting(
-        0, "policy=model: worked examples (random play, true states) shown before an episode; not in the rows."
-    )
-    tries: Positive = setting(
-        4, "policy=model: samples of a response that selfplay.filter would drop, each at 0.7 times the temperature."
-    )
-    warmup_rows: Count = setting(
-        0, "policy=model: rows of random play that a throw-away copy of the model is fine-tuned on before it plays."
-    )
-    filter: Flag = setting(True, "Only rows with observation and prediction in a think block before the answer.")
-    success_only: Flag = setting(False, "Only rows of successful episodes.")
-    deduplicate: Flag = setting(False, "Drop rows with the same prompt and response.")
-    balance: Literal["none", "actions", "turn", "success"] = setting(
-        "none", "Cap classes at their median size (rounded up)."
-    )
-    val_fraction: UpTo90 = setting(0.2, "Share of the worlds whose rows are for validation.")
-    early_turns: Count = setting(
-        12, "Report shares, speed and time needed after so many turns; 0 = no report, no stop."
-    )
-    min_kept: Share = setting(
-        0.05,
-        "Stop where a smaller share of the turns gives a row: early (at 1% chance of error) or at the end; 0 = never.",
-    )
+    shots: Count = setting(0, "policy=model: worked examples before an episode ([cold start](cold-start.md)).")
+    tries: Positive = setting(4, "policy=model: samples of a response that selfplay.filter would drop.")
+    warmup_rows: Count = setting(0, "policy=model: rows of random play that train a throw-away copy, which then plays.")
+    filter: Flag = setting(True, "Keep only responses with observation, prediction and answer in the right places.")
+    success_only: Flag = setting(False, "Keep only successful episodes.")
+    deduplicate: Flag = setting(False, "Drop rows with equal prompt and response.")
+    balance: Literal["none", "actions", "turn", "success"] = setting("none", "Cap classes at their median size.")
+    val_fraction: UpTo90 = setting(0.2, "Share of the worlds for validation rows.")
+    early_turns: Count = setting(12, "Turns before the first report and early stop; 0 = neither.")
+    min_kept: Share = setting(0.05, "Stop if a smaller share of the turns gives a row; 0 = never.")
 
 
 @dataclass(config=STRICT)
 class PlannerConfig:
-    """How `agent.planner` searches in the model's own predictions ([planning](planning.md)). Beyond the paper."""
+    """How `agent.planner` searches ([planning](planning.md))."""
 
-    depth: Positive = setting(10, "Actions looked ahead, at most those left.")
-    width: Count = setting(0, "beam: states per layer that are expanded; 0 = all.")
-    simulations: Positive = setting(64, "mcts: simulations per decision.")
+    depth: Positive = setting(10, "Actions looked ahead.")
+    width: Count = setting(0, "beam: states expanded per layer; 0 = all.")
+    simulations: Positive = setting(64, "mcts: per decision.")
     exploration: NonNegative = setting(1.25, "mcts: weight of the prior (PUCT).")
     samples: Positive = setting(1, "Predictions per move: 1 = the likeliest, more are sampled (stochastic worlds).")
     proposals: Count = setting(0, "Actions sampled from the policy: mcts' prior, or all actions if none are listed.")
-    gamma: Share = setting(0.95, "Discount per action; it prefers short plans.")
+    gamma: Share = setting(0.95, "Discount per action.")
     min_probability: Share = setting(0.2, "Expand only predictions at least this likely (of several samples, all).")
     optimism: NonNegative = setting(0.1, "Value of a state at which the search stops, in units of reward.")
     max_questions: Count = setting(0, "Queries of the model per decision; 0 = no limit.")
-    values: Flag = setting(False, "Also ask for the value of moves (see practice.values).")
+    values: Flag = setting(False, "Also query the [values](planning.md#move-values) of moves.")
     model: str | None = setting(
         None,
-        "World model: a checkpoint, a stage's folder or a hub name; null = the model that plays; simulator = the "
-        "true world, an upper bound on better predictions.",
+        "World model: a checkpoint, a stage's folder, a hub name or simulator (the true world); null = the "
+        "model that plays.",
     )
 
 
 @dataclass(config=STRICT)
 class PracticeConfig:
-    """Practice in imagination between stages 2 and 3, for variants with `practice: true` ([planning](planning.md)). Beyond
-    the paper."""
+    """For variants with `practice: true` ([practice](planning.md#practice))."""
 
-    rounds: Positive = setting(
-        1,
-        "Rounds of planning and fine-tuning; from the second on, the policy plays first and the world model is "
-        "retrained.",
-    )
-    worlds: Positive = setting(1000, "Start states per round: one third self-play, the rest training worlds.")
+    rounds: Positive = setting(1, "Rounds of planning and fine-tuning.")
+    worlds: Positive = setting(1000, "Start states per round: a third self-play, the rest training worlds.")
     whole: Flag = setting(False, "Imagine everything within planner.depth, not only up to the first gain.")
-    epochs: Positive = setting(3, "Epochs on the plans; the rest is as in stage 2.")
-    rehearsal: NonNegative = setting(1.0, "Transition rows per plan row, against forgetting the world.")
-    values: NonNegative = setting(0.0, "Rows with values of moves per plan row, for planner.values and best_of_n.")
-    groups: Positive = setting(100, "Worlds played before the second and each later round.")
+    epochs: Positive = setting(3, "Epochs on the plans.")
+    rehearsal: NonNegative = setting(1.0, "Transition rows per plan row.")
+    values: NonNegative = setting(0.0, "Rows with values of moves per plan row.")
+    groups: Positive = setting(100, "Worlds played before each round but the first.")
     group_size: Positive = setting(8, "Episodes per world.")
 
 
 @dataclass(config=STRICT)
 class CurriculumConfig:
-    """The worlds that stage 3 trains on. Validation and evaluation always play the run's own."""
+    """The worlds of stage 3's training ([curriculum](algorithms.md#curriculum-and-transfer))."""
 
     mixture: dict[Key, AboveZero] = setting({}, "Configs and their weights; empty = the run's own world.")
-    levels: list[Mapping] = setting([], "`env.settings` of easier worlds that come before the run's own.")
+    levels: list[Mapping] = setting([], "`env.settings` of easier worlds before the run's own.")
     threshold: ShareAboveZero = setting(0.7, "Training success at which the next level begins.")
     window: Positive = setting(3, "Steps over which success is averaged.")
-    rehearsal: UpTo90 = setting(0.0, "Share of the worlds drawn from levels already passed.")
-    imagined: Share = setting(0.0, "Share of worlds imagined by the model of stage 2 ([planning](planning.md)).")
+    rehearsal: UpTo90 = setting(0.0, "Share of worlds from levels already passed.")
+    imagined: Share = setting(0.0, "Share of [imagined worlds](planning.md#imagined-worlds-for-rl).")
     imagined_worlds: Positive = setting(500, "How many worlds are imagined, once.")
     imagined_file: str | None = setting(None, "File of imagined worlds; null = the run makes them.")
 
@@ -302,12 +268,12 @@ class CurriculumConfig:
 
 @dataclass(config=STRICT)
 class EvalConfig:
-    """Pass@k and world-model accuracy on held-out worlds."""
+    """Evaluation on held-out worlds ([evaluation](evaluation.md))."""
 
     worlds: Positive = setting(128, "Test worlds.")
     samples: Positive = setting(8, "Episodes per world.")
-    ks: Annotated[list[Positive], Field(min_length=1)] = setting([1, 8], "The k of Pass@k, each at most eval.samples.")
-    bootstrap: Count = setting(2000, "Resamples of the worlds for 95% intervals.")
+    ks: Annotated[list[Positive], Field(min_length=1)] = setting([1, 8], "The k of Pass@k, at most eval.samples.")
+    bootstrap: Count = setting(2000, "Resamples of the worlds for intervals.")
     world_model_worlds: Count = setting(32, "Worlds for observation and prediction accuracy; 0 = off.")
 
     @model_validator(mode="after")
@@ -322,14 +288,12 @@ class SeedConfig:
     """First seeds of the splits: disjoint ranges of 10^9."""
 
     run: Annotated[Count, Field(le=2**63 - 1)] = setting(
-        0,
-        "Seeds all randomness of training and sampling, and chooses where in their ranges the worlds of self-play "
-        "and training begin: each run has its own.",
+        0, "Seed of training and sampling; also where in their ranges the worlds of self-play and training begin."
     )
-    test: Count = setting(0, "First seed of the test worlds.")
-    val: Count = setting(1_000_000_000, "First seed of the validation worlds.")
-    selfplay: Count = setting(2_000_000_000, "First seed of the self-play worlds.")
-    train: Count = setting(3_000_000_000, "First seed of the training worlds.")
+    test: Count = setting(0, "Test worlds.")
+    val: Count = setting(1_000_000_000, "Validation worlds.")
+    selfplay: Count = setting(2_000_000_000, "Self-play worlds.")
+    train: Count = setting(3_000_000_000, "Training worlds.")
 
     @model_validator(mode="after")
     def _disjoint(self) -> SeedConfig:
@@ -350,9 +314,9 @@ class ReportConfig:
     episodes: Count = setting(
         6, "Test episodes shown per variant, and as many of its training; fewer if they are long."
     )
-    sample_every: Count = setting(10, "Steps of stage 3 between sample episodes shown on a terminal; 0 = never.")
+    sample_every: Count = setting(10, "Steps of stage 3 between episodes shown on a terminal; 0 = never.")
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], DISTINCT] = setting(
-        [], "Trackers, besides metrics.jsonl."
+        [], "Besides metrics.jsonl."
     )
 
 
@@ -360,11 +324,9 @@ class ReportConfig:
 class ScaleConfig:
     """Several ranks ([ranks](ranks.md))."""
 
-    shards: Count = setting(
-        0, "Ranks that weights, gradients and optimizer states are divided among (those of a node); 0 = all."
-    )
-    timeout: AboveZero = setting(600.0, "Seconds that a rank waits for the others before it counts them as lost.")
-    restarts: Count = setting(3, "How often ranks that were killed or hang are started again from the last checkpoint.")
+    shards: Count = setting(0, "Ranks that share weights, gradients and optimizer states (a node's); 0 = all.")
+    timeout: AboveZero = setting(600.0, "Seconds after which a silent rank counts as lost.")
+    restarts: Count = setting(3, "Restarts from the last checkpoint after ranks were killed or hang.")
 
 
 @dataclass(config=STRICT)
@@ -408,12 +370,12 @@ class Config:
     eval: EvalConfig = Field(default_factory=EvalConfig)
     seeds: SeedConfig = Field(default_factory=SeedConfig)
     variants: Annotated[list[str], Field(min_length=1), DISTINCT] = setting(
-        ["vanilla", "spa"], "The variants that `spa run` compares, besides base."
+        ["vanilla", "spa"], "What `spa run` compares, besides base."
     )
     launcher: Literal["local", "torchrun", "ray"] = setting(
-        "local", "local (one process), torchrun (nproc of them on this machine) or ray (on a Ray cluster)."
+        "local", "local: one process; torchrun: nproc on this machine; ray: nproc on a Ray cluster."
     )
-    nproc: Count = setting(0, "torchrun, ray: the number of processes; 0 = one per GPU of the machine or cluster.")
+    nproc: Count = setting(0, "Processes; 0 = one per GPU.")
     report: ReportConfig = Field(default_factory=ReportConfig)
     scale: ScaleConfig = Field(default_factory=ScaleConfig)
 
