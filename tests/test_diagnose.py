@@ -274,6 +274,7 @@ def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: 
         learned(imagined={1: 0.4, 2: 0.3}),  # no depth to recommend
         gained(0.2, -0.01),  # may be luck
         gained(0.04, 0.01),  # too little to matter
+        lambda d: base(random=0.25)(gained(0.12, 0.01)(d)),  # random moves may do as well
         lambda d: replace(d, learned="too large", planned="too large", times=[]),
     ],
 )

@@ -230,16 +230,21 @@ def planner_part(diagnosis: Diagnosis) -> tuple[str, str]:
         f"{planned.kind} Pass@1 {percent(planned.pass_1)}; base {100 * base.pass_1.mean:.1f}{chance}; gain over the base "
         f"{percent(planned.gain, sign=True)}; {planned.questions:.0f} questions an episode"
     )
-    if pays(planned):
+    if pays(diagnosis):
         return figures, "imagination is good enough to act on"
     if planned.gain.high < 0:
         return figures, "acting on it is worse than the base"
+    if planned.gain.low > 0:
+        return figures, "better than the base, but no clear gain over chance"
     return figures, "no clear gain, as far as these worlds tell"
 
 
-def pays(planned: Planned) -> bool:
-    """Whether the planner is significantly better than the base, by at least ``GAIN``."""
-    return planned.gain.mean >= GAIN and planned.gain.low > 0
+def pays(diagnosis: Diagnosis) -> bool:
+    """Whether there is a planner that is significantly better than the base, by at least ``GAIN``, and than random moves."""
+    planned, chance = diagnosis.planned, diagnosis.base.random
+    if isinstance(planned, str) or planned.gain.mean < GAIN or planned.gain.low <= 0:
+        return False
+    return chance is None or planned.pass_1.low > chance
 
 
 def time_part(diagnosis: Diagnosis) -> tuple[str, str]:
@@ -301,8 +306,7 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
     """Advice based on the small stage 2 and its planner."""
-    learned, planned = diagnosis.learned, diagnosis.planned
-    planner_pays = isinstance(planned, Planned) and pays(planned)
+    learned, planned, planner_pays = diagnosis.learned, diagnosis.planned, pays(diagnosis)
     if isinstance(learned, Learned):
         if learned.top1 is not None and learned.top1 < MIN_TOP1:
             yield (
