@@ -333,6 +333,7 @@ def test_interrupted_planning_goes_on(tmp_path: Path, start: dict[str, Any], mon
     assert known > 0
     engine = TrueEngine(lake_task(1))
     resumed = practice(cfg, out, model=start["model"], data=start["data"])["rounds"]
+    assert 0 < len(engine.contexts) < 2 * resumed[0]["questions"], "stored answers are not asked for again"
     assert not (plans / "answers.jsonl").exists()
     engine = TrueEngine(lake_task(1))
     asked = engine.contexts
