@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from typing import Any
@@ -32,6 +33,7 @@ def contexts(cfg: Config, tokenizer: Any, worlds: int) -> list[list[list[int]]]:
 
 def make(cfg: Config, tokenizer: Any) -> Any:
     if PEER == "vllm":
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, whose time is measured
         from rollout_vllm import make as make_vllm
 
         return make_vllm(cfg)[0]
@@ -45,7 +47,9 @@ def make(cfg: Config, tokenizer: Any) -> Any:
     return TransformersEngine(model, tokenizer.pad_token_id, tokenizer)
 
 
-def play(engine: Any, asked: list[list[list[int]]], cfg: Config, never: int) -> None:
+def play(engine: Any, asked: list[list[list[int]]], cfg: Config) -> None:
+    """Without a token to stop at: all write the same number of tokens."""
+
     def following(session: int, completion: Completion) -> list[int] | None:
         assert len(completion.ids) == cfg.sampling.max_tokens
         turns[session] += 1
@@ -53,7 +57,7 @@ def play(engine: Any, asked: list[list[list[int]]], cfg: Config, never: int) -> 
 
     turns = [0] * len(asked)
     first = {session: texts[0] for session, texts in enumerate(asked)}
-    serve(engine, first, cfg.sampling, stop_ids=frozenset({never}), seed=0, on_completion=following)
+    serve(engine, first, cfg.sampling, stop_ids=frozenset(), seed=0, on_completion=following)
 
 
 def main() -> None:
@@ -63,9 +67,8 @@ def main() -> None:
     asked = contexts(cfg, tokenizer, WORLDS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     engine = make(cfg, tokenizer)
-    never = len(tokenizer)  # an id that is not sampled: all write the same number of tokens
     wall, processor = time.perf_counter(), time.process_time()
-    play(engine, asked, cfg, never)
+    play(engine, asked, cfg)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     tokens = cfg.sampling.max_tokens * sum(map(len, asked))
     result = {
