@@ -113,7 +113,7 @@ class PPOConfig:
     kl_reward_estimator: KLEstimator = setting("k1", "Of the KL in the reward.")
     kl_loss_coef: NonNegative = setting(0.0, "KL to the reference model in the loss.")
     kl_loss_estimator: KLEstimator = setting("k3", "Of the KL in the loss.")
-    reference: str | None = setting(None, "For the KL; null = the start.")
+    reference: str | None = setting(None, "Reference model of the KL; null = where RL starts.")
 
     # Advantages
     estimator: Literal[
@@ -204,7 +204,7 @@ class PPOConfig:
     )
     min_valid_rate: Share = setting(0.05, "Least share of turns with a valid action, once it was twice that; 0 = off.")
     max_repetition: Share = setting(0.5, "Largest share of responses ending in a loop; 1 = off.")
-    min_entropy: NonNegative = setting(0.0, "Nats per token; 0 = off.")
+    min_entropy: NonNegative = setting(0.0, "Least entropy in nats per token; 0 = off.")
 
     @model_validator(mode="after")
     def _settings_agree(self) -> PPOConfig:

@@ -57,8 +57,9 @@ def _say_trusted(path: str) -> None:
     note(f"model.trust_remote_code=true: Python code that {path} brings along is run")
 
 
-def load_tokenizer(path: str, model: ModelConfig | None = None) -> Any:
-    """The tokenizer of a model folder or hub name, with a pad token; ``model`` as in ``hub_options``.
+def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: bool = False) -> Any:
+    """The tokenizer of a model folder or hub name, with a pad token; ``model`` as in ``hub_options``, ``local_only`` as in
+    ``load_config``.
 
     Raises:
         ValueError: the folder has no tokenizer, or the name cannot be loaded.
@@ -69,7 +70,7 @@ def load_tokenizer(path: str, model: ModelConfig | None = None) -> Any:
     check_tokenizer(folder, path)
     manifest.check(folder, *_SMALL)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **hub_options(path, model))
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:

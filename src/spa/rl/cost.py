@@ -73,7 +73,7 @@ def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[Vari
     played = [cfg] if not variants else _distinct(source_config(cfg, v) for v in tuned if not given_data(cfg, v))
     variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants]
     try:
-        chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced=forced_tag(cfg.agent.think))
+        chat = Chat(load_tokenizer(cfg.model.path, cfg.model, local_only=True), forced=forced_tag(cfg.agent.think))
         data = [(source, selfplay_lengths(source, chat)) for source in sources]
         plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
     except ValueError:
