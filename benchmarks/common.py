@@ -64,9 +64,9 @@ def summary(runs: list[dict[str, float]]) -> dict[str, float]:
     return {**medians, "lowest": min(speeds), "highest": max(speeds)}
 
 
-def lines(peers: dict[str, dict[str, float]], first: str) -> list[str]:
-    """A table: speed, spread, how many times faster ``first`` is (or the first of the peers, without it), memory."""
-    first = first if first in peers else next(iter(peers))
+def lines(peers: dict[str, dict[str, float]]) -> list[str]:
+    """A table: speed, spread, how many times faster ``spa`` is (without it, the first of the peers), memory."""
+    first = "spa" if "spa" in peers else next(iter(peers))
     out = [
         f"{'':18}{'tokens/s':>10}{'spread':>18}{first.partition('-')[0] + ' is':>10}{'peak MiB':>10}{'training MiB':>14}"
     ]

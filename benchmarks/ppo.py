@@ -78,7 +78,7 @@ def main() -> None:
             check_same({peer: found[0] for peer, found in runs.items() if peer not in OTHERS})
             results[name] = {"rows": about, "peers": {peer: summary(found) for peer, found in runs.items()}}
             print(f"\n{name}: {about['rows']} rows, longest {about['longest']} tokens, {about['tokens']} in all")
-            print("\n".join(lines(results[name]["peers"], "spa")))
+            print("\n".join(lines(results[name]["peers"])))
     finish(results, options.threads, options.json)
 
 

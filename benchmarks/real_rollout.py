@@ -46,7 +46,7 @@ def main() -> None:
         results[name] = {"peers": {peer: summary(found) for peer, found in runs.items()}}
         any_peer = results[name]["peers"][peers[0]]
         print(f"\n{name} episodes: {any_peer['context']:.0f} tokens of context, {any_peer['sampled']:.0f} sampled")
-        print("\n".join(lines(results[name]["peers"], "spa")))
+        print("\n".join(lines(results[name]["peers"])))
     finish(results, options.threads, options.json)
 
 

@@ -65,7 +65,7 @@ def main() -> None:
         runs = take_turns(name, peers, options.repeats, measure, SETS[name], options)
         results[name] = {"peers": {peer: summary(found) for peer, found in runs.items()}}
         print(f"\n{name}")
-        print("\n".join(lines(results[name]["peers"], "spa")))
+        print("\n".join(lines(results[name]["peers"])))
         print(
             "episodes/s  "
             + ", ".join(f"{peer} {found['episodes_per_second']:.1f}" for peer, found in results[name]["peers"].items())

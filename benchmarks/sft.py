@@ -80,7 +80,7 @@ def main() -> None:
             results[name] = {"rows": describe(data), "peers": {peer: summary(runs[peer]) for peer in peers}}
             rows = results[name]["rows"]
             print(f"\n{name}: {rows['rows']} rows, median {rows['median']:.0f}, longest {rows['longest']} tokens")
-            print("\n".join(lines(results[name]["peers"], "spa")))
+            print("\n".join(lines(results[name]["peers"])))
     finish(results, options.threads, options.json)
 
 

@@ -39,7 +39,7 @@ def main() -> None:
         runs = take_turns(name, peers, options.repeats, measure, SETS[name], options.threads)
         results[name] = {"peers": {peer: summary(found) for peer, found in runs.items()}}
         print(f"\n{name}")
-        print("\n".join(lines(results[name]["peers"], "spa")))
+        print("\n".join(lines(results[name]["peers"])))
         for peer, found in results[name]["peers"].items():
             outside = (
                 f"; outside the network's forward and backward passes: {found['outside']:.0%} of the step, "

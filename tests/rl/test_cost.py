@@ -68,6 +68,7 @@ def _days(settings: list[str], variant: str = "spa") -> dict[str, float]:
 def test_times_follow_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOO_SMALL", 0)
     monkeypatch.setattr(cost, "measure", lambda *_: Speed(1e5, 1e5))
+    monkeypatch.setattr(cost, "load_tokenizer", lambda path, model, *, local_only: local_only and load_tokenizer(path))
     once = _days([])
     assert set(once) == {"generate", "sft", "ppo", "eval"}
     more = _days(["sft.epochs=10", "ppo.steps=400", "eval.samples=32", "selfplay.policy=random"])

@@ -153,37 +153,7 @@ def markdown() -> str:
 
 
 def _default_and_range(value: Any, node: Node) -> str:
-    """A default and what else is allowed, unless the default's type says it all: 8 (integer ≥ 1)."""
-    if "enum" in node:
-        other = f"or {_listed([name for name in node['enum'] if name != value])}"
-    elif value is None:
-        other = f"or {' or '.join(_brief(option) for option in node['anyOf'] if option['type'] != 'null')}"
-    else:
-        other = _brief(node)
-    return f"`{_written(value)}`" + (f" ({other})" if other not in ("text", "list", "mapping", _FLAG) else "")
-
-
-def _brief(node: Node) -> str:
-    """What a JSON schema node allows, for a table; ``describe`` says it in words."""
-    if "enum" in node:
-        return _listed(node["enum"])
-    if node["type"] == "array":
-        size = f" of {node['minItems']}" if node.get("minItems") == node.get("maxItems", 0) else ""
-        text = "non-empty list" if node.get("minItems") and not size else f"list{size}"
-        items = node["items"]
-        return f"{text}{' of' if 'enum' in items else ', each'} {_brief(items)}" if items.keys() - {"type"} else text
-    text = {"boolean": _FLAG, "integer": "integer", "number": "", "string": "text", "object": "mapping"}[node["type"]]
-    if "minLength" in node:
-        text = f"non-empty {text}"
-    if "minimum" in node and "maximum" in node:
-        return f"{text} {node['minimum']} to {node['maximum']}".strip()
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = ", ".join(f"{sign} {node[name]}" for name, sign in signs.items() if name in node)
-    return f"{text} {limits}".strip() or "number"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-_FLAG = _listed(("true", "false"))
+    """A default and what is allowed, unless the default shows it."""
+    allowed = describe(node)
+    shown = allowed in ("text", "true or false", "a list like [a,b]", "a mapping like {a: 1}")
+    return f"`{_written(value)}`" + ("" if shown else f" ({allowed})")

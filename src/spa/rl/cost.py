@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,7 @@ class Lengths:
         return self.read + self.written
 
 
-def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[VariantConfig]) -> list[str]:
+def time_estimates(cfg: Config, wanted: Set[str], variants: Sequence[VariantConfig]) -> list[str]:
     """One line with a time for each of the ``wanted`` stages, and one with the assumptions; none where they would not be sound:
     for a chat server, vLLM, a model of fewer than 10 million parameters, one whose files are not on this disk, and a world that
     cannot be played by random moves."""
@@ -72,6 +72,8 @@ def time_estimates(cfg: Config, wanted: Collection[str], variants: Sequence[Vari
     sources = _distinct(source_config(cfg, variant) for variant in tuned) if variants else [cfg]
     played = [cfg] if not variants else _distinct(source_config(cfg, v) for v in tuned if not given_data(cfg, v))
     variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants]
+    sources = sources if wanted & {"generate", "sft"} else []
+    variant_cfgs = variant_cfgs if wanted & {"ppo", "eval"} else []
     try:
         chat = Chat(load_tokenizer(cfg.model.path, cfg.model, local_only=True), forced=forced_tag(cfg.agent.think))
         data = [(source, selfplay_lengths(source, chat)) for source in sources]
