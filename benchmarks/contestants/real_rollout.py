@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,6 +61,13 @@ def play(engine: Any, asked: list[list[list[int]]], cfg: Config) -> None:
     serve(engine, first, cfg.sampling, stop_ids=frozenset(), seed=0, on_completion=following)
 
 
+def warm_up(engine: Any, cfg: Config) -> None:
+    """Weights read from the disk and first calls are not counted: eight contexts that no episode has, a token each."""
+    sampling = replace(cfg.sampling, max_tokens=1)
+    contexts = {session: [session + 1] * 8 for session in range(8)}
+    serve(engine, contexts, sampling, stop_ids=frozenset(), seed=0, on_completion=lambda *completed: None)
+
+
 def main() -> None:
     cfg = config()
     torch.set_num_threads(THREADS)
@@ -67,6 +75,7 @@ def main() -> None:
     asked = contexts(cfg, tokenizer, WORLDS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     engine = make(cfg, tokenizer)
+    warm_up(engine, cfg)
     wall, processor = time.perf_counter(), time.process_time()
     play(engine, asked, cfg)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor

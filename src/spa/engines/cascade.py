@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _SHARED = 256  # positions and rows from which this is faster
-_ROWS = 16
+_ROWS = 8
 
 
 def pays(shared: int, rows: int, device: torch.device) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spa.engines import cascade
@@ -43,9 +44,9 @@ class Chunk:
 
 
 class Decoder:
-    """Continues rows of tokens; keys and values of slot s are at ``keys[layer][s]``.
+    """Continues rows of tokens; keys and values of slot s are at ``keys[layer][s]``, shape (K, T, d).
 
-    Weights are read by ``refresh``; the model must not change between calls.
+    A head's positions lie together in memory: attention reads them up to twice as fast as with the heads inside. Weights are read by ``refresh``; the model must not change between calls.
     """
 
     def __init__(self, model: Any) -> None:
@@ -82,8 +83,8 @@ class Decoder:
             return
         slots, capacity = max(slots, self.slots), max(capacity, self.capacity)
         old_keys, old_values = self.keys, self.values
-        shape = (slots, capacity, self.kv_heads, self.head_dim)
-        region = (slice(self.slots), slice(self.capacity))
+        shape = (slots, self.kv_heads, capacity, self.head_dim)
+        region = (slice(self.slots), slice(None), slice(self.capacity))
         count = self.model.config.num_hidden_layers
         # One layer at a time, so that old and new caches never coexist in full. Zeros: masked values must be finite.
         for caches, olds in ((self.keys, old_keys), (self.values, old_values)):
@@ -111,13 +112,21 @@ class Decoder:
         pieces = [piece for piece in pieces if piece[2] < piece[3]]
         if not pieces:
             return
-        device = self.model.device
-        sources = np.concatenate([np.arange(a, b) + source * self.capacity for source, _, a, b in pieces])
-        targets = np.concatenate([np.arange(a, b) + target * self.capacity for _, target, a, b in pieces])
-        sources_P, targets_P = torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device)
+        sources, targets, positions = (
+            np.concatenate([np.full(b - a, source) for source, _, a, b in pieces]),
+            np.concatenate([np.full(b - a, target) for _, target, a, b in pieces]),
+            np.concatenate([np.arange(a, b) for _, _, a, b in pieces]),
+        )
+        sources_P, targets_P = self._places(sources, positions), self._places(targets, positions)
         for cache in (*self.keys, *self.values):
-            flat = cache.view(-1, self.kv_heads * self.head_dim)
+            flat = cache.view(-1, self.head_dim)
             flat.index_copy_(0, targets_P, flat.index_select(0, sources_P))
+
+    def _places(self, slots_N: NDArray[np.int64], positions_N: NDArray[np.int64]) -> Tensor:
+        """(N * K,) where the K heads' keys of these positions stand in a layer's cache, seen as (-1, d)."""
+        rows_NK = slots_N[:, None] * self.kv_heads + np.arange(self.kv_heads)
+        places_NK = rows_NK * self.capacity + positions_N[:, None]
+        return torch.from_numpy(places_NK.ravel()).to(self.model.device)
 
     @property
     def held(self) -> int:
@@ -159,8 +168,8 @@ class Decoder:
             all_ids += chunk.ids
             all_positions += range(chunk.past, chunk.past + count)
             slots += [chunk.slot] * count
-        ids_N, positions_N, slots_N = torch.tensor([all_ids, all_positions, slots], device=device)
-        places_N = slots_N * self.capacity + positions_N
+        ids_N, positions_N = torch.tensor([all_ids, all_positions], device=device)
+        places = self._places(np.array(slots), np.array(all_positions))
         longest = max(positions) + 1
         mask = _mask(torch.arange(longest, device=device) > positions_N[:n, None], self.model.dtype)
         blocks = _blocks(earlier, device, self.model.dtype)
@@ -173,9 +182,9 @@ class Decoder:
             keys, values = self.keys[index], self.values[index]
             qk, v = layer.project(_norm(hidden_ND, layer.norm_in, self.eps), self.heads, self.kv_heads, self.head_dim)
             q, k = _rotate(qk, cos, sin).split([self.heads, self.kv_heads], dim=1)
-            keys.view(-1, *keys.shape[2:]).index_copy_(0, places_N, k)
-            values.view(-1, *values.shape[2:]).index_copy_(0, places_N, v)
-            out = self._attend_last(q[:n], keys[:n, :longest], values[:n, :longest], mask, shared)
+            keys.view(-1, self.head_dim).index_copy_(0, places, k.flatten(0, 1))
+            values.view(-1, self.head_dim).index_copy_(0, places, v.flatten(0, 1))
+            out = self._attend_last(q[:n], keys[:n, :, :longest], values[:n, :, :longest], mask, shared)
             if index == last:  # the last layer's output is needed for the last tokens only
                 hidden_ND = hidden_ND[:n]
             elif blocks:
@@ -189,23 +198,21 @@ class Decoder:
         return self.head(hidden_ND)
 
     def _attend_last(
-        self, q_nHd: Tensor, keys_nTKd: Tensor, values_nTKd: Tensor, mask_nT: Tensor, shared: int
+        self, q_nHd: Tensor, keys_nKTd: Tensor, values_nKTd: Tensor, mask_nT: Tensor, shared: int
     ) -> Tensor:
         """(n, H * d). Heads that share keys take the query dimension, so keys and values are not repeated."""
         n = len(q_nHd)
         q = q_nHd.view(n, self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        k, v = keys_nTKd.transpose(1, 2), values_nTKd.transpose(1, 2)
         if shared:
-            out = cascade.attend(q, k, v, mask_nT, shared)
+            out = cascade.attend(q, keys_nKTd, values_nKTd, mask_nT, shared)
         else:
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_nT[:, None, None])
+            out = F.scaled_dot_product_attention(q, keys_nKTd, values_nKTd, attn_mask=mask_nT[:, None, None])
         return out.reshape(n, -1)
 
     def _attend_block(self, q_MHd: Tensor, keys: Tensor, values: Tensor, block: _Block, out_MHd: Tensor) -> None:
         """Attention of a block's tokens other than each row's last."""
         q = q_MHd[block.places_RC].transpose(1, 2)
-        k = keys[block.slots_R, : block.length].transpose(1, 2)
-        v = values[block.slots_R, : block.length].transpose(1, 2)
+        k, v = keys[block.slots_R, :, : block.length], values[block.slots_R, :, : block.length]
         mask = block.mask_R1CT
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads > self.kv_heads
