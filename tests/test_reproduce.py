@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
-from spa.config.load import load_variant
+from spa.config.load import load_variant, names_of
 from spa.config.schema import ModelConfig
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.models.load import load_model
@@ -23,7 +23,7 @@ from spa.reproduce.jobs import at_once, run_cells
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import Numbers, collect_cells, compute
-from spa.reproduce.scale import Cell, cells, load_scale, scale_names, variant_file
+from spa.reproduce.scale import Cell, cells, load_scale, variant_file
 from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
 from tests.test_pipeline import SMALL
@@ -236,7 +236,7 @@ def test_the_papers_numbers() -> None:
 DOCS = Path(__file__).parents[1] / "docs" / "scales"
 
 
-@pytest.mark.parametrize("name", [*scale_names(), *map(str, sorted(DOCS.glob("*.yaml")))])
+@pytest.mark.parametrize("name", [*names_of("scale"), *map(str, sorted(DOCS.glob("*.yaml")))])
 def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
     least = {"real-small": 32, "diagnose": 128}.get(Path(name).stem, 256)
     scale = load_scale(name)
@@ -310,6 +310,10 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
     assert "--seeds must be whole numbers" in fails("--scale", path, "--seeds", "a")
     assert "ppo.stepps" in fails("--scale", path, "ppo.stepps=3")
     assert "nothing is finished" in fails("--scale", path, "--table")
+    path = scale_file(tmp_path, own_variants={"far": {"settings": {"ppo.stps": 3}}}, variants=["vanilla", "far"])
+    assert "lake: variant far: unknown setting 'ppo.stps'" in fails("--scale", path)
+    path = scale_file(tmp_path, bases={"longer": ["stps=1"]}, variants=["vanilla", "longer"])
+    assert "lake: base longer: unknown setting 'stps'" in fails("--scale", path, "--dry-run")
     path = scale_file(tmp_path, bases={"longer": ["steps=1"]}, variants=["vanilla", "longer"])
     assert "nothing is finished" in fails("--scale", path, "--table", "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out" / "bases").exists(), "a table trains nothing"

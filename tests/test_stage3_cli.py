@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
-from spa.config.load import algorithm_names
+from spa.config.load import names_of
 from tests.test_pipeline import SMALL
 
 ONE = [*SMALL, "ppo.steps=1", "eval.world_model_worlds=2"]
@@ -18,7 +18,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", algorithm_names())
+@pytest.mark.parametrize("name", names_of("algorithm"))
 def test_every_algorithm_trains(tmp_path, name: str) -> None:
     out = tmp_path / "r"
     settings = [*ONE, f"algorithm={name}", "ppo.critic_warmup=0", "agent.format_penalty=-0.3"]

@@ -127,7 +127,7 @@ def generate(
 def _select_anew(folder: Path, source: Config) -> None:
     """Reopens a finished stage 1 whose rows are damaged or were selected with other settings."""
     if _rows_damaged(folder) or selected_otherwise(folder, source):
-        note(f"{folder.name}: the rows are selected anew; nothing is played again")
+        note(f"{folder.name}: the rows are selected again; nothing is played again")
         reopen_episodes(folder)
 
 

@@ -104,9 +104,7 @@ def check_command(
     model, data = check_inputs(cfg, stage, variant, out, model)
     served = _check_players(cfg, stage, model, variants, local_only)
     if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
-        raise ValueError(
-            "agent.planner needs a model that can be asked: use engine=transformers or vllm, not a chat server"
-        )
+        raise ValueError("agent.planner needs a local model: use engine=transformers or vllm, not a chat server")
     chat = None if served else _check_model(cfg, model, local_only)
     if stage == "generate" or (stage == "run" and any(needs_sft(cfg, variant) for variant in variants)):
         from spa.sft.selfplay import row_window
@@ -279,14 +277,14 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
     if cfg.agent.planner == "none":
         return
     if cfg.agent.planner == "beam" and not cfg.planner.width:
-        raise ValueError("agent.planner=beam follows planner.width states of a layer: set planner.width=16")
+        raise ValueError("agent.planner=beam needs a positive planner.width, for instance 16")
     if not env.actions and not cfg.planner.proposals:
         raise ValueError(
             "in a world without listed actions a planner searches what the policy proposes: set planner.proposals=8"
         )
     if (cfg.planner.values or cfg.agent.planner == "best_of_n") and not cfg.practice.values:
         raise ValueError(
-            "what moves are worth is learnt in practice: set practice.values=0.25, in a variant that practises (plan, spa_plan)"
+            "this planner needs move values, which practice trains: set practice.values=0.25 in a variant that practises"
         )
     if cfg.planner.model == SIMULATOR:
         from spa.planning.simulator import check_settable

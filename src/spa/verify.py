@@ -122,7 +122,7 @@ def _commands(folder: RunFolder) -> str:
 def _config(folder: RunFolder) -> str:
     folder.config()
     if folder.edited():
-        raise Wrong("it is not as the last command wrote it")
+        raise Wrong("it changed since the last command wrote it")
     return "as the last command wrote it"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spa.config.load import differences, load_config, load_variant, variant_names
+from spa.config.load import differences, load_config, load_variant, names_of
 from spa.config.overrides import current_name
 from spa.config.schema import VariantConfig
 from spa.config.variants import (
@@ -74,7 +74,7 @@ def test_every_variant_fits_some_config() -> None:
         "cross_complexity": "sokoban_hard",
         "cross_world": "frozen_lake",
     }
-    for name in variant_names():
+    for name in names_of("variant"):
         cfg = load_config(configs.get(name, "sokoban"), [f"variants=[{name}]"])
         assert [variant.name for variant in variants_of(cfg)] == list(dict.fromkeys(["base", name]))
 
@@ -109,7 +109,9 @@ def test_variants_share_the_runs_stages_unless_they_change_them() -> None:
 def test_the_prompt_after_sft_is_that_of_variants_with_a_world_model() -> None:
     cfg = load_config("sokoban", ["agent.prompt_after_sft=world_model"])
     prompts = {
-        name: variant_config(cfg, load_variant(name)).agent.prompt for name in variant_names() if name not in TRANSFERS
+        name: variant_config(cfg, load_variant(name)).agent.prompt
+        for name in names_of("variant")
+        if name not in TRANSFERS
     }
     told = {name for name, prompt in prompts.items() if prompt == "world_model"}
     assert {"spa", "sft", "masked", "self_belief", "shuffled", "vagen"} <= told

@@ -13,7 +13,7 @@ import pytest
 
 from spa.agent.prompt import instruction
 from spa.agent.task import Task
-from spa.config.load import config_names, load_config
+from spa.config.load import load_config, names_of
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import STATE_FORMATS, Sokoban, make_env
 
@@ -57,7 +57,7 @@ def test_tags(name: str) -> None:
 
 @pytest.mark.parametrize("state_format", ["grid", "coordinates"])
 @pytest.mark.parametrize("style", ["paper", "terse"])
-@pytest.mark.parametrize("name", config_names())
+@pytest.mark.parametrize("name", names_of("env"))
 def test_prompts_show_the_world_that_is_played(name: str, style: str, state_format: str) -> None:
     for prompt in ("base", "world_model"):
         played = task(name, style, prompt, state_format)
@@ -118,7 +118,7 @@ def test_golden_instructions() -> None:
     """The instructions of every packaged config stay as they are, to the byte (``golden_instructions.json`` has their SHA-256)."""
     golden = json.loads(Path(__file__).with_name("golden_instructions.json").read_text())
     digests = {}
-    for name in config_names():
+    for name in names_of("env"):
         for state_format in STATE_FORMATS:
             config = replace(env_of(name), state_format=state_format)
             env = Task(config).make_env()

@@ -126,7 +126,7 @@ def test_a_config_edited_by_hand_is_said(tmp_path: Path, capsys: pytest.CaptureF
     folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
     folder.config_path.write_text(folder.config_path.read_text().replace("threads: 0", "threads: 1"))
     folder.open(folder.config(), "run", resume=True)
-    assert f"{folder.config_path} is not as the last command wrote it" in capsys.readouterr().err
+    assert f"{folder.config_path} changed since the last command wrote it" in capsys.readouterr().err
 
 
 def test_a_flipped_bit_in_run_json_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

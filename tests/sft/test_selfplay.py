@@ -141,7 +141,7 @@ def replace_text(one: Episode, text: str) -> Episode:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     path.write_text(episode(0).to_json() + "\n{\n" + episode(1).to_json() + "\n")
-    with pytest.raises(ValueError, match=r"e\.jsonl, line 2: not an episode .*; delete the file to start anew"):
+    with pytest.raises(ValueError, match=r"e\.jsonl, line 2: not an episode .*; delete the file to start over"):
         EpisodeStore(path)
 
 

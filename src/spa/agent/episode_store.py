@@ -39,7 +39,7 @@ class EpisodeStore:
             try:
                 episode = Episode.from_json(line)
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}; delete the file to start anew") from error
+                raise ValueError(f"{path}, line {number}: {error}; delete the file to start over") from error
             if episode.status != "error":  # a resumed run tries again
                 self._episodes[_key(episode)] = episode
         if torn:  # appended lines must start on a new line

@@ -296,7 +296,7 @@ def pretrain(
     settings: Settings = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make the tiny model anew."""
+    """Pretrain the tiny model from scratch."""
     from spa.common.progress import set_quiet
     from spa.config.overrides import apply_overrides
     from spa.pretrain.train import PretrainConfig
@@ -415,7 +415,7 @@ def _how_to_resume(words: Sequence[str], folder: Path) -> str:
 
 def _config(options: _Options) -> Config:
     """The config of a stage command: NAME's, else the one saved in ``--out``."""
-    from spa.config.load import config_names, load_config
+    from spa.config.load import load_config, names_of
 
     out = options.out
     if options.resume and out is None:
@@ -426,7 +426,7 @@ def _config(options: _Options) -> Config:
     if out is not None and (out / "config.yaml").is_file():
         return load_config(out / "config.yaml", settings)
     where = f"{out} holds no run (no config.yaml)" if out is not None else "no config given"
-    raise ValueError(f"{where}; give a NAME: {', '.join(config_names())} or a YAML file")
+    raise ValueError(f"{where}; give a NAME: {', '.join(names_of('env'))} or a YAML file")
 
 
 def _words(words: list[str] | None) -> tuple[str | None, list[str]]:

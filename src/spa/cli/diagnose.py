@@ -43,7 +43,7 @@ def diagnose(
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give another --out")
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ValueError(f"cannot write {output}: give --json a file in a folder that is there")
+        raise ValueError(f"cannot write {output}: give --json a file in a folder that exists")
     if model is not None:
         cfg.model.path = model_of(model)
     set_quiet(quiet)

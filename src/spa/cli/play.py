@@ -22,7 +22,7 @@ def play(
         typer.Option("--model", help="A checkpoint, a stage's folder or a hub name. Default: the base model."),
     ] = None,
     worlds: Annotated[int, typer.Option("--worlds", min=1, help="Test worlds to play.")] = 1,
-    skip: Annotated[int, typer.Option("--skip", min=0, help="Test worlds to leave out before.")] = 0,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="Number of test worlds to skip first.")] = 0,
     variant: Annotated[
         str | None, typer.Option("--variant", help="Of a run: whose model. Default: the recipe's.", show_default=False)
     ] = None,
@@ -96,7 +96,9 @@ def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | N
     if not words or not (folder := Path(words[0]).expanduser()).is_dir():
         return words, model
     if not (folder / TASK).is_file():
-        raise ValueError(f"{folder} is no run and names no world (no {TASK}): use `spa play NAME --model {folder}`")
+        raise ValueError(
+            f"{folder} is neither a run nor an exported model (no {TASK}): use `spa play NAME --model {folder}`"
+        )
     return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 
 

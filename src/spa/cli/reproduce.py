@@ -48,7 +48,7 @@ def reproduce(
     from spa.common.names import choose
     from spa.common.signals import interruptible
     from spa.config.schema import Config
-    from spa.reproduce.bases import make_bases, write_variants
+    from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.page import write_reproduction
     from spa.reproduce.results import Numbers, collect_cells
@@ -92,6 +92,8 @@ def reproduce(
 
     runs = cells(chosen, folder, settings or [], existing=True)
     configs = load()  # before anything is written
+    for cell, cfg in zip(runs, configs, strict=False):
+        check_own(chosen, cell.world, cfg)
     if dry_run:
         from spa.config.variants import variants_of
         from spa.dry_run import imports, plan

@@ -40,8 +40,11 @@ def explain(key: str, name: str | None, overrides: Sequence[str], variant: str |
     chosen = load_variant(variant) if variant else None
     if chosen:
         config = variant_config(config, chosen)
+        config.env.state_format = chosen.state_format
     preset = preset_of(name, overrides)
     sources = [layer for layer, data in _layers(name, overrides, chosen, preset) if _sets(data, key.split("."))]
+    if chosen and chosen.sft and key == "agent.prompt" and config.agent.prompt_after_sft != "same":
+        sources.append("agent.prompt_after_sft")
     lines = [
         f"{key} = {_written(value_of(config, key))}",
         node.get("description", ""),
@@ -88,7 +91,7 @@ def _layers(
     yield from file_layers
     yield from (("command line", {split_override(setting)[0]: None}) for setting in settings)
     if variant:
-        yield f"variant {variant.name}", variant.settings
+        yield f"variant {variant.name}", {"env.state_format": None, **variant.settings}
 
 
 def _packaged(file: str) -> dict[str, Any]:

@@ -30,31 +30,11 @@ GROUPS = ("env", "model", "engine", "algorithm")
 _SUFFIXES = (".yaml", ".yml")
 
 
-def config_names() -> list[str]:
-    """Names accepted by ``load_config``, without the original code's aliases."""
-    return names_of("env")
-
-
-def model_names() -> list[str]:
-    """Names accepted by ``model=NAME``."""
-    return names_of("model")
-
-
-def algorithm_names() -> list[str]:
-    """Names accepted by ``algorithm=NAME``."""
-    return names_of("algorithm")
-
-
-def variant_names() -> list[str]:
-    """Names accepted by ``variants=[...]`` and ``load_variant``."""
-    return names_of("variant")
-
-
 def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *, missing_ok: bool = False) -> Config:
     """The resolved, checked config ``name`` with ``overrides`` applied in order.
 
     Args:
-        name: a packaged config (``config_names()``), an alias of the original code (``_2_sokoban``, ...), or the path
+        name: a packaged config (``names_of("env")``), an alias of the original code (``_2_sokoban``, ...), or the path
             of a YAML file; None for the default; or a world's id with a colon (``gym:Taxi-v4``, ``module:Class``), played with
             the default limits. A YAML file holds blocks of the schema. With a ``defaults`` list it is
             composed by Hydra (``defaults: [base, override model: qwen2.5-0.5b]``); without one it is merged over
@@ -83,7 +63,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     config = apply_overrides(config, settings)
     for variant in config.variants:
         if not variant.endswith(_SUFFIXES):  # a file is checked when it is loaded
-            choose("variant", variant, variant_names())
+            choose("variant", variant, names_of("variant"))
     learn(config.engine.api_key_env)
     return config
 
@@ -132,7 +112,7 @@ def load_variant(name: str) -> VariantConfig:
         ValueError: there is no such variant or file, or it holds an unknown key.
     """
     if not is_file_name(name):
-        choose("variant", name, variant_names())
+        choose("variant", name, names_of("variant"))
         path = conf_folder() / "variant" / f"{name}.yaml"
     else:
         path = Path(name).expanduser()
@@ -178,6 +158,7 @@ def conf_folder() -> Path:
 
 
 def names_of(group: str) -> list[str]:
+    """Names of the packaged files of ``conf/GROUP``: env, model, engine, algorithm, variant, scale."""
     return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
 
 
@@ -210,7 +191,7 @@ def split_choices(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         key, value = split_override(override)
         if key not in GROUPS:
             settings.append(override)
-        elif key == "model" and value not in model_names() and _is_checkpoint(value):
+        elif key == "model" and value not in names_of("model") and _is_checkpoint(value):
             settings.append(f"model.path={value}")
         else:
             choices[key] = choice_of(key, value)
@@ -224,7 +205,7 @@ def _is_checkpoint(value: str) -> bool:
 
 def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset: Preset | None) -> Config:
     if not path.is_file():
-        near = nearest(path.stem, config_names())
+        near = nearest(path.stem, names_of("env"))
         raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
     data = read_yaml(path)
     try:
@@ -259,7 +240,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ValueError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{path} is no config: it must hold a mapping")
+        raise ValueError(f"{path} is not a config: it must contain a mapping")
     return {str(key): copy.deepcopy(value) for key, value in data.items()}
 
 

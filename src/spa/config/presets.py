@@ -17,11 +17,11 @@ from typing import Any
 from spa.common.cache import CACHED, cache_folder
 
 NAME = "preset"  # of the layer, in the group model
-PACKED = ("llama", "qwen2", "qwen3", "mistral")  # families in which packing is tested to be exact
+LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")  # families in which packing and our decoder are tested to be exact
 
 
 @dataclass(frozen=True)
-class Row:
+class SizeClass:
     """Models with fewer than ``below`` parameters get the settings of the packaged model ``name``."""
 
     below: float
@@ -29,24 +29,24 @@ class Row:
     why: str
 
 
-ROWS = (
-    Row(10e6, "tiny", "the settings of the built-in model, chosen for 345 thousand parameters"),
-    Row(
+SIZE_CLASSES = (
+    SizeClass(10e6, "tiny", "the settings of the built-in model, chosen for 345 thousand parameters"),
+    SizeClass(
         0.3e9,
         "smollm2-135m",
         "the paper's SFT; steps of PPO five times the paper's, for fewer and cheaper episodes (not in the paper, not tuned); "
         "one turn of history, since states hold all that matters",
     ),
-    Row(0.8e9, "qwen2.5-0.5b", "the paper's settings"),
-    Row(4e9, "qwen2.5-1.5b", "the paper's settings"),
-    Row(
+    SizeClass(0.8e9, "qwen2.5-0.5b", "the paper's settings"),
+    SizeClass(4e9, "qwen2.5-1.5b", "the paper's settings"),
+    SizeClass(
         math.inf,
         "qwen2.5-1.5b-lora",
         "LoRA over frozen bfloat16 weights: full training of actor and critic takes 32 bytes a parameter; "
         "PPO's rates are RAGEN's for LoRA",
     ),
 )
-GENERIC = ROWS[3]
+GENERIC = SIZE_CLASSES[3]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ def preset_for(path: str) -> Preset:
         where = "unknown number of parameters" if folder else "not on this disk"
         count = size_in_name(path)
         known = f"{where}, {_size(count)} by its name" if count else f"{where}, no size in its name: a guess"
-    row = next(row for row in ROWS if count < row.below) if count else GENERIC
+    row = next(row for row in SIZE_CLASSES if count < row.below) if count else GENERIC
     settings = _packaged(row.name)
-    if row is not ROWS[0]:  # the lengths of its answers depend on its tokenizer
+    if row is not SIZE_CLASSES[0]:  # the lengths of its answers depend on its tokenizer
         settings["env"] = {"response_hint": None}
     why = row.why
-    if family and (family not in PACKED or _slides(config)):
-        why += f"; no packing, which is not exact for {'sliding windows' if family in PACKED else 'this family'}"
+    if family and (family not in LLAMA_LIKE or _slides(config)):
+        why += f"; no packing, which is not exact for {'sliding windows' if family in LLAMA_LIKE else 'this family'}"
         for stage in ("sft", "ppo"):
             settings.setdefault(stage, {})["packing"] = False
     return Preset(row.name, settings, f"{known}; {why}")
@@ -112,7 +112,7 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
         if family == "qwen3":
             layer += 2 * head
         ends = 1 if config.get("tie_word_embeddings", False) else 2
-        return int(layers * layer + ends * vocabulary * hidden + hidden) if family in PACKED else None
+        return int(layers * layer + ends * vocabulary * hidden + hidden) if family in LLAMA_LIKE else None
     except (KeyError, TypeError, ZeroDivisionError):
         return None
 

@@ -186,7 +186,7 @@ class SelfPlayConfig:
         "selfplay.model trained on transitions.",
     )
     states: Literal["truth", "belief", "shuffled"] = setting(
-        "truth", "belief: what the model wrote (paper, Table 3); shuffled: those of random other turns (control)."
+        "truth", "belief: what the model wrote (paper, Table 3); shuffled: those of randomly drawn turns (control)."
     )
     constrained: Flag = setting(False, "Sample only responses of the format (needs `spa-agent[constrained]`).")
     prompt: Prompt = setting("world_model", "base writes no states (control; needs selfplay.filter=false).")

@@ -46,7 +46,8 @@ class Chunk:
 class Decoder:
     """Continues rows of tokens; keys and values of slot s are at ``keys[layer][s]``, shape (K, T, d).
 
-    A head's positions lie together in memory: attention reads them up to twice as fast as with the heads inside. Weights are read by ``refresh``; the model must not change between calls.
+    A head's positions lie together in memory: attention reads them up to twice as fast as with the heads inside. Weights are
+    read by ``refresh``; the model must not change between calls.
     """
 
     def __init__(self, model: Any) -> None:

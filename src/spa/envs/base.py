@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import gymnasium as gym
 import numpy as np
 
-StateFormat = Literal["grid", "coordinates", "random_coordinates"]
+from spa.config.fields import StateFormat
+
 STATE_FORMATS: tuple[str, ...] = get_args(StateFormat)
 
 

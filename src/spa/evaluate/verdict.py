@@ -149,7 +149,7 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
         (other for other in counterparts({n: s.mean for n, s in variants.items()}) if other in CONTROLS), None
     )
     if control is None:
-        return ["No control was trained (such as shuffled: SFT on states of other turns), so it is open why."]
+        return ["No control was trained (such as shuffled: SFT on shuffled states), so it is open why."]
     difference = score.differences.get(control)
     shown = difference is not None and difference.low > 0 and score.seeds_with(variants[control]) > 1
     return [] if shown else [f"It is not shown that learning true states is the reason: {control} does without them."]

@@ -20,7 +20,7 @@ def compile_blocks(model: Any, setting: str) -> None:
     blocks = [module for module in model.modules() if hasattr(module, "self_attn") and hasattr(module, "mlp")]
     if not blocks:
         raise ValueError(
-            f"{setting} knows blocks with self_attn and mlp, which {type(model).__name__} has not; set it to false"
+            f"{setting} supports only blocks with self_attn and mlp, which {type(model).__name__} lacks; set it to false"
         )
     for block in blocks:
         norms = (getattr(block, name, None) for name in ("input_layernorm", "post_attention_layernorm"))

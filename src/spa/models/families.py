@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+from spa.config.presets import LLAMA_LIKE
 
 
 def is_llama_like(model: Any) -> bool:
@@ -12,7 +12,7 @@ def is_llama_like(model: Any) -> bool:
     config = model.config
     layers = getattr(config, "layer_types", None) or []
     return (
-        config.model_type in FAMILIES
+        config.model_type in LLAMA_LIKE
         and all(kind == "full_attention" for kind in layers)
         and not (getattr(config, "sliding_window", None) and not layers)
         and not getattr(config, "quantization_config", None)

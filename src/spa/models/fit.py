@@ -100,7 +100,7 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
     )
     raise ValueError(
         f"{stage.upper()} of {cfg.model.path} needs about {need}, but {where}. {helps}; or {stage}.memory_check=false to try "
-        "all the same"
+        "anyway"
     )
 
 

@@ -84,10 +84,10 @@ def check_weights(folder: str, path: str) -> None:
         return
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files and not any(Path(folder).glob("*.bin")):
-        raise ValueError(f"{path} has no weights (no *.safetensors): save or copy the model anew")
+        raise ValueError(f"{path} has no weights (no *.safetensors): save or copy the model again")
     for file in files:
         try:
             with safe_open(file, framework="numpy"):
                 pass
         except SafetensorError as error:
-            raise ValueError(f"{file} is damaged ({error}): save or copy the model anew") from error
+            raise ValueError(f"{file} is damaged ({error}): save or copy the model again") from error

@@ -52,12 +52,12 @@ def get(name: str, source: Path | None = None, *, force: bool = False) -> Path:
     """
     known = KNOWN.get(name)
     if not re.fullmatch(r"[\w.-]*\w", name):
-        raise ValueError(f"{name!r} is no name: use letters, digits, dots and dashes")
+        raise ValueError(f"{name!r} is not a valid name: use letters, digits, dots and dashes")
     if known is None and source is None:
         raise ValueError(f"unknown model {name!r}: choose {', '.join(KNOWN)}, or give a GGUF file with --from")
     target = cache_folder(name)
     if (target / "config.json").is_file() and not force:
-        note(f"{name} is there; --force makes it anew")
+        note(f"{name} already exists; --force recreates it")
         return target
     with tempfile.TemporaryDirectory(prefix="spa-model-") as temporary:
         file, licence = _unpack(source or _download(known, Path(temporary)), Path(temporary))

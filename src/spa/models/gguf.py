@@ -105,7 +105,7 @@ def check(folder: Path) -> Iterator[str]:
 
 def _check_template(tokenizer: Any) -> str:
     if not tokenizer.chat_template:
-        raise ValueError("the model has no chat template: take an instruction-tuned one")
+        raise ValueError("the model has no chat template: use an instruction-tuned one")
     messages = [{"role": "user", "content": "probe"}, {"role": "assistant", "content": "answer"}]
     asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
     answered = tokenizer.apply_chat_template(messages, tokenize=False)

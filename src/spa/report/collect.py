@@ -15,7 +15,7 @@ from spa.agent.worlds import overlaps
 from spa.common.manifest import say
 from spa.common.secrets import redact, shown
 from spa.common.typed import Object, parse
-from spa.config.load import config_names, differences, load_config
+from spa.config.load import differences, load_config, names_of
 from spa.config.schema import Config
 from spa.envs.tables import read_rows
 from spa.evaluate.summary import EvalResult
@@ -195,7 +195,7 @@ def _redacted(value: Any) -> Any:
 def _changed(cfg: Config) -> dict[str, tuple[str, str]]:
     """The settings that differ from the packaged config of the same name, or from the default one: (there, here)."""
     try:
-        packaged = load_config(cfg.name if cfg.name in config_names() else None)
+        packaged = load_config(cfg.name if cfg.name in names_of("env") else None)
     except ValueError:
         return {}
     old, new = shown(packaged), shown(cfg)

@@ -47,7 +47,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class GroupResult:
     """A group's results for a variant, on the compared worlds; shares in [0, 1]. ``differences`` (by k) are to the first group."""
 
     label: str
@@ -64,7 +64,7 @@ class VariantTable:
     variant: str
     worlds: int
     played: Mapping[str, int]  # worlds by group
-    groups: Sequence[Row]
+    groups: Sequence[GroupResult]
 
     @property
     def ks(self) -> list[int]:
@@ -96,13 +96,13 @@ class VariantTable:
         """Name and cells of each group."""
         return [(group.label, self._cells(group)) for group in self.groups]
 
-    def _cells(self, group: Row) -> list[str]:
+    def _cells(self, group: GroupResult) -> list[str]:
         seeds = ", ".join(f"{100 * value:.1f}" for _, value in sorted(group.by_seed.items()))
         changes = [percent(group.differences.get(k), sign=True) for k in self.ks]
         return [*changes, *(percent(group.passes[k]) for k in self.ks), seeds]
 
 
-def _rests_on(row: Row, first: Row) -> str:
+def _rests_on(row: GroupResult, first: GroupResult) -> str:
     if row.shared_seeds > 1:
         return f"{row.shared_seeds} seeds"
     if len(row.by_seed) == len(first.by_seed) == 1:
@@ -278,7 +278,7 @@ def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
         passes = {k: _interval(_table(results, sorted(results), common, k), 0) for k in ks}
         apart = {k: _difference(results, first, common, k) for k in ks} if group is not groups[0] else {}
         by_seed = {seed: float(_table(results, [seed], common, 1).mean()) for seed in results}
-        rows.append(Row(group.label, by_seed, passes, apart, len(results.keys() & first.keys())))
+        rows.append(GroupResult(group.label, by_seed, passes, apart, len(results.keys() & first.keys())))
     return VariantTable(variant, len(common), {label: len(keys) for label, keys in worlds.items()}, rows)
 
 

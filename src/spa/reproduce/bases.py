@@ -11,7 +11,28 @@ import yaml
 from spa.common.files import atomic_folder, atomic_write
 from spa.common.progress import note
 from spa.config.load import load_variant
+from spa.config.overrides import apply_overrides, from_mapping
+from spa.config.schema import Config, VariantConfig
+from spa.config.variants import check_variants
 from spa.reproduce.scale import Scale, variant_file
+
+
+def check_own(scale: Scale, world: str, cfg: Config) -> None:
+    """Checks the scale's own variants and bases of a world before anything is written or trained.
+
+    Raises:
+        ValueError: one of them has an unknown setting or an invalid value; the message names it.
+    """
+    for name in scale.variants_of(world):
+        try:
+            if contents := scale.own_variants_of(world).get(name):
+                check_variants(cfg, [from_mapping(VariantConfig, {"name": name, **contents})])
+            elif name in scale.bases:
+                from spa.pretrain.train import PretrainConfig
+
+                apply_overrides(PretrainConfig(), scale.bases[name])
+        except ValueError as error:
+            raise ValueError(f"{world}: {'base ' + name + ': ' if name in scale.bases else ''}{error}") from error
 
 
 def write_variants(scale: Scale, out: Path) -> None:

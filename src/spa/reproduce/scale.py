@@ -95,11 +95,6 @@ class Scale:
         return (row[0], row[1]) if row else None
 
 
-def scale_names() -> list[str]:
-    """Names accepted by ``load_scale``."""
-    return names_of("scale")
-
-
 def load_scale(name: str) -> Scale:
     """A packaged scale, or a custom one by the path of its YAML file.
 
@@ -111,7 +106,7 @@ def load_scale(name: str) -> Scale:
         if not path.is_file():
             raise ValueError(f"no scale file {path}")
     else:
-        path = conf_folder() / "scale" / f"{choose('scale', name, scale_names())}.yaml"
+        path = conf_folder() / "scale" / f"{choose('scale', name, names_of('scale'))}.yaml"
     try:
         data = read_yaml(path)
         for world in (data.get("worlds") or {}).values():

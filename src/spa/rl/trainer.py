@@ -348,7 +348,7 @@ class PPOTrainer:
                 "After stage 2, try a smaller sft.lr, fewer sft.epochs or more tokens"
             )
             if self.config.ppo.on_collapse == "stop":
-                raise TrainingCollapsed(f"{text}; or go on all the same with ppo.on_collapse=continue")
+                raise TrainingCollapsed(f"{text}; or continue anyway with ppo.on_collapse=continue")
             note(f"PPO: {text}")
         if not collapsed:
             return
@@ -356,10 +356,10 @@ class PPOTrainer:
         if self.config.ppo.on_collapse == "stop":
             raise TrainingCollapsed(
                 f"{text} (step {self.step}); {self._last_good(self.health.healthy_step + 1)}. Lower ppo.actor_lr, set "
-                "ppo.target_kl or ppo.kl_loss_coef, or go on all the same with ppo.on_collapse=continue"
+                "ppo.target_kl or ppo.kl_loss_coef, or continue anyway with ppo.on_collapse=continue"
             )
         if self.health.sick == self.config.ppo.collapse_patience:
-            note(f"PPO: {text} (step {self.step}); going on, as ppo.on_collapse=continue says")
+            note(f"PPO: {text} (step {self.step}); continuing (ppo.on_collapse=continue)")
 
     def _last_good(self, before: int) -> str:
         """Names the newest checkpoint of a step before ``before``."""

@@ -204,7 +204,7 @@ class RunFolder:
         if begun and not self.info():
             say(f"{self.info_path} is missing or damaged: what earlier commands ran with is not known")
         if self.edited():
-            say(f"{self.config_path} is not as the last command wrote it: it was edited or is damaged")
+            say(f"{self.config_path} changed since the last command wrote it: it was edited or is damaged")
 
     def edited(self) -> bool:
         """Whether config.yaml differs from what the last command wrote."""

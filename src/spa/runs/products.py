@@ -42,7 +42,7 @@ def check_inputs(
     if stage == "ppo":
         if variant.continues and read_done(variants_folder(out) / variant.continues / "ppo") is None:
             raise ValueError(
-                f"variant {variant.name} continues {variant.continues}, which was not trained in {out}: put it before, or "
+                f"variant {variant.name} continues {variant.continues}, which was not trained in {out}: list it first, or "
                 f"run `spa ppo --variant {variant.continues}` first"
             )
         return start_model(cfg, variant, out), None
@@ -68,7 +68,7 @@ def practised_model(variant: VariantConfig, out: Path) -> str:
     """
     if not variant.practice:
         raise ValueError(
-            f"variant {variant.name} does not practise; variants that do have `practice: true`, as spa_plan"
+            f"variant {variant.name} has no practice stage; use one with `practice: true`, such as spa_plan"
         )
     return world_model_of(variant, out)
 

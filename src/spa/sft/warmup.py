@@ -45,7 +45,7 @@ def unplayed_worlds(source: WorldSource, played: Sequence[World]) -> list[World]
             break
     if not worlds:
         raise ValueError(
-            "selfplay.shots and selfplay.warmup_rows need worlds of the self-play split that are not played, and all are: "
+            "selfplay.shots and selfplay.warmup_rows need worlds of the self-play split beyond those played, and none is left: "
             "lower selfplay.groups, or set both to 0"
         )
     return worlds[:POOL]
