@@ -3,9 +3,10 @@
 ``make_env("sokoban")`` makes one, ``TextEnv`` is the contract. Nothing here imports torch.
 """
 
+from spa.config.fields import StateFormat
 from spa.envs.adapter import AdaptedEnv
 from spa.envs.bandit.world import Bandit
-from spa.envs.base import STATE_FORMATS, StateFormat, TextEnv
+from spa.envs.base import STATE_FORMATS, TextEnv
 from spa.envs.countdown.world import Countdown
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.envs.metamathqa.world import MetamathQA
