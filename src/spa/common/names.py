@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 def nearest(value: str, options: Iterable[str]) -> str | None:
-    """The option probably meant by ``value``."""
-    close = difflib.get_close_matches(value, list(options), n=1, cutoff=0.6)
-    return close[0] if close else None
+    """The option probably meant by ``value``, whatever its case."""
+    folded = {option.casefold(): option for option in options}
+    close = difflib.get_close_matches(value.casefold(), list(folded), n=1)
+    return folded[close[0]] if close else None
 
 
 def choose(what: str, value: str, options: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from gymnasium.error import ResetNeeded
 
+from spa.common.names import nearest
 from spa.envs.base import STATE_FORMATS, TextEnv
 from spa.envs.spaces import AnyText
 
@@ -231,10 +231,8 @@ def pick(uniform: float, count: int) -> int:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` for the nearest known name, or a list of what is known where nothing is near."""
     names = list(known)
-    folded = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(word.casefold(), list(folded), n=1)
-    if near:
-        return f" Did you mean {folded[near[0]]!r}?"
+    if near := nearest(word, names):
+        return f" Did you mean {near!r}?"
     return f" Known: {', '.join(names)}." if names else ""
 
 

@@ -49,8 +49,6 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         ValueError: ``out`` contains no run.
     """
     folder = RunFolder(out)
-    if not folder.holds_run:
-        raise ValueError(f"{out} holds no run (no config.yaml)")
     folder.say_damage()
     cfg = folder.config()
     limit = cfg.report.episodes if most_episodes is None else most_episodes
