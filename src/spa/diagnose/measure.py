@@ -35,7 +35,7 @@ from spa.data.encode import encode_rows, merge_turns
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
 from spa.envs.check_markov import Outcomes, outcomes
 from spa.envs.checked import WorldError
-from spa.evaluate.bootstrap import bootstrap_difference
+from spa.evaluate.bootstrap import bootstrap_mean
 from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
 from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
 from spa.evaluate.play import play_chunks
@@ -262,11 +262,11 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         )
         bar.advance()
     results = group_worlds(episodes)
-    shares, base_shares = ([world.successes / world.samples for world in group] for group in (results, base))
+    shares, base_shares = (np.array([each.successes / each.samples for each in group]) for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
-        gain=bootstrap_difference(shares, base_shares, cfg.eval.bootstrap, cfg.seeds.run),
+        gain=bootstrap_mean(shares - base_shares, cfg.eval.bootstrap, cfg.seeds.run),
         questions=world_model.usage.questions / len(episodes),
     )
 
