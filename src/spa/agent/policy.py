@@ -57,10 +57,14 @@ def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None
 
 def counter(bar: progress | None) -> OnTurn:
     """Shows finished episodes and turns next to a bar."""
+    seen: dict[tuple[int, int], int] = {}
 
     def on_turn(episode: Episode, ended: bool) -> None:
         if bar:
-            bar.advance(int(ended), turns=bar.values.get("turns", 0) + 1)
+            # A server's episode and a fork's come with all their turns at once.
+            key, turns = (episode.group, episode.member), len(episode.turns)
+            bar.advance(int(ended), turns=bar.values.get("turns", 0) + turns - seen.get(key, 0))
+            seen[key] = turns
 
     return on_turn
 
@@ -225,6 +229,10 @@ class ServedPolicy(Policy):
         self.model = self.tokenizer = None
         self.server = server
         self.sampling = sampling
+
+    @property
+    def skips(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass
