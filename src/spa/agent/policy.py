@@ -124,9 +124,7 @@ class Policy:
 
     def close(self) -> None:
         """Frees the engine's resources outside Python (vLLM)."""
-        close = getattr(self.engine, "close", None)
-        if close:
-            close()
+        self.engine.close()
 
     @property
     def exact(self) -> bool:
@@ -206,8 +204,7 @@ class Policy:
                     skip=skip,
                 )
 
-            keyed = getattr(self.engine, "decoder", None) is not None or getattr(self.engine, "keyed", False)
-            return ranks.play_divided(play, skip, keyed=keyed)
+            return ranks.play_divided(play, skip, keyed=self.engine.keyed)
 
     @property
     def skips(self) -> bool:
@@ -219,7 +216,7 @@ class Policy:
         if not self.exact:
             return True
         weights = sum(parameter.nbytes for parameter in self.model.parameters()) if self.model is not None else 0
-        return getattr(self.engine, "decoder", None) is not None and weights > _SMALL
+        return self.engine.keyed and weights > _SMALL
 
 
 class ServedPolicy(Policy):

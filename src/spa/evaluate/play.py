@@ -116,6 +116,7 @@ def play_chunks(
         ValueError: a larger share than ``env.max_failed`` of the episodes fails.
         ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
     """
+
     def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
         return policy.play(task, chunk, samples=samples, seed=seed, on_turn=on_turn, skip=skip if policy.skips else ())
 
