@@ -30,8 +30,8 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
-from spa.data.dataset import read_rows, write_rows
 from spa.data.encode import encode_rows, merge_turns
+from spa.data.layouts import read_rows, write_rows
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
 from spa.envs.check_markov import Outcomes, outcomes
 from spa.envs.checked import WorldError
@@ -204,7 +204,7 @@ def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
     data.mkdir(parents=True, exist_ok=True)
     selfplay(cfg, data)
     file = data / "train.parquet"
-    rows, _ = read_rows(file)
+    rows, *_ = read_rows(file)
     most = steps * cfg.sft.batch_size
     if len(rows) > most:
         chosen = np.random.default_rng(cfg.seeds.run).permutation(len(rows))[:most]
