@@ -17,6 +17,7 @@ from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.common.errors import error_message
 from spa.common.progress import note, progress
 from spa.config.load import load_variant
 from spa.config.schema import Config, EngineConfig, VariantConfig
@@ -111,7 +112,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         planned = _planned(small, tuned, chosen, played)
         tuned.close()
     except (ValueError, torch.OutOfMemoryError) as error:  # a finding: no rows, or a model that does not fit
-        learned = planned = _line(error)
+        learned = planned = error_message(error)
     times = [_time(cfg, variant, policy, speed) for variant in progress(variants, "times of the variants")]
     policy.close()
     return Diagnosis(
@@ -127,10 +128,6 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         total=_total(variants, times),
         seconds=time.perf_counter() - begun,
     )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _hidden(task: Task) -> Outcomes:
@@ -343,7 +340,7 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
         trained = [episode for episode in _played(episodes) if episode.group < learned]
         update(trainer.learner, trained, policy.chat, rng=np.random.default_rng(seed))
     except (ValueError, torch.OutOfMemoryError) as error:
-        note(f"variant {variant.name}: no PPO step could be timed: {_line(error)}")
+        note(f"variant {variant.name}: no PPO step could be timed: {error_message(error)}")
         return None
     return (time.perf_counter() - started) * cfg.ppo.groups / groups
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from spa.common.errors import first_line
 from spa.common.progress import count_tokens
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Completion, Engine, Later, OnCompletion, check_engine, check_finite
@@ -70,7 +71,7 @@ class VLLMEngine(Engine):
                     **settings,
                 )
         except (ValueError, RuntimeError, OSError) as error:
-            raise ValueError(f"vLLM cannot load {path}: {_first_line(error)}") from error
+            raise ValueError(f"vLLM cannot load {path}: {first_line(error)}") from error
         if trained:
             self.sleep()  # until the first push
 
@@ -101,7 +102,7 @@ class VLLMEngine(Engine):
             try:
                 engine.add_request(request, {"prompt_token_ids": list(context)}, params)
             except ValueError as error:
-                raise ValueError(f"vLLM refuses a context: {_first_line(error)}; see engine.max_model_len") from error
+                raise ValueError(f"vLLM refuses a context: {first_line(error)}; see engine.max_model_len") from error
             live[request] = session, turn
 
         try:
@@ -224,7 +225,3 @@ def _completion(output: Any, stop_ids: frozenset[int]) -> Completion:
     logprobs = [float(scores[token].logprob) for token, scores in zip(ids, output.logprobs, strict=True)]
     stopped = (bool(ids) and ids[-1] in stop_ids) or isinstance(output.stop_reason, str)
     return Completion(ids, logprobs, "stop" if stopped else "length")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
