@@ -99,11 +99,11 @@ def make_data(folder: Path, settings: list[str], options: argparse.Namespace) ->
     ]
     subprocess.run(command, check=True)
     from spa.agent.chat import Chat
-    from spa.data.dataset import read_rows
     from spa.data.encode import encode_rows
+    from spa.data.layouts import read_rows
     from spa.models.load import load_tokenizer
 
-    rows, _ = read_rows(folder / "selfplay" / "train.parquet")
+    rows, *_ = read_rows(folder / "selfplay" / "train.parquet")
     chat = Chat(load_tokenizer(options.model))
     path = folder / "rows.jsonl"
     with open(path, "w", encoding="utf-8") as file:

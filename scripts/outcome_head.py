@@ -20,9 +20,9 @@ import torch
 
 from spa.agent.policy import Policy
 from spa.config.schema import Config
-from spa.data.dataset import read_rows, write_rows
 from spa.data.encode import prompt_ids
 from spa.data.ground_truth import Row
+from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import END
 from spa.evaluate.planned import area_under_curve
 from spa.models.forward import hidden_states

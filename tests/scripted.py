@@ -10,7 +10,7 @@ from spa.agent.chat import Chat
 from spa.agent.policy import Policy
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, PPOConfig, SamplingConfig
-from spa.engines.base import Completion
+from spa.engines.base import Completion, Engine
 from spa.models.load import load_tokenizer
 
 TOKENIZER = load_tokenizer("builtin:tiny")
@@ -18,7 +18,7 @@ CHAT = Chat(TOKENIZER)
 LAKE = EnvConfig(id="frozen_lake", tag="FrozenLake", settings={"size": 4, "is_slippery": False})
 
 
-class Scripted:
+class Scripted(Engine):
     """Answers the i-th request of a call with ``text(i)``; remembers all contexts. The log-prob of token t is -t."""
 
     def __init__(self, text: Callable[[int], str], end: bool = True) -> None:

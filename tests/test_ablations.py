@@ -10,7 +10,7 @@ import pytest
 from spa.agent.episode import read_episodes
 from spa.cli import main
 from spa.config.schema import ModelConfig
-from spa.data.dataset import read_rows
+from spa.data.layouts import read_rows
 from spa.data.states import grid_part
 from spa.models.load import load_model
 from spa.runs.record import read_done

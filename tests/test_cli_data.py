@@ -14,8 +14,7 @@ import pytest
 
 import spa
 from spa.cli import main
-from spa.data.dataset import read_rows, write_rows
-from spa.data.layouts import write_layout
+from spa.data.layouts import read_rows, write_rows
 from tests.data.test_data import GOOD, row
 
 
@@ -51,7 +50,7 @@ def test_inspect_in_a_terminal(data, capsys, monkeypatch) -> None:
 
 
 def test_filter_keeps_the_split_of_a_verl_file(data) -> None:
-    write_layout(data / "val.parquet", [row()], "verl", split="val")
+    write_rows(data / "val.parquet", [row()], "verl", split="val")
     assert main(["data", "filter", str(data / "val.parquet"), "--out", str(data / "out.parquet")]) == 0
     assert pq.read_table(data / "out.parquet").to_pylist()[0]["extra_info"]["split"] == "val"
 

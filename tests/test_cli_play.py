@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.show import show_episode, show_sample
+from spa.agent.show import show_sample
 from spa.cli import main
 from spa.cli.play import Screen
 from spa.config.load import load_config
@@ -24,9 +24,14 @@ def turn(**fields: object) -> Turn:
     return Turn(0, "P_\n_G", "", "", "_P\n_G", **values)  # type: ignore[arg-type]
 
 
-def test_what_was_imagined_stands_beside_what_came() -> None:
+def shown(episode: Episode, capsys: pytest.CaptureFixture[str]) -> str:
+    Screen().on_turn(episode, True)
+    return capsys.readouterr().out
+
+
+def test_what_was_imagined_stands_beside_what_came(capsys: pytest.CaptureFixture[str]) -> None:
     path = [{"action": "Right", "state": "_P\n_O", "reward": 0.5, "ended": False, "probability": 0.25}]
-    text = show_episode(Episode("Lake", 7, 0, turns=[turn(imagined={"path": path})], success=True))
+    text = shown(Episode("Lake", 7, 0, turns=[turn(imagined={"path": path})], success=True), capsys)
     assert "Turn 1: Right; reward 1. Planned: Right; expected now: reward 0.5, probability 0.25" in text
     lines = text.splitlines()
     header = next(i for i, line in enumerate(lines) if "before" in line)
@@ -38,21 +43,22 @@ def test_what_was_imagined_stands_beside_what_came() -> None:
     assert "won after 1 actions, reward 1" in text
 
 
-def test_without_a_planner_a_written_prediction_is_shown() -> None:
-    text = show_episode(Episode("Lake", 7, 0, turns=[turn(prediction=" _P\n_G ")], success=False))
+def test_without_a_planner_a_written_prediction_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(Episode("Lake", 7, 0, turns=[turn(prediction=" _P\n_G ")], success=False), capsys)
     assert "predicted" in text and "imagined" not in text and "not won" in text
 
 
-def test_a_failed_episode_says_why() -> None:
-    assert "failed: ValueError: gone" in show_episode(Episode("Lake", 7, 0, status="error", error="ValueError: gone"))
+def test_a_failed_episode_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = Episode("Lake", 7, 0, status="error", error="ValueError: gone")
+    assert "failed: ValueError: gone" in shown(failed, capsys)
 
 
 @pytest.mark.parametrize("planner", ["none", "lookahead"])
 def test_the_command_plays_test_worlds(planner: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", *LAKE, f"agent.planner={planner}", "planner.depth=1", "--worlds", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("World ") == 2
-    assert ("Planned:" in shown) == (planner == "lookahead")
+    text = capsys.readouterr().out
+    assert text.count("World ") == 2
+    assert ("Planned:" in text) == (planner == "lookahead")
 
 
 def test_without_a_config_it_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +80,9 @@ def test_turns_of_several_worlds_are_printed_world_by_world(capsys: pytest.Captu
     screen.on_turn(second, False)
     assert capsys.readouterr().out == ""
     screen.on_turn(first, True)
-    assert capsys.readouterr().out == show_episode(first) + "\n" + show_episode(second).partition("\nwon")[0]
+    before, after = capsys.readouterr().out.split("World 1\n\n")
+    assert before == shown(first, capsys)
+    assert after.startswith("Turn 1: ") and "won" not in after
     screen.on_turn(first, True)
     screen.on_turn(second, True)
     assert capsys.readouterr().out == "\nwon after 1 actions, reward 1\n\n"

@@ -123,8 +123,8 @@ def test_the_end_of_stage_1_is_summed_up(tmp_path: Path, capsys: pytest.CaptureF
 def interrupt_after(patch: pytest.MonkeyPatch, episodes: int) -> None:
     add = EpisodeStore.add
 
-    def stop(self: EpisodeStore, new: list[Episode], **kwargs: Any) -> None:
-        add(self, new, **kwargs)
+    def stop(self: EpisodeStore, new: list[Episode]) -> None:
+        add(self, new)
         if len(self) == episodes:
             raise KeyboardInterrupt
 

@@ -96,9 +96,9 @@ def test_commands_that_run(folder: Path, capsys) -> None:
 
 def test_the_data_of_stage_1_holds_the_worlds_own_states(folder: Path) -> None:
     assert main(["generate", "vault.yaml", "--out", "g", "--quiet", *SMALL]) == 0
-    from spa.data.dataset import read_rows
+    from spa.data.layouts import read_rows
 
-    rows, _ = read_rows(folder / "g" / "selfplay" / "train.parquet")
+    rows, *_ = read_rows(folder / "g" / "selfplay" / "train.parquet")
     assert rows
     env = make_env("vault:Vault")
     for row in rows:
@@ -134,9 +134,9 @@ def test_another_adapted_world_evaluates_with_the_random_engine(folder: Path, ca
         )
         == 0
     )
-    from spa.data.dataset import read_rows
+    from spa.data.layouts import read_rows
 
-    rows, _ = read_rows(folder / "c" / "selfplay" / "train.parquet")
+    rows, *_ = read_rows(folder / "c" / "selfplay" / "train.parquet")
     assert rows and all("CCCCCCCCCC" in row.response and "goal (G) is at (3,11)" in row.response for row in rows)
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spa.cli import main
-from spa.data.dataset import read_rows
+from spa.data.layouts import read_rows
 from spa.pretrain.network import TinySize, build_model
 
 SMALL = [
@@ -65,7 +65,7 @@ def test_everything_is_there(run_folder, capsys) -> None:
         assert (run_folder / "variants" / variant / "eval" / "result.json").is_file()
     assert (run_folder / "variants" / "spa" / "ppo" / "checkpoints" / "global_step_2" / "model.safetensors").is_file()
     assert not (run_folder / "variants" / "base" / "ppo").exists()
-    train, _ = read_rows(run_folder / "selfplay" / "train.parquet")
+    train, *_ = read_rows(run_folder / "selfplay" / "train.parquet")
     assert all("<observation>" in row.response for row in train)
     assert main(["report", str(run_folder)]) == 0
     printed = capsys.readouterr().out

@@ -18,7 +18,7 @@ from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.rollout import rollout
 from spa.agent.worlds import WorldSource
 from spa.config.schema import Config
-from spa.engines.base import Completion, serve
+from spa.engines.base import Completion
 from spa.engines.transformers import TransformersEngine
 from spa.models.load import load_model, load_tokenizer
 
@@ -58,14 +58,14 @@ def play(engine: Any, asked: list[list[list[int]]], cfg: Config) -> None:
 
     turns = [0] * len(asked)
     first = {session: texts[0] for session, texts in enumerate(asked)}
-    serve(engine, first, cfg.sampling, stop_ids=frozenset(), seed=0, on_completion=following)
+    engine.serve(first, cfg.sampling, stop_ids=frozenset(), seed=0, on_completion=following)
 
 
 def warm_up(engine: Any, cfg: Config) -> None:
     """Weights read from the disk and first calls are not counted: eight contexts that no episode has, a token each."""
     sampling = replace(cfg.sampling, max_tokens=1)
     contexts = {session: [session + 1] * 8 for session in range(8)}
-    serve(engine, contexts, sampling, stop_ids=frozenset(), seed=0, on_completion=lambda *completed: None)
+    engine.serve(contexts, sampling, stop_ids=frozenset(), seed=0, on_completion=lambda *completed: None)
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ from rollouts import THREADS, generation, measure
 
 from spa.agent.chat import Chat
 from spa.config.schema import Config, SamplingConfig
-from spa.engines.base import Completion
+from spa.engines.base import Completion, Engine
 from spa.models.load import load_model, load_tokenizer
 
 
-class Generate:
+class Generate(Engine):
     def __init__(self, model: Any, pad: int) -> None:
         self.model, self.pad = model, pad
 

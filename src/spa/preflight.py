@@ -112,13 +112,13 @@ def check_command(
         row_window(cfg)
     _check_memory(cfg, stage, variants, local_only)
     if data is not None:
-        from spa.data.dataset import read_rows
         from spa.data.encode import check_rows
+        from spa.data.layouts import read_rows
         from spa.sft.stage2 import data_files
 
         train = data_files(data)[0]
         if chat is not None:
-            rows, skipped = read_rows(train)
+            rows, skipped, _ = read_rows(train)
             check_rows(rows, chat, source_config(cfg, variant).sft, skipped)
 
 

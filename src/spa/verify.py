@@ -19,7 +19,7 @@ from spa.common.secrets import redact
 from spa.config.load import load_variant
 from spa.config.schema import Config
 from spa.config.variants import selfplay_folder, source_config, variant_config, variants_of
-from spa.data.dataset import read_rows
+from spa.data.layouts import read_rows
 from spa.evaluate.replay import replay
 from spa.evaluate.samples import SAMPLES, read_samples
 from spa.evaluate.summary import EvalResult

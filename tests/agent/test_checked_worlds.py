@@ -24,7 +24,7 @@ from spa.sft.practice import lesson_rows
 from spa.sft.warmup import random_episodes
 from tests.agent.test_broken_worlds import BAD, TABLE, Fine
 from tests.planning.tools import Asked, player_of, seen
-from tests.scripted import CHAT, Scripted
+from tests.scripted import Scripted
 
 BROKEN = "tests.agent.test_broken_worlds"
 WORLDS = [World(seed, f"w{seed}") for seed in (0, BAD, 2)]
@@ -181,9 +181,9 @@ def test_a_turn_whose_corrupted_states_break_the_world_is_not_judged(
     response = "<think><observation>ab</observation>go<prediction>ba</prediction></think><answer>go</answer>"
     turn = Turn(0, "ab", "", response, "ba", prediction="ba", executed=["go"])
     monkeypatch.setattr("spa.evaluate.calibration._context", lambda episode, turn: [1])
-    assert cases(CHAT, lambda: CheckedEnv(Breaks), [Episode("B", 5, 0, turns=[turn])], 0) == []
+    assert cases(lambda: CheckedEnv(Breaks), [Episode("B", 5, 0, turns=[turn])], 0) == []
     assert "corrupted states: 1 of 1 turns failed; the first: seed 5: reset: " in capsys.readouterr().err
-    assert len(cases(CHAT, lambda: CheckedEnv(Legal), [Episode("B", 5, 0, turns=[turn])], 0)) == 1
+    assert len(cases(lambda: CheckedEnv(Legal), [Episode("B", 5, 0, turns=[turn])], 0)) == 1
 
 
 def test_random_play_for_a_warm_up_goes_on_without_broken_worlds() -> None:

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
 from spa.config.schema import SelfPlayConfig
-from spa.data.dataset import read_rows
 from spa.data.describe import describe, render_stats
 from spa.data.encode import encode_row, prompt_ids
 from spa.data.ground_truth import Row, rejection
-from spa.data.layouts import LAYOUTS, SCHEMAS, read_layout, write_layout
+from spa.data.layouts import LAYOUTS, SCHEMAS, read_rows, write_rows
 from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, clean, pieces, plain, rich_text
 from spa.data.select import select_rows
 from spa.models.load import load_tokenizer
@@ -145,8 +144,8 @@ def test_what_is_written_is_read(tmp_path, layout: str, suffix: str, texts) -> N
         one.prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         rows.append(one)
     path = tmp_path / f"data{suffix}"
-    write_layout(path, rows, layout)
-    read, skipped, found = read_layout(path)
+    write_rows(path, rows, layout)
+    read, skipped, found = read_rows(path)
     assert [(one.prompt, one.response) for one in read] == [(one.prompt, one.response) for one in rows]
     assert not skipped
     assert found == layout
@@ -156,7 +155,7 @@ def test_what_is_written_is_read(tmp_path, layout: str, suffix: str, texts) -> N
 
 def test_columns_are_what_other_programs_expect(tmp_path) -> None:
     for layout in LAYOUTS:
-        write_layout(tmp_path / f"{layout}.parquet", [row()], layout, split="val")
+        write_rows(tmp_path / f"{layout}.parquet", [row()], layout, split="val")
     first = {layout: pq.read_table(tmp_path / f"{layout}.parquet").to_pylist()[0] for layout in LAYOUTS}
     published = ["data_source", "prompt", "response", "ability", "reward_model", "extra_info"]
     assert list(first["spa-json"]) == published
@@ -178,7 +177,7 @@ def test_datasets_reads_what_we_write(tmp_path, monkeypatch, layout: str) -> Non
     rows = [row(), row(seed=1)]
     for suffix, builder in ((".parquet", "parquet"), (".jsonl", "json")):
         path = tmp_path / f"data{suffix}"
-        write_layout(path, rows, layout)
+        write_rows(path, rows, layout)
         loaded = datasets.load_dataset(builder, data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train")
         assert loaded.column_names == SCHEMAS[layout].names
         assert len(loaded) == 2
@@ -199,7 +198,7 @@ def test_published_and_foreign_rows(tmp_path) -> None:
         {"prompt": [{"role": "user"}], "completion": "x"},
     ]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    rows, skipped = read_rows(path)
+    rows, skipped, _ = read_rows(path)
     assert [one.response for one in rows] == ["plain text", "b"]
     assert skipped == {"prompt is not a list of messages": 2, "no response": 1}
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")
@@ -217,18 +216,18 @@ def test_published_prompts_keep_their_form(tmp_path, prompt) -> None:
         "extra_info": "{'index': 100016, 'split': 'train'}",
     }
     pq.write_table(pa.Table.from_pylist([record]), tmp_path / "wm_train.parquet")
-    rows, skipped, layout = read_layout(tmp_path / "wm_train.parquet")
+    rows, skipped, layout = read_rows(tmp_path / "wm_train.parquet")
     assert layout == ("spa-json" if isinstance(prompt, str) else "spa")
     assert rows == [Row("sokoban", [{"role": "user", "content": "a"}], GOOD, {})]
     assert not skipped
-    write_layout(tmp_path / "again.parquet", rows, layout)
+    write_rows(tmp_path / "again.parquet", rows, layout)
     assert pq.read_table(tmp_path / "again.parquet").to_pylist()[0]["prompt"] == prompt
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_without_rows_is_read(tmp_path, layout: str) -> None:
-    write_layout(tmp_path / "val.parquet", [], layout)
-    assert read_layout(tmp_path / "val.parquet") == ([], Counter(), layout)
+    write_rows(tmp_path / "val.parquet", [], layout)
+    assert read_rows(tmp_path / "val.parquet") == ([], Counter(), layout)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +245,9 @@ def test_a_file_without_rows_is_read(tmp_path, layout: str) -> None:
 def test_extra_info_of_others(tmp_path, extra, known: dict) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"prompt": row().prompt, "response": GOOD, "extra_info": extra}) + "\n")
-    rows, _ = read_rows(path)
+    rows, *_ = read_rows(path)
     assert [one.extra for one in rows] == [known]
-    write_layout(tmp_path / "x.parquet", rows)
+    write_rows(tmp_path / "x.parquet", rows)
     assert describe(rows, CHAT)["actions"] == {"Right": 1}
 
 
@@ -263,7 +262,7 @@ def test_halves_of_characters_are_skipped(tmp_path, place: str) -> None:
     }
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in (record, record | {place: bad[place]})))
-    rows, skipped = read_rows(path)
+    rows, skipped, _ = read_rows(path)
     assert len(rows) == 1
     assert skipped == {"text that is not valid Unicode": 1}
 
@@ -296,13 +295,13 @@ def test_another_schema_in_parquet_and_a_missing_file(tmp_path) -> None:
     with pytest.raises(ValueError, match="no data file"):
         read_rows(tmp_path / "nowhere.parquet")
     with pytest.raises(ValueError, match="Did you mean 'messages'"):
-        write_layout(tmp_path / "t.parquet", [row()], "message")
+        write_rows(tmp_path / "t.parquet", [row()], "message")
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, suffix: str) -> None:
     path = tmp_path / f"data{suffix}"
-    write_layout(path, [row()], "messages")
+    write_rows(path, [row()], "messages")
     old = path.read_bytes()
 
     def die(*_: object, **__: object) -> None:
@@ -310,7 +309,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, suffix:
 
     monkeypatch.setattr(Path, "replace", die)
     with pytest.raises(KeyboardInterrupt):
-        write_layout(path, [row(), row(seed=1)], "messages")
+        write_rows(path, [row(), row(seed=1)], "messages")
     assert path.read_bytes() == old
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 

@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
-from spa.data.dataset import read_rows, split_rows, write_rows
 from spa.data.ground_truth import (
     Row,
     body_spans,
@@ -22,6 +21,8 @@ from spa.data.ground_truth import (
     rows_of,
     shuffle_states,
 )
+from spa.data.layouts import read_rows, write_rows
+from spa.data.select import split_rows
 from spa.rl.auxiliary import true_response
 
 
@@ -217,7 +218,7 @@ def test_deduplication_works_on_message_lists() -> None:
 def test_parquet_round_trip_and_columns(tmp_path) -> None:
     rows = rows_of(episode(turn(FULL)), window=0)
     write_rows(tmp_path / "x.parquet", rows)
-    back, skipped = read_rows(tmp_path / "x.parquet")
+    back, skipped, _ = read_rows(tmp_path / "x.parquet")
     assert (back[0].prompt, back[0].response, back[0].task) == (rows[0].prompt, rows[0].response, "Tag")
     assert back[0].extra["original_response"] == FULL
     assert not skipped
@@ -240,7 +241,7 @@ def test_published_layout_with_json_prompts_loads_and_bad_rows_are_counted(tmp_p
     good = json.dumps(prompt)
     table = pa.table({"prompt": [good, "not json", good, "[]"], "response": ["a", "b", None, "c"]})
     pq.write_table(table, tmp_path / "x.parquet")
-    rows, skipped = read_rows(tmp_path / "x.parquet")
+    rows, skipped, _ = read_rows(tmp_path / "x.parquet")
     assert [r.prompt for r in rows] == [prompt]
     assert skipped == {"prompt is not a list of messages": 2, "no response": 1}
 

@@ -11,7 +11,7 @@ import torch
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
 from spa.engines import transformers as module
-from spa.engines.base import BrokenModel, Completion, serve
+from spa.engines.base import BrokenModel, Completion, Engine
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import TransformersEngine, sample
@@ -54,7 +54,7 @@ def talk(model, *, window: bool = False, contexts: list[list[int]] | None = None
     listener = Talk(given, window)
     settings = SamplingConfig(**{"max_tokens": 12, "batch_size": 64, **sampling})
     engine = TransformersEngine(model, 0)
-    serve(engine, dict(enumerate(given)), settings, stop_ids=STOPS, seed=5, on_completion=listener)
+    engine.serve(dict(enumerate(given)), settings, stop_ids=STOPS, seed=5, on_completion=listener)
     return listener.heard
 
 
@@ -184,13 +184,13 @@ def test_models_that_are_not_supported_play_in_rounds() -> None:
     contexts = first_contexts()
     listener = Talk(contexts)
     greedy = SamplingConfig(max_tokens=12, temperature=0)
-    serve(engine, dict(enumerate(contexts)), greedy, stop_ids=STOPS, seed=5, on_completion=listener)
+    engine.serve(dict(enumerate(contexts)), greedy, stop_ids=STOPS, seed=5, on_completion=listener)
     plain = network("mistral")
     assert ids(listener.heard) == ids(talk(plain, temperature=0))
 
 
 def test_rounds_give_every_session_its_turns() -> None:
-    class Echo:
+    class Echo(Engine):
         def __init__(self) -> None:
             self.asked: list[list[list[int]]] = []
 
@@ -200,7 +200,7 @@ def test_rounds_give_every_session_its_turns() -> None:
 
     engine, contexts = Echo(), [[6], [7], [8]]
     listener = Talk(contexts)
-    serve(engine, dict(enumerate(contexts)), SamplingConfig(), stop_ids=STOPS, seed=0, on_completion=listener)
+    engine.serve(dict(enumerate(contexts)), SamplingConfig(), stop_ids=STOPS, seed=0, on_completion=listener)
     assert [len(turns) for turns in listener.heard] == [3, 2, 3]
     assert [len(asked) for asked in engine.asked] == [3, 3, 2]
 

@@ -177,7 +177,7 @@ def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() ->
 def test_cases_put_the_truth_into_the_models_own_turn(policies) -> None:
     cfg, policy, _, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
-    found = cases(policy.chat, task.make_env, episodes, 0)
+    found = cases(task.make_env, episodes, 0)
     changed = [t for e in episodes for t in e.turns if t.prediction is not None and not exact(t.next_state, t.state)]
     assert len(found) == len(changed) > 0
     for case, turn in zip(found, changed, strict=True):
@@ -195,7 +195,7 @@ def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(policies) -> 
     sampled = [sequence for episode in episodes for sequence in episode.sequences]
     written = [t.prediction for e in episodes for t in e.turns if t.prediction is not None and t.state != t.next_state]
     compared = 0
-    for case, prediction in zip(cases(policy.chat, task.make_env, episodes, 0), written, strict=True):
+    for case, prediction in zip(cases(task.make_env, episodes, 0), written, strict=True):
         ids, positions = judged(policy.chat, case, prediction)
         # Where the observation was right, these are the very tokens that were sampled.
         for sequence in sampled:
@@ -210,7 +210,7 @@ def test_what_the_model_wrote_itself_scores_as_when_it_was_sampled(policies) -> 
 def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: str, top1: float) -> None:
     cfg, policy, _, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
-    found = cases(policy.chat, task.make_env, episodes, 0)
+    found = cases(task.make_env, episodes, 0)
     good = [list(judged(policy.chat, case, dict(case.candidates)[favour])) for case in found]
 
     def score(model, rows):
@@ -228,9 +228,9 @@ def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: s
 
 
 def test_parts_by_turn_and_actions_add_up(policies) -> None:
-    cfg, policy, metrics, episodes = policies["sokoban"]
+    cfg, _, metrics, episodes = policies["sokoban"]
     task = make_task(cfg, state_format="coordinates", prompt="world_model")
-    found = cases(policy.chat, task.make_env, episodes, 3)
+    found = cases(task.make_env, episodes, 3)
     for part, key in (("turn", "turn"), ("actions", "actions")):
         groups = Counter(getattr(case, key) for case in found)
         for metric in ("top1", "margin", "nll_per_token"):

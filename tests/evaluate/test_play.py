@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spa.agent.policy import Policy
+from spa.agent.episode import Episode, Turn
+from spa.agent.policy import Policy, counter
+from spa.common.progress import progress
 from spa.config.load import load_variant
 from spa.config.schema import EvalConfig
 from spa.evaluate import play
@@ -32,3 +34,13 @@ def test_the_model_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ho
         play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
         assert (tmp_path / "result.json").is_file() == (how == "main rank")
     assert len(closed) == 1
+
+
+def test_a_bar_counts_turns_one_by_one_or_with_a_whole_episode() -> None:
+    turns = [Turn(index, "", "", "", "") for index in range(3)]
+    with progress(2, "playing") as bar:
+        count = counter(bar)
+        for number in (1, 2):
+            count(Episode("T", 0, 0, turns=turns[:number]), number == 2)
+        count(Episode("T", 1, 1, turns=turns), True)
+    assert (bar.done, bar.values["turns"]) == (2, 5)

@@ -109,8 +109,8 @@ def compare(table: Table, depth: int, gamma: float, optimism: float, samples: in
     known = {action: value for action, value in expected.items() if value is not None}
     assert plan.values == pytest.approx(known, abs=1e-9)
     best = max(known.values(), default=0.0)
-    assert plan.action in table["0"]
-    assert not known or known[plan.action] == pytest.approx(best, abs=1e-8)
+    assert plan.path[0][0] in table["0"]
+    assert not known or known[plan.path[0][0]] == pytest.approx(best, abs=1e-8)
     assert {move.state for move in model.moves} == layers(table, depth, gamma, samples, 0.5)
     assert len(set(model.moves)) == len(model.moves) == plan.questions
 
@@ -164,7 +164,7 @@ def test_every_lake_within_reach_is_solved_on_a_shortest_way() -> None:
             assert (imagined.state, imagined.reward, imagined.ended) == true
             state = true.state
         assert (true.ended, true.reward, len(plan.path)) == (True, 1.0, shortest)
-        assert plan.values[plan.action] == pytest.approx(0.95 ** (shortest - 1))
+        assert plan.values[plan.path[0][0]] == pytest.approx(0.95 ** (shortest - 1))
     assert max(lengths) >= 5, "otherwise this was too easy"
 
 
@@ -184,9 +184,9 @@ LOST: Table = {"0": {"a": (seen(END, 0.0, True),), "b": (seen("1"),)}, "1": {"a"
 @pytest.mark.parametrize("kind", IMAGINING)
 def test_a_lost_end_is_avoided_for_unknown_land(kind: str) -> None:
     for seed in range(8):
-        assert decide(kind, "0", of_table(LOST), depth=1, seed=seed).action == "b"
+        assert decide(kind, "0", of_table(LOST), depth=1, seed=seed).path[0][0] == "b"
     costly = {**LOST, "0": {**LOST["0"], "b": (seen("1", -1.0),)}}
-    assert decide(kind, "0", of_table(costly), depth=1).action == "a", "but not at any price"
+    assert decide(kind, "0", of_table(costly), depth=1).path[0][0] == "a", "but not at any price"
 
 
 def doubtful(probability: float) -> Table:
@@ -202,11 +202,11 @@ def doubtful(probability: float) -> Table:
 def test_what_the_model_itself_doubts_is_not_built_on(kind: str) -> None:
     model = of_table(doubtful(0.49))
     plan = decide(kind, "0", model, depth=3, min_probability=0.5)
-    assert plan.action == "b"
+    assert plan.path[0][0] == "b"
     assert {move.state for move in model.moves} == {"0", "2"}
-    assert decide(kind, "0", of_table(doubtful(0.5)), depth=3, min_probability=0.5).action == "a"
-    assert decide(kind, "0", of_table(doubtful(0.49)), depth=3, min_probability=0.4).action == "a"
-    assert decide(kind, "0", of_table(doubtful(0.0)), depth=3, min_probability=0.0).action == "b", (
+    assert decide(kind, "0", of_table(doubtful(0.5)), depth=3, min_probability=0.5).path[0][0] == "a"
+    assert decide(kind, "0", of_table(doubtful(0.49)), depth=3, min_probability=0.4).path[0][0] == "a"
+    assert decide(kind, "0", of_table(doubtful(0.0)), depth=3, min_probability=0.0).path[0][0] == "b", (
         "0: it wrote no answer"
     )
 
@@ -216,7 +216,7 @@ def test_a_gain_counts_as_much_as_it_is_believed_and_a_loss_in_full(kind: str) -
     table: Table = {"0": {"a": (seen(END, 1.0, True, 0.6),), "b": (seen(END, 0.7, True, 0.9),)}}
     plan = decide(kind, "0", of_table(table), depth=2, simulations=100)
     assert plan.values == pytest.approx({"a": 0.6, "b": 0.63})
-    assert plan.action == "b"
+    assert plan.path[0][0] == "b"
     drawn = decide(kind, "0", of_table(table), depth=2, simulations=100, samples=2)
     assert drawn.values == pytest.approx({"a": 1.0, "b": 0.7}), "the shares of what is drawn say the same"
     losses: Table = {"0": {"a": (seen(END, -1.0, True, 0.6),), "b": (seen(END, -0.7, True, 0.9),)}}
@@ -226,7 +226,7 @@ def test_a_gain_counts_as_much_as_it_is_believed_and_a_loss_in_full(kind: str) -
 @pytest.mark.parametrize("kind", IMAGINING)
 def test_of_several_samples_all_that_are_whole_are_built_on(kind: str) -> None:
     model = of_table(doubtful(0.01))
-    assert decide(kind, "0", model, depth=3, samples=2).action == "a"
+    assert decide(kind, "0", model, depth=3, samples=2).path[0][0] == "a"
 
 
 @pytest.mark.parametrize("kind", IMAGINING)
@@ -242,7 +242,7 @@ def test_a_model_that_answers_nothing_still_leaves_a_plan(kind: str, actions: Se
     for shares in ({"a": 0.5, "z": 0.5}, {}):
         model = Asked(lambda move: NOTHING, actions, lambda choice, shares=shares: shares)
         plan = decide(kind, "0", model, depth=3, simulations=8)
-        assert plan.action in (actions or shares or [""])
+        assert plan.path[0][0] in (actions or shares or [""])
         assert [one for _, one in plan.path] == [Imagined("", 0.0, False, 0.0)]
         assert all(abs(value) < 1e9 for value in plan.record()["values"].values())
 
@@ -250,10 +250,10 @@ def test_a_model_that_answers_nothing_still_leaves_a_plan(kind: str, actions: Se
 @pytest.mark.parametrize("kind", IMAGINING)
 def test_ties_are_broken_by_the_seed_alone(kind: str) -> None:
     table: Table = {"0": {name: (seen(END, 1.0, True),) for name in "abc"} | {"d": (seen(END, 0.9, True),)}}
-    chosen = [decide(kind, "0", of_table(table), depth=2, seed=seed, simulations=64).action for seed in range(40)]
+    chosen = [decide(kind, "0", of_table(table), depth=2, seed=seed, simulations=64).path[0][0] for seed in range(40)]
     assert set(chosen) == {"a", "b", "c"}
     assert chosen == [
-        decide(kind, "0", of_table(table), depth=2, seed=seed, simulations=64).action for seed in range(40)
+        decide(kind, "0", of_table(table), depth=2, seed=seed, simulations=64).path[0][0] for seed in range(40)
     ]
 
 
@@ -294,7 +294,7 @@ def test_a_beam_follows_the_states_of_the_best_returns_whichever_way_they_were_m
         "y": won,
     }
     model = of_table(table)
-    assert decide("beam", "0", model, depth=2, width=1).action == "b"
+    assert decide("beam", "0", model, depth=2, width=1).path[0][0] == "b"
     assert {move.state for move in model.moves} == {"0", "x"}
 
 

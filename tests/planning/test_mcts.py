@@ -55,7 +55,7 @@ def test_many_simulations_find_the_best_action(samples: int) -> None:
             continue
         clear += 1
         plan = decide("mcts", "0", of_table(table), seed=seed, simulations=300, samples=samples, gamma=GAMMA)
-        assert plan.action == best, (seed, values, plan)
+        assert plan.path[0][0] == best, (seed, values, plan)
     assert clear >= 12
 
 
@@ -69,7 +69,7 @@ def test_the_first_step_in_a_lake_is_on_a_shortest_way() -> None:
             continue
         tried += 1
         plan = decide("mcts", start, oracle(task), seed=seed, simulations=200)
-        true = true_moves(task)(Move(start, plan.action))
+        true = true_moves(task)(Move(start, plan.path[0][0]))
         assert far[start] == 1 + (0 if true.ended else far[true.state])
         assert not true.ended or true.reward == 1
     assert tried >= 6
@@ -93,14 +93,14 @@ def test_one_simulation_takes_what_the_policy_would() -> None:
     table: Table = {"0": {name: (seen("0"),) for name in "abcd"}}
     for favourite in "abcd":
         model = of_table(table, lambda choice, favourite=favourite: {favourite: 0.75, "z": 0.25})
-        assert decide("mcts", "0", model, simulations=1).action == favourite
+        assert decide("mcts", "0", model, simulations=1).path[0][0] == favourite
         assert model.choices == [Choice("0", 99)]
 
 
 def test_a_policy_that_is_wrong_is_outvoted() -> None:
     table: Table = {"0": {name: (seen("end", float(name == "c"), True),) for name in "abc"}}
     model = of_table(table, lambda choice: {"a": 1.0})
-    assert decide("mcts", "0", model, simulations=100).action == "c"
+    assert decide("mcts", "0", model, simulations=100).path[0][0] == "c"
 
 
 def test_rewards_of_another_size_change_nothing_but_the_values() -> None:

@@ -16,7 +16,7 @@ from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, split_of
 from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, PlannerConfig, PracticeConfig, SamplingConfig
-from spa.data.dataset import read_rows, write_rows
+from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import LAYOUTS, transition_rows
 from spa.models.load import load_model, load_tokenizer, save_model
 from spa.planning.search import Imagined, Move, Worth, best_actions

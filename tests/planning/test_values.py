@@ -31,17 +31,17 @@ def fork(**more: float | None) -> Asked:
 def test_where_a_search_stops_a_state_is_worth_what_the_model_says(kind: str, depth: int) -> None:
     settings = {"depth": depth, "gamma": 0.9, "simulations": 200}
     plan = decide(kind, "0", fork(), **settings, values=True)
-    assert plan.action == "b"
+    assert plan.path[0][0] == "b"
     if kind != "mcts":  # whose values are means over what it tried
         assert plan.values == pytest.approx({name: WORTH["0", name] for name in "ab"})
-    blind = [decide(kind, "0", fork(), **settings, seed=seed).action for seed in range(20)]
+    blind = [decide(kind, "0", fork(), **settings, seed=seed).path[0][0] for seed in range(20)]
     assert set(blind) == {"a", "b"}, "without values both are unknown land"
 
 
 @pytest.mark.parametrize("kind", IMAGINING)
 def test_a_move_whose_worth_cannot_be_read_is_unknown_land(kind: str) -> None:
     plan = decide(kind, "0", fork(**{"0a": None, "0b": -1.0}), depth=1, gamma=0.9, values=True, simulations=50)
-    assert plan.action == "a"
+    assert plan.path[0][0] == "a"
     assert plan.values["a"] == pytest.approx(0.2 + 0.9 * 0.1)
 
 
@@ -70,15 +70,17 @@ def test_the_best_of_n_is_the_proposal_of_the_highest_worth() -> None:
     said = {"a": 0.1, "b": 0.9, "c": 0.3}
     model = Asked(lambda move: (), "abc", lambda choice: shares, lambda one: said[one.action])
     plan = decide("best_of_n", "0", model, left=7)
-    assert (plan.action, plan.values, plan.questions) == ("c", {"a": 0.1, "c": 0.3}, 2)
+    assert (plan.path[0][0], plan.values, plan.questions) == ("c", {"a": 0.1, "c": 0.3}, 2)
     assert (model.choices, model.moves) == ([Choice("0", 7)], []), "nothing is imagined"
     shares.clear()
-    assert decide("best_of_n", "0", model).action == "b", "without proposals all that are listed"
+    assert decide("best_of_n", "0", model).path[0][0] == "b", "without proposals all that are listed"
     said |= {"b": None}
-    assert decide("best_of_n", "0", model).action == "c"
+    assert decide("best_of_n", "0", model).path[0][0] == "c"
     said.update(dict.fromkeys("abc"))
-    assert {decide("best_of_n", "0", model, seed=seed).action for seed in range(30)} == set("abc")
-    assert decide("best_of_n", "0", Asked(lambda move: ())).action == "", "neither the world nor the policy names one"
+    assert {decide("best_of_n", "0", model, seed=seed).path[0][0] for seed in range(30)} == set("abc")
+    assert decide("best_of_n", "0", Asked(lambda move: ())).path[0][0] == "", (
+        "neither the world nor the policy names one"
+    )
 
 
 @pytest.mark.parametrize(

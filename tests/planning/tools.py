@@ -14,7 +14,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig, SamplingConfig
 from spa.data.transitions import outcome_text
-from spa.engines.base import Completion
+from spa.engines.base import Completion, Engine
 from spa.planning.search import PLANNERS, Choice, Imagined, Move, Plan, Question, Worth
 from spa.planning.world_model import Usage
 from tests.scripted import CHAT, TOKENIZER
@@ -172,7 +172,7 @@ _QUESTION = re.compile(r"<observation>\n?(.*)\n?</observation> ?(\w+) ?<predicti
 _GUESS = re.compile(r"</prediction> ?<outcome>")
 
 
-class TrueEngine:
+class TrueEngine(Engine):
     """Continues a question by what the true world would do, in the words that a trained model would use.
 
     ``state`` and ``outcome`` may say something else. Each answer has probability ``sure`` (state and outcome together: its square).

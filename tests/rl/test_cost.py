@@ -11,8 +11,8 @@ import pytest
 from spa.agent.chat import Chat
 from spa.agent.task import Task
 from spa.config.load import load_config, load_variant
-from spa.data.dataset import read_rows
 from spa.data.encode import encode_row
+from spa.data.layouts import read_rows
 from spa.models.load import load_tokenizer
 from spa.rl import cost
 from spa.rl.cost import Speed, about, lengths, selfplay_lengths, time_estimates
@@ -46,7 +46,7 @@ def test_lengths_are_those_of_self_play(tmp_path: Path) -> None:
     cfg = load_config("sokoban", [*RANDOM, "sft.merge_turns=false"])
     chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced="<think>")
     selfplay(cfg, tmp_path)
-    rows, _ = read_rows(tmp_path / "train.parquet")
+    rows, *_ = read_rows(tmp_path / "train.parquet")
     tokens = sum(len(encode_row(row, chat).ids) for row in rows) / 24
     estimate = selfplay_lengths(cfg, chat)
     assert estimate.rows == pytest.approx(tokens, rel=0.3)

@@ -112,7 +112,9 @@ def test_kept_episodes(tmp_path: Path) -> None:
     kept = EpisodeStore(path)
     kept.add([episode(2), episode(0, 1)])
     kept.add([episode(2), episode(0)])
-    kept.add([episode(1)], write=False)
+    failed = episode(1)
+    failed.status = "error"
+    kept.add([failed])
     assert [(e.group, e.member) for e in kept.in_order()] == [(0, 0), (0, 1), (1, 0), (2, 0)]
     again = EpisodeStore(path)
     assert len(again) == 3

@@ -52,10 +52,10 @@ class EpisodeStore:
     def __contains__(self, key: Key) -> bool:
         return key in self._episodes
 
-    def add(self, episodes: Iterable[Episode], *, write: bool = True) -> None:
-        """Adds new episodes, ignoring those already stored; with ``write`` they are on disk when this returns."""
+    def add(self, episodes: Iterable[Episode]) -> None:
+        """Adds new episodes, ignoring those already stored; they are on disk when this returns."""
         new = [episode for episode in episodes if _key(episode) not in self]
-        if write and self.path is not None and ranks.is_main():
+        if self.path is not None and ranks.is_main():
             append(self.path, "".join(episode.to_json() + "\n" for episode in new))
         self._episodes.update((_key(episode), episode) for episode in new)
 

@@ -57,10 +57,14 @@ def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None
 
 def counter(bar: progress | None) -> OnTurn:
     """Shows finished episodes and turns next to a bar."""
+    seen: dict[tuple[int, int], int] = {}
 
     def on_turn(episode: Episode, ended: bool) -> None:
         if bar:
-            bar.advance(int(ended), turns=bar.values.get("turns", 0) + 1)
+            # A server's episode and a fork's come with all their turns at once.
+            key, turns = (episode.group, episode.member), len(episode.turns)
+            bar.advance(int(ended), turns=bar.values.get("turns", 0) + turns - seen.get(key, 0))
+            seen[key] = turns
 
     return on_turn
 
@@ -120,9 +124,7 @@ class Policy:
 
     def close(self) -> None:
         """Frees the engine's resources outside Python (vLLM)."""
-        close = getattr(self.engine, "close", None)
-        if close:
-            close()
+        self.engine.close()
 
     @property
     def exact(self) -> bool:
@@ -202,8 +204,7 @@ class Policy:
                     skip=skip,
                 )
 
-            keyed = getattr(self.engine, "decoder", None) is not None or getattr(self.engine, "keyed", False)
-            return ranks.play_divided(play, skip, keyed=keyed)
+            return ranks.play_divided(play, skip, keyed=self.engine.keyed)
 
     @property
     def skips(self) -> bool:
@@ -215,7 +216,7 @@ class Policy:
         if not self.exact:
             return True
         weights = sum(parameter.nbytes for parameter in self.model.parameters()) if self.model is not None else 0
-        return getattr(self.engine, "decoder", None) is not None and weights > _SMALL
+        return self.engine.keyed and weights > _SMALL
 
 
 class ServedPolicy(Policy):
@@ -225,6 +226,10 @@ class ServedPolicy(Policy):
         self.model = self.tokenizer = None
         self.server = server
         self.sampling = sampling
+
+    @property
+    def skips(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass

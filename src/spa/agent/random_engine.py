@@ -12,13 +12,13 @@ from spa.agent.chat import Chat
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion, Message, Reply
+from spa.engines.base import Completion, Engine, Message, Reply
 
 THOUGHT = "I will push the box to the target."  # the paper's fixed thought, for Sokoban
 PLAIN_THOUGHT = "I will try these actions."  # of other worlds
 
 
-class RandomEngine:
+class RandomEngine(Engine):
     """Writes one response per context, ignoring the context.
 
     Args:

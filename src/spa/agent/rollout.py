@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from spa.agent.chat import Chat
@@ -14,7 +13,7 @@ from spa.agent.play import Play
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion, Engine, Later, SplittingEngine, serve
+from spa.engines.base import Completion, Engine, Later
 from spa.engines.cooling import Cooled
 from spa.engines.processes import in_processes
 from spa.envs.checked import Step
@@ -49,7 +48,7 @@ def rollout(
     The members of a group share the world but not its noise. A world that fails ends only its own episode, with
     ``status="error"``. The same arguments and weights give the same episodes.
 
-    On a CPU the groups may be divided among several processes (``sampling.processes``): see ``SplittingEngine``. With
+    On a CPU the groups may be divided among several processes (``sampling.processes``): see ``Engine.split``. With
     ``env.processes`` they are not; so many episodes are played at once instead, each with its world in another process.
 
     Args:
@@ -57,14 +56,13 @@ def rollout(
         on_turn: called for the episodes that this process plays, not for those of its forks.
         skip: (group, member) of episodes that are left out, for engines whose samples depend on seed, episode and turn alone.
     """
-    splitting = engine if isinstance(engine, SplittingEngine) and not task.env.processes else None
-    count = splitting.split(sampling, len(worlds), group_size) if splitting else 1
+    count = 1 if task.env.processes else engine.split(sampling, len(worlds), group_size)
 
     def share(number: int) -> dict[int, Episode]:
         groups = range(number, len(worlds), count)
         keys = [(group, member) for group in groups for member in range(group_size) if (group, member) not in skip]
         played: dict[int, Episode] = {}
-        with splitting.alone(count) if splitting else nullcontext(), Hosts(task, len(keys)) as hosts:
+        with engine.alone(count), Hosts(task, len(keys)) as hosts:
             for wave in hosts.waves(keys):
                 begun = hosts.start(lambda key, host: _TokenPlay.start(task, worlds[key[0]], *key, host), wave)
                 plays = {play.episode.group * group_size + play.episode.member: play for play in begun}
@@ -107,7 +105,7 @@ def _play(
     for play in plays.values():
         play.episode.system = chat.default_system if play.task.system is None else play.task.system
     contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
-    serve(engine, contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
+    engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
     return {session: play.episode for session, play in plays.items()}
 
 

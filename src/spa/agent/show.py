@@ -6,14 +6,6 @@ from spa.agent.episode import Episode, Turn
 from spa.common.tables import side_by_side
 
 
-def show_episode(episode: Episode) -> str:
-    """An episode as text: a table a turn, of the states before, imagined (where a planner played) and after."""
-    lines = [f"World {episode.seed}"]
-    for turn in episode.turns:
-        lines += ["", *show_turn(turn)]
-    return "\n".join([*lines, "", outcome(episode), ""])
-
-
 def show_sample(episode: Episode) -> str:
     """The last turn of an episode and how it ended, for a look at training now and then."""
     lines = [line for turn in episode.turns[-1:] for line in show_turn(turn)]
@@ -21,7 +13,7 @@ def show_sample(episode: Episode) -> str:
 
 
 def show_turn(turn: Turn) -> list[str]:
-    """A headline and a table of the states."""
+    """A headline and a table of the states before, imagined (where a planner played) or predicted, and after."""
     return [_headline(turn), *side_by_side(_columns(turn))]
 
 

@@ -21,7 +21,7 @@ Ask = Callable[[str], str]
 """Given the state, returns a person's actions for the turn; empty lets the model play."""
 
 
-class TakeOver:
+class TakeOver(Engine):
     """An engine of one episode, which asks a person first; what is typed becomes the answer after ``thought``.
 
     Its log-probs are 0 where the model did not sample: such episodes must not be trained on. ``state`` is the present one.

@@ -23,7 +23,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.load import load_config
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion
+from spa.engines.base import Completion, Engine
 
 _THREADS = ThreadPoolExecutor(1024, "spa-episode")  # one an episode, most of them waiting for the server
 
@@ -41,7 +41,7 @@ _chat = lru_cache(8)(Chat)
 
 
 @dataclass
-class _Server:
+class _Server(Engine):
     """An engine that asks verl's server from a thread of its own."""
 
     ask: Callable[[list[int], dict[str, Any]], Any]

@@ -28,6 +28,7 @@ from spa.cli.play import play
 from spa.cli.reproduce import reproduce
 from spa.cli.verify import verify
 from spa.cli.view import view
+from spa.common.errors import error_message
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
 from spa.config.overrides import current_name
@@ -139,7 +140,7 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         if os.environ.get("SPA_DEBUG", "0") not in ("", "0"):
             print_traceback(type(error), error, error.__traceback__)
-        return _fail(f"Error: {' '.join(str(error).split()) or type(error).__name__}", 2)
+        return _fail(f"Error: {error_message(error)}", 2)
     return code if isinstance(code, int) else 0
 
 

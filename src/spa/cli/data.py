@@ -102,7 +102,7 @@ def filter_rows(
     """Write the rows that pass, and count why others did not."""
     from spa.config.overrides import from_mapping
     from spa.config.schema import Config
-    from spa.data.layouts import write_layout
+    from spa.data.layouts import write_rows
     from spa.data.select import select_rows
 
     chosen = {"filter": tags, "success_only": success_only, "deduplicate": deduplicate, "balance": balance}
@@ -117,7 +117,7 @@ def filter_rows(
         print(f"{count:>8}  dropped: {reason}")
     if not passed:
         raise ValueError(f"no row of {path} passes; nothing was written")
-    write_layout(out, passed, layout, split=_split(path))
+    write_rows(out, passed, layout, split=_split(path))
     print(f"{len(passed):>8}  of {len(rows)} rows written to {out}")
 
 
@@ -130,12 +130,12 @@ def convert(
 ) -> None:
     """Write a data set in another layout or file format."""
     from spa.common.names import choose
-    from spa.data.layouts import LAYOUTS, write_layout
+    from spa.data.layouts import LAYOUTS, write_rows
 
     choose("layout", to, LAYOUTS)
     _check_out(out, force)
     rows, path, layout = _read(file)
-    write_layout(out, rows, to, split=_split(path))
+    write_rows(out, rows, to, split=_split(path))
     print(f"{len(rows)} rows from {path} ({layout}) to {out} ({to})")
 
 
@@ -201,12 +201,12 @@ def export_verl(
 def _read(file: Path) -> tuple[list[Row], Path, str]:
     """The rows of a file, or of a stage's training file, its path and layout; says what was skipped."""
     from spa.common.progress import note
-    from spa.data.layouts import read_layout
+    from spa.data.layouts import read_rows
 
     path = file / "train.parquet" if file.is_dir() else file
     if file.is_dir() and not path.is_file() and (file / "selfplay" / "train.parquet").is_file():
         path = file / "selfplay" / "train.parquet"
-    rows, skipped, layout = read_layout(path)
+    rows, skipped, layout = read_rows(path)
     for reason, count in skipped.items():
         note(f"{count} rows of {path.name} skipped: {reason}")
     if not rows:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.cache import CACHED
+from spa.common.errors import error_message
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config import presets
@@ -238,7 +239,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = _parse(path.read_text("utf-8"))
     except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ValueError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"cannot read {path}: {error_message(error)}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a config: it must contain a mapping")
     return {str(key): copy.deepcopy(value) for key, value in data.items()}
@@ -296,7 +297,7 @@ def _compose(
             learn_references(OmegaConf.to_container(composed), partial(OmegaConf.select, composed))
             data = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(error_message(error)) from error
     finally:
         GlobalHydra.instance().hydra = before
     assert isinstance(data, dict)

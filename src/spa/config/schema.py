@@ -273,7 +273,7 @@ class EvalConfig:
     worlds: Positive = setting(128, "Test worlds.")
     samples: Positive = setting(8, "Episodes per world.")
     ks: Annotated[list[Positive], Field(min_length=1)] = setting([1, 8], "The k of Pass@k, at most eval.samples.")
-    bootstrap: Count = setting(2000, "Resamples of the worlds for intervals.")
+    bootstrap: Positive = setting(2000, "Resamples of the worlds for intervals.")
     world_model_worlds: Count = setting(32, "Worlds for observation and prediction accuracy; 0 = off.")
 
     @model_validator(mode="after")

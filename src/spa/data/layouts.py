@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 from spa.common.files import atomic_file
 from spa.common.names import choose
 from spa.data.ground_truth import Message, Row
-from spa.envs.tables import data_file, read_rows
+from spa.envs.tables import data_file
+from spa.envs.tables import read_rows as read_records
 
 SUFFIXES = (".parquet", ".jsonl")
 # How these layouts are recognised, in this order.
@@ -87,9 +88,7 @@ def check_suffix(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def write_layout(
-    path: str | os.PathLike[str], rows: Sequence[Row], layout: str = "spa", *, split: str = "train"
-) -> None:
+def write_rows(path: str | os.PathLike[str], rows: Sequence[Row], layout: str = "spa", *, split: str = "train") -> None:
     """Writes rows, atomically: an interrupted write leaves the old file or none.
 
     Raises:
@@ -124,14 +123,14 @@ def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
     return {name: record[name] for name in SCHEMAS[layout].names}
 
 
-def read_layout(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], str]:
+def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], str]:
     """Rows of a data file in any layout, counts of skipped rows by reason, and the layout.
 
     Raises:
         ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (listed with the accepted ones).
     """
     path = data_file(str(path))
-    records = [record for _, record in read_rows(path)]
+    records = [record for _, record in read_records(path)]
     columns = pq.read_schema(path).names if path.suffix == ".parquet" else list(dict.fromkeys(chain(*records)))
     if not columns:
         raise ValueError(f"{path} is empty")

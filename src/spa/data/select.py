@@ -1,4 +1,4 @@
-"""Selects self-play rows for training by tag filter, success, deduplication and balancing, each a setting."""
+"""Selects self-play rows for training (tag filter, success, deduplication, balancing: each a setting) and splits them by world."""
 
 from __future__ import annotations
 
@@ -71,6 +71,19 @@ def balanced(rows: Sequence[Row], by: str, seed: int) -> list[Row]:
     for _, members in sorted(classes.items(), key=lambda item: str(item[0])):
         chosen += [members[int(i)] for i in rng.permutation(len(members))[:most]]
     return [rows[index] for index in sorted(chosen)]
+
+
+def split_rows(rows: Sequence[Row], val_fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Training and validation rows; all rows of a world go to the same split.
+
+    Training gets at least one world; validation gets at least one if there are two and the fraction is not 0.
+    """
+    worlds = sorted({str(row.extra.get("content")) for row in rows})
+    order = np.random.default_rng(np.random.SeedSequence([seed, 0x5EED])).permutation(len(worlds))
+    count = min(len(worlds) - 1, max(1, round(val_fraction * len(worlds)))) if val_fraction and len(worlds) > 1 else 0
+    held = {worlds[i] for i in order[:count]}
+    train = [row for row in rows if str(row.extra.get("content")) not in held]
+    return train, [row for row in rows if str(row.extra.get("content")) in held]
 
 
 def _need(rows: Sequence[Row], column: str, setting: str) -> None:

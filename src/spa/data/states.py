@@ -44,21 +44,13 @@ def _is_grid(rows: Sequence[Sequence[str]]) -> bool:
     return len(rows) > 1 and len(rows[0]) > 1 and all(len(row) == len(rows[0]) and " " not in row for row in rows)
 
 
-def cell_accuracy(written: str, truth: str) -> float | None:
+def cell_accuracy(written: str, truth: str, before: str | None = None) -> float | None:
     """Share of the cells of ``truth``'s grid that match ``written`` at the same row and column.
 
-    A cell missing from ``written`` is wrong; cells beyond the true grid are ignored (exact match penalises those). None if
-    ``truth`` is not a rectangular grid (free-text worlds).
+    A cell missing from ``written`` is wrong; cells beyond the true grid are ignored (exact match penalises those). Given the state
+    ``before``, only the cells in which ``truth`` differs from it count. None if no cell counts, or ``truth`` is not a rectangular
+    grid (free-text worlds).
     """
-    return _cell_accuracy(written, truth, None)
-
-
-def changed_cell_accuracy(written: str, truth: str, before: str) -> float | None:
-    """As ``cell_accuracy``, over the cells in which ``truth`` differs from ``before``; None if none does."""
-    return _cell_accuracy(written, truth, before)
-
-
-def _cell_accuracy(written: str, truth: str, before: str | None) -> float | None:
     board = is_board(grid_part(truth))
     true_rows = cells(truth, board)
     if not _is_grid(true_rows):

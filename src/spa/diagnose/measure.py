@@ -17,6 +17,7 @@ from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
+from spa.common.errors import error_message
 from spa.common.progress import note, progress
 from spa.config.load import load_variant
 from spa.config.schema import Config, EngineConfig, VariantConfig
@@ -30,12 +31,12 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
-from spa.data.dataset import read_rows, write_rows
 from spa.data.encode import encode_rows, merge_turns
+from spa.data.layouts import read_rows, write_rows
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
 from spa.envs.check_markov import Outcomes, outcomes
 from spa.envs.checked import WorldError
-from spa.evaluate.bootstrap import bootstrap_difference
+from spa.evaluate.bootstrap import bootstrap_mean
 from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
 from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
 from spa.evaluate.play import play_chunks
@@ -111,7 +112,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         planned = _planned(small, tuned, chosen, played)
         tuned.close()
     except (ValueError, torch.OutOfMemoryError) as error:  # a finding: no rows, or a model that does not fit
-        learned = planned = _line(error)
+        learned = planned = error_message(error)
     times = [_time(cfg, variant, policy, speed) for variant in progress(variants, "times of the variants")]
     policy.close()
     return Diagnosis(
@@ -127,10 +128,6 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
         total=_total(variants, times),
         seconds=time.perf_counter() - begun,
     )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _hidden(task: Task) -> Outcomes:
@@ -204,7 +201,7 @@ def _stage_2(cfg: Config, steps: int, out: Path) -> tuple[Path, Learned, float]:
     data.mkdir(parents=True, exist_ok=True)
     selfplay(cfg, data)
     file = data / "train.parquet"
-    rows, _ = read_rows(file)
+    rows, *_ = read_rows(file)
     most = steps * cfg.sft.batch_size
     if len(rows) > most:
         chosen = np.random.default_rng(cfg.seeds.run).permutation(len(rows))[:most]
@@ -262,11 +259,11 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         )
         bar.advance()
     results = group_worlds(episodes)
-    shares, base_shares = ([world.successes / world.samples for world in group] for group in (results, base))
+    shares, base_shares = (np.array([each.successes / each.samples for each in group]) for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
-        gain=bootstrap_difference(shares, base_shares, cfg.eval.bootstrap, cfg.seeds.run),
+        gain=bootstrap_mean(shares - base_shares, cfg.eval.bootstrap, cfg.seeds.run),
         questions=world_model.usage.questions / len(episodes),
     )
 
@@ -343,7 +340,7 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
         trained = [episode for episode in _played(episodes) if episode.group < learned]
         update(trainer.learner, trained, policy.chat, rng=np.random.default_rng(seed))
     except (ValueError, torch.OutOfMemoryError) as error:
-        note(f"variant {variant.name}: no PPO step could be timed: {_line(error)}")
+        note(f"variant {variant.name}: no PPO step could be timed: {error_message(error)}")
         return None
     return (time.perf_counter() - started) * cfg.ppo.groups / groups
 

@@ -7,10 +7,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,72 +59,74 @@ OnCompletion = Callable[[int, Completion], Sequence[int] | Later | None]
 have a temperature of its own (``cooling.Cooled``), or come ``Later``."""
 
 
-class Engine(Protocol):
-    """Samples completions of token sequences.
+class Engine:
+    """Samples completions of token sequences. A subclass overrides ``generate`` or, if it can advance sessions independently,
+    ``serve``: either is made of the other."""
 
-    An engine that can advance sessions independently also has a method ``serve``, with the arguments of the function
-    ``serve`` below.
-    """
+    @property
+    def keyed(self) -> bool:
+        """Whether samples depend on seed, session and turn alone, so that several ranks may divide the sessions."""
+        return False
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
-        """One completion per context, in order. The same arguments and weights give the same completions."""
-        ...
+        """One completion per context, in order. The same arguments and weights give the same completions.
 
+        Raises: as ``serve``.
+        """
+        out: dict[int, Completion] = {}
+        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, on_completion=out.__setitem__)
+        return [out[i] for i in range(len(contexts))]
 
-@runtime_checkable
-class SplittingEngine(Protocol):
-    """An engine that can run in several processes at once, each with its own copy."""
+    def serve(
+        self,
+        contexts: Mapping[int, Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        seed: int,
+        on_completion: OnCompletion,
+    ) -> None:
+        """Continues sessions turn by turn, each until ``on_completion`` returns no next context.
+
+        Args:
+            contexts: first contexts by session number.
+
+        The engine chooses the order of sessions; turns within a session stay in order. The same arguments, ``on_completion``
+        results and weights give the same completions.
+        """
+        live = list(contexts.items())
+        turn = 0
+        while live:
+            completions: dict[int, Completion] = {}
+            for number, factor in enumerate(sorted({1.0, *(cooling(context) for _, context in live)}, reverse=True)):
+                key = [seed, turn, number] if number else [seed, turn]
+                state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+                asked = {session: context for session, context in live if cooling(context) == factor}
+                adjusted = replace(sampling, temperature=factor * sampling.temperature) if number else sampling
+                if asked:
+                    texts = self.generate(
+                        list(asked.values()), adjusted, stop_ids=stop_ids, seed=int(state >> np.uint64(1))
+                    )
+                    completions.update(zip(asked, texts, strict=True))
+            answered = [(session, on_completion(session, completions[session])) for session, _ in live]
+            following = [
+                (session, later.context() if isinstance(later, Later) else later) for session, later in answered
+            ]
+            live = [(session, context) for session, context in following if context is not None]
+            turn += 1
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
-        """The number of processes to use for a rollout of ``groups`` groups."""
-        ...
+        """The number of processes to use at once, each with its own copy, for a rollout of ``groups`` groups."""
+        return 1
 
     def alone(self, processes: int) -> AbstractContextManager[None]:
         """Context in which this process plays one of ``processes`` shares."""
-        ...
+        return nullcontext()
 
-
-def serve(
-    engine: Engine,
-    contexts: Mapping[int, Sequence[int]],
-    sampling: SamplingConfig,
-    *,
-    stop_ids: frozenset[int],
-    seed: int,
-    on_completion: OnCompletion,
-) -> None:
-    """Continues sessions turn by turn, each until ``on_completion`` returns no next context.
-
-    Args:
-        contexts: first contexts by session number.
-
-    The engine chooses the order of sessions; turns within a session stay in order. The same arguments, ``on_completion``
-    results and weights give the same completions.
-    """
-    if hasattr(engine, "serve"):
-        engine.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
-        return
-    # The engine only has ``generate``: advance all live sessions turn by turn.
-    live = list(contexts.items())
-    turn = 0
-    while live:
-        completions: dict[int, Completion] = {}
-        for number, factor in enumerate(sorted({1.0, *(cooling(context) for _, context in live)}, reverse=True)):
-            key = [seed, turn, number] if number else [seed, turn]
-            state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-            asked = {session: context for session, context in live if cooling(context) == factor}
-            adjusted = replace(sampling, temperature=factor * sampling.temperature) if number else sampling
-            if asked:
-                texts = engine.generate(
-                    list(asked.values()), adjusted, stop_ids=stop_ids, seed=int(state >> np.uint64(1))
-                )
-                completions.update(zip(asked, texts, strict=True))
-        answered = [(session, on_completion(session, completions[session])) for session, _ in live]
-        following = [(session, later.context() if isinstance(later, Later) else later) for session, later in answered]
-        live = [(session, context) for session, context in following if context is not None]
-        turn += 1
+    def close(self) -> None:
+        """Frees resources outside Python; the engine cannot be used afterwards."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import torch
 
 from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion, check_finite
+from spa.engines.base import Completion, Engine, check_finite
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import sample
 
 
-class Rounds:
+class Rounds(Engine):
     """transformers' own forward pass: all contexts of a round in left-padded batches."""
 
     def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spa.common.progress import count_tokens
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion, Later, OnCompletion, check_finite, serve
+from spa.engines.base import Completion, Engine, Later, OnCompletion, check_finite
 from spa.engines.cooling import cooled, cooling
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream
@@ -29,7 +29,7 @@ _ROWS = 16  # minimum number of episodes per process
 _SLACK = 64  # positions beyond the longest context
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """Continues many episodes at once (continuous batching).
 
     For Llama-like models (``decoder.supports``) an episode's KV cache persists across turns: only the new tokens of the next
@@ -48,6 +48,10 @@ class TransformersEngine:
         self.decoder = Decoder(model) if supports(model) else None
         self.processes = 1  # that share the memory
         self.constraint: Any = None  # a ``Constraint`` of stage 1
+
+    @property
+    def keyed(self) -> bool:
+        return self.decoder is not None
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
         """The fastest number of processes for a rollout of ``groups`` groups; see ``sampling.processes``.
@@ -79,19 +83,6 @@ class TransformersEngine:
             torch.set_num_threads(threads)
             self.processes = 1
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
-    ) -> list[Completion]:
-        """One completion per context, in order.
-
-        Raises:
-            ValueError: an empty context, sampling values out of range, or ``sampling.stop`` without a tokenizer.
-            BrokenModel: logits that are not finite.
-        """
-        out: dict[int, Completion] = {}
-        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, on_completion=out.__setitem__)
-        return [out[i] for i in range(len(contexts))]
-
     @torch.no_grad()
     def serve(
         self,
@@ -102,9 +93,11 @@ class TransformersEngine:
         seed: int,
         on_completion: OnCompletion,
     ) -> None:
-        """Continues sessions until none has a next context; see ``base.serve``.
+        """As ``Engine.serve``.
 
-        Raises: as ``generate``.
+        Raises:
+            ValueError: an empty context, sampling values out of range, or ``sampling.stop`` without a tokenizer.
+            BrokenModel: logits that are not finite.
         """
         stops = Stops(stop_ids, sampling.stop, self.tokenizer)
         was_training = self.model.training
@@ -114,7 +107,7 @@ class TransformersEngine:
                 from spa.engines.rounds import Rounds
 
                 play = Rounds(self.model, self.pad_id, stops, self.constraint)
-                serve(play, contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
+                play.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
             else:
                 self.decoder.refresh()
                 share = _SHARE / self.processes

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from spa.common.errors import first_line
 from spa.common.progress import count_tokens
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.engines.base import Completion, Later, OnCompletion, check_engine, check_finite
+from spa.engines.base import Completion, Engine, Later, OnCompletion, check_engine, check_finite
 from spa.engines.cooling import cooling
 from spa.engines.draws import stream
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Samples from a model folder or hub name, with the weights of the last ``push`` or else those of the folder.
 
     Every response has its own seed, from the session and the turn, so samples depend neither on batching nor on which process
@@ -33,7 +34,7 @@ class VLLMEngine:
         ValueError: vLLM is not installed or cannot load the model, or several GPUs for one engine that is trained.
     """
 
-    keyed = True  # several ranks may divide the sessions
+    keyed = True
 
     def __init__(self, path: str, dtype: str, config: EngineConfig, *, trained: bool = False) -> None:
         check_engine(config, trained=trained)
@@ -70,20 +71,9 @@ class VLLMEngine:
                     **settings,
                 )
         except (ValueError, RuntimeError, OSError) as error:
-            raise ValueError(f"vLLM cannot load {path}: {_first_line(error)}") from error
+            raise ValueError(f"vLLM cannot load {path}: {first_line(error)}") from error
         if trained:
             self.sleep()  # until the first push
-
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
-    ) -> list[Completion]:
-        """One completion per context, in order.
-
-        Raises: as ``serve``.
-        """
-        out: dict[int, Completion] = {}
-        self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, on_completion=out.__setitem__)
-        return [out[i] for i in range(len(contexts))]
 
     def serve(
         self,
@@ -94,7 +84,7 @@ class VLLMEngine:
         seed: int,
         on_completion: OnCompletion,
     ) -> None:
-        """Continues sessions until none has a next context, at most ``sampling.batch_size`` at once; see ``base.serve``.
+        """As ``Engine.serve``, with at most ``sampling.batch_size`` sessions at once.
 
         Raises:
             ValueError: an empty context or one that vLLM refuses (too long), or sampling values out of range.
@@ -112,7 +102,7 @@ class VLLMEngine:
             try:
                 engine.add_request(request, {"prompt_token_ids": list(context)}, params)
             except ValueError as error:
-                raise ValueError(f"vLLM refuses a context: {_first_line(error)}; see engine.max_model_len") from error
+                raise ValueError(f"vLLM refuses a context: {first_line(error)}; see engine.max_model_len") from error
             live[request] = session, turn
 
         try:
@@ -173,7 +163,6 @@ class VLLMEngine:
         self._current = False
 
     def close(self) -> None:
-        """Frees vLLM's memory; the engine cannot be used afterwards."""
         shutdown = getattr(getattr(getattr(self._llm, "llm_engine", None), "engine_core", None), "shutdown", None)
         if shutdown:
             with _process_group_kept() if self._joins else nullcontext():
@@ -236,7 +225,3 @@ def _completion(output: Any, stop_ids: frozenset[int]) -> Completion:
     logprobs = [float(scores[token].logprob) for token, scores in zip(ids, output.logprobs, strict=True)]
     stopped = (bool(ids) and ids[-1] in stop_ids) or isinstance(output.stop_reason, str)
     return Completion(ids, logprobs, "stop" if stopped else "length")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spa.common.errors import error_message
 from spa.envs.seeded import did_you_mean
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -67,7 +68,7 @@ def _parquet(path: Path, columns: Sequence[str], optional: Collection[str] | Non
             for number, row in enumerate(rows, 1):
                 yield f"{path}, row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path} cannot be read as Parquet: {error_message(error)}") from None
 
 
 def entries(path: Path) -> Iterator[tuple[str, Any]]:

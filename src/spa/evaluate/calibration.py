@@ -63,7 +63,7 @@ def calibration_metrics(
     """
     from spa.models.score import Chosen, sum_logprobs
 
-    judged = cases(chat, make_env, episodes, seed)
+    judged = cases(make_env, episodes, seed)
     rows, owners = [], []
     for number, case in enumerate(judged):
         for kind, state in case.candidates:
@@ -93,7 +93,7 @@ def calibration_metrics(
     return {**means, f"{PREFIX}cases": len(judged)}
 
 
-def cases(chat: Chat, make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: int) -> list[Case]:
+def cases(make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: int) -> list[Case]:
     """The turns of ``calibration_metrics`` with their candidates; deterministic for given arguments.
 
     A turn whose world fails is left out: ``make_env`` makes worlds whose failures are ``WorldError``s.

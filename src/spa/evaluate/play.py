@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
 from spa.agent.failures import Failures
-from spa.agent.policy import Policy, ServedPolicy, counter, make_task, sampling_for
+from spa.agent.policy import Policy, ServedPolicy, counter, make_task
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
@@ -109,22 +108,21 @@ def play_chunks(
     """Plays worlds with a progress bar; groups are numbered consecutively.
 
     Args:
-        store: finished episodes, which are not replayed. New ones are added as they finish, except those that a server did not
-            answer. A policy that cannot skip episodes (``Policy.skips``) replays a chunk that is not complete.
+        store: finished episodes, which are not replayed. New ones are added as they finish. A policy that cannot skip episodes
+            (``Policy.skips``) replays a chunk that is not complete.
         watch: called after every turn, of a server's episodes at their end; what it raises ends the play.
 
     Raises:
         ValueError: a larger share than ``env.max_failed`` of the episodes fails.
         ServerError: the server of a ``ServedPolicy`` refuses the requests, or is dead.
     """
-    if isinstance(policy, ServedPolicy):
-        return _play_served(policy, task, worlds, samples, stream_seed(run, purpose, 0), title, store, watch)
 
     def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
         return policy.play(task, chunk, samples=samples, seed=seed, on_turn=on_turn, skip=skip if policy.skips else ())
 
+    size = len(worlds) if isinstance(policy, ServedPolicy) else CHUNK  # no request waits for the end of a chunk
     return in_chunks(
-        play, worlds, samples, run, purpose, title, store, watch, size=CHUNK, max_failed=task.env.max_failed
+        play, worlds, samples, run, purpose, title, store, watch, size=size, max_failed=task.env.max_failed
     )
 
 
@@ -182,36 +180,5 @@ def in_chunks(
             # The seed belongs to the chunk, and an episode's samples to its place in it.
             for episode in play(chunk, stream_seed(run, purpose, number), on_turn, before):
                 on_turn(episode, True)  # those that a fork played, or whose world failed at once
-    failures.say()
-    return store.in_order()
-
-
-def _play_served(
-    policy: ServedPolicy,
-    task: Task,
-    worlds: list[World],
-    samples: int,
-    seed: int,
-    title: str,
-    store: EpisodeStore | None,
-    watch: OnTurn | None,
-) -> list[Episode]:
-    store = EpisodeStore() if store is None else store
-    jobs = [Job(world, group, member) for group, world in enumerate(worlds) for member in range(samples)]
-    with progress(len(jobs), title) as bar:
-        bar.advance(len(store))
-
-        def finished(episode: Episode) -> None:
-            store.add([episode])
-            bar.advance(1, success=store.success)
-            if watch:
-                watch(episode, True)
-
-        left = [job for job in jobs if (job.group, job.member) not in store]
-        played = play_jobs(policy.server, task, left, sampling_for(task, policy.sampling), seed=seed, on_done=finished)
-        store.add(played, write=False)  # a resumed run retries what failed
-        failures = Failures(title, task.env.max_failed, len(jobs))
-        failures.add(store.in_order())
-        bar.advance(len(jobs) - bar.done)
     failures.say()
     return store.in_order()

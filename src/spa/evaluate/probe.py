@@ -19,12 +19,10 @@ def probe_world_model(
     policy: Policy,
     *,
     state_format: StateFormat,
-    split: str = "val",
     worlds: int,
     seed: int,
-    perplexity: bool = True,
 ) -> tuple[dict[str, float], list[Episode]]:
-    """Plays ``worlds`` held-out worlds once with the world-model prompt and measures the world model on them.
+    """Plays ``worlds`` validation worlds once with the world-model prompt and measures the world model on them.
 
     Returns:
         ``world_model/*`` (with legality), ``calibration/*`` and ``perplexity/*`` as in ``measure_episodes``; the episodes.
@@ -33,10 +31,10 @@ def probe_world_model(
         ValueError: a larger share than ``env.max_failed`` of the episodes fails.
     """
     task = make_task(cfg, state_format=state_format, prompt="world_model")
-    chosen = WorldSource(task, split, getattr(cfg.seeds, split), unique=True).take(worlds)
+    chosen = WorldSource(task, "val", cfg.seeds.val, unique=True).take(worlds)
     episodes = policy.play(task, chosen, samples=1, seed=seed)
     Failures.check("world model", task.env.max_failed, episodes)
-    return measure_episodes(cfg, policy, task, episodes, chosen if perplexity else [], seed), episodes
+    return measure_episodes(cfg, policy, task, episodes, chosen, seed), episodes
 
 
 def measure_episodes(

@@ -16,7 +16,8 @@ from spa.agent.episode import Episode
 from spa.common.files import atomic_write
 from spa.common.tables import text_table
 from spa.common.typed import KNOWN_KEYS, Finite, parse
-from spa.evaluate.bootstrap import Interval, bootstrap_difference, bootstrap_mean, percent
+from spa.config.fields import Positive
+from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.roles import BASE
 from spa.evaluate.verdict import VariantScore, counterparts, main_variant, verdict
@@ -58,21 +59,18 @@ def group_worlds(episodes: Sequence[Episode]) -> list[WorldResult]:
     return worlds
 
 
-def _estimate(worlds: Sequence[WorldResult], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Pass@k of each world and its weight: samples for k = 1 (the mean over all samples), else 1."""
-    successes = np.array([world.successes for world in worlds], dtype=np.int64)
-    samples = np.array([world.samples for world in worlds], dtype=np.int64)
-    return pass_at_k(successes, samples, k), samples.astype(np.float64) if k == 1 else np.ones(len(worlds))
+def _passes(worlds: Sequence[WorldResult], k: int) -> NDArray[np.float64]:
+    """Pass@k of each world."""
+    return pass_at_k([world.successes for world in worlds], [world.samples for world in worlds], k)
 
 
 def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, seed: int) -> Interval:
-    """Pass@k over ``worlds`` with its 95% bootstrap interval; Pass@1 is the mean success over all samples.
+    """Pass@k over ``worlds``, each with equally many samples, with its 95% bootstrap interval.
 
     Raises:
-        ValueError: no worlds, or ``k`` is larger than the samples of some world.
+        ValueError: ``k`` is larger than the samples of some world.
     """
-    values, weights = _estimate(worlds, k)
-    return bootstrap_mean(values, num_resamples, seed, weights)
+    return bootstrap_mean(_passes(worlds, k), num_resamples, seed)
 
 
 def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -129,7 +127,7 @@ def summarize(
         seed: of the resampling.
 
     Raises:
-        ValueError: a group mixes seeds, or ``bootstrap`` is below 1.
+        ValueError: a group mixes seeds.
     """
     worlds = group_worlds(episodes)
     out: dict[str, float] = {}
@@ -161,7 +159,7 @@ class EvalResult:
     world_model: dict[str, int | Finite] = field(default_factory=dict)
     ks: list[int] = field(default_factory=lambda: [1])
     skipped_ks: list[int] = field(default_factory=list)
-    bootstrap: int = 2000
+    bootstrap: Positive = 2000
     seed: int = 0
 
     @classmethod
@@ -264,8 +262,8 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
     pairs = _pairs(result, baseline)
     if pairs is None or min(world.samples for side in pairs for world in side) < k:
         return None
-    (a, weights_a), (b, weights_b) = _estimate(pairs[0], k), _estimate(pairs[1], k)
-    return bootstrap_difference(a, b, result.bootstrap, result.seed, weights_a, weights_b)
+    ours, theirs = (_passes(worlds, k) for worlds in pairs)
+    return bootstrap_mean(ours - theirs, result.bootstrap, result.seed)
 
 
 def comparison_table(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from spa.agent.episode import Episode, Turn
-from spa.data.states import cell_accuracy, changed_cell_accuracy, exact
+from spa.data.states import cell_accuracy, exact
 
 PREFIX = "world_model/"
 
@@ -37,7 +37,7 @@ def _score(turn: Turn, position: int, values: dict[str, list[float]], legal: Leg
         add("prediction_legal", legal(turn.prediction, turn.state) if legal else None)
         add("changed", changed, ("",))
         if changed:
-            share = changed_cell_accuracy(turn.prediction, turn.next_state, turn.state)
+            share = cell_accuracy(turn.prediction, turn.next_state, turn.state)
             add("prediction_em_changed", match, ("",))
             add("prediction_cell_acc_changed", share, ("",))
 

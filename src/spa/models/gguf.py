@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from spa.common.errors import error_message
 from spa.models.score import Chosen, sum_logprobs
 
 MAX_PERPLEXITY = 60.0  # of the text below; SmolLM2-135M has 35
@@ -47,7 +48,7 @@ def convert(file: Path, folder: Path) -> str:
             tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:  # many types, for a damaged file or an unknown architecture
-        raise ValueError(f"cannot convert {file}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise ValueError(f"cannot convert {file}: {error_message(error)}") from error
     _repair_tokenizer(tokenizer, facts.get("tokenizer.ggml.pre", ""), model.config.max_position_embeddings)
     _forget_quantization(model)
     model.save_pretrained(folder, safe_serialization=True)

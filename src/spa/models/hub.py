@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spa.common.errors import error_message
 from spa.common.secrets import redact
 
 
@@ -37,5 +38,4 @@ def upload(folder: Path, repo: str, *, public: bool = False) -> str:
         api.create_repo(repo, private=not public, exist_ok=True)
         return str(api.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Upload by spa export"))
     except Exception as error:  # of the hub's client, whose errors are those of several libraries
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"--push {repo} failed: {redact(text)[:300]}; {folder} is written") from error
+        raise ValueError(f"--push {repo} failed: {redact(error_message(error))[:300]}; {folder} is written") from error

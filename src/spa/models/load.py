@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from spa.common import manifest
+from spa.common.errors import first_line
 from spa.common.files import atomic_folder
 from spa.common.progress import note
 from spa.config.schema import ModelConfig
@@ -72,7 +73,7 @@ def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: b
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
+        raise ValueError(f"cannot load a tokenizer from {path!r}: {first_line(error)}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -90,7 +91,7 @@ def load_config(path: str, model: ModelConfig | None = None, *, local_only: bool
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot read the model config of {path!r}: {_first_line(error)}") from error
+        raise ValueError(f"cannot read the model config of {path!r}: {first_line(error)}") from error
 
 
 def weight_bytes(config: ModelConfig) -> int:
@@ -130,7 +131,7 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
             **hub_options(path or config.path, config),
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ValueError(f"cannot load a model from {path or config.path!r}: {_first_line(error)}") from error
+        raise ValueError(f"cannot load a model from {path or config.path!r}: {first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly
         raise ValueError(
             f"the weights of {path or config.path} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}: they are "
@@ -272,7 +273,7 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a damaged archive
-        raise ValueError(f"{path} is damaged: {_first_line(error)}") from error
+        raise ValueError(f"{path} is damaged: {first_line(error)}") from error
     assert isinstance(state, dict)
     return state
 
@@ -284,7 +285,3 @@ class ValueHead(nn.Linear):
         super().__init__(hidden_size, 1)
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

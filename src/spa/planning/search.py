@@ -85,10 +85,6 @@ class Plan:
     values: dict[str, float] = field(default_factory=dict)
     questions: int = 0
 
-    @property
-    def action(self) -> str:
-        return self.path[0][0]
-
     def record(self) -> dict[str, Any]:
         """The form stored in an episode."""
         return {

@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TypeVar
 
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
@@ -15,7 +14,7 @@ from spa.agent.response import match_action, parse_response
 from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
 from spa.data.transitions import LAYOUTS, Layout, read_outcome
-from spa.engines.base import Completion, SplittingEngine, serve
+from spa.engines.base import Completion
 from spa.engines.processes import in_processes
 from spa.models.packing import common_length
 from spa.planning.journal import Journal
@@ -214,7 +213,7 @@ class WorldModel:
             session: read(session, context(moves[0][0], layout.question(*moves[0][0])))
             for session, moves in sessions.items()
         }
-        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
+        self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return [done[key] for key in queries], usage
 
     def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
@@ -271,7 +270,7 @@ class WorldModel:
             usage.tokens_written += len(completion.ids)
             texts[session] = chat.decode(completion.ids)
 
-        serve(self.policy.engine, contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
+        self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return texts, usage
 
     def _question_prompt(self, state: str) -> list[int]:
@@ -297,10 +296,10 @@ class WorldModel:
         if not count:
             return []
         engine = self.policy.engine
-        processes = engine.split(sampling, count, 1) if isinstance(engine, SplittingEngine) else 1
+        processes = engine.split(sampling, count, 1)
 
         def work(number: int) -> tuple[list[T], Usage]:
-            with engine.alone(processes) if isinstance(engine, SplittingEngine) else nullcontext():
+            with engine.alone(processes):
                 return answer(queries[number::processes], sampling)
 
         parts = in_processes(work, processes)

@@ -17,6 +17,7 @@ from spa.agent.response import parse_response
 from spa.models.score import TokenBatch, batches
 
 Array = NDArray[np.float64]
+_ARRAYS = ("mask", "turns", "logprobs", "reference", "values", "rewards", "advantages", "returns")
 
 
 @dataclass
@@ -138,18 +139,8 @@ def _answer_tokens(turn: Turn, sampled: NDArray[np.int64], sequence: TokenSequen
 def trained_tokens(sequences: Sequence[TrainSequence]) -> TrainSequence:
     """The T trained tokens of an episode, concatenated into one sequence: the input of an advantage estimator."""
     ids = [sequence.ids[i] for sequence in sequences for i in sequence.positions]
-    return TrainSequence(
-        ids,
-        mask=np.ones(len(ids), dtype=bool),
-        turns=np.concatenate([each.turns[each.mask] for each in sequences]),
-        logprobs=np.concatenate([each.logprobs[each.mask] for each in sequences]),
-        reference=np.concatenate([each.reference[each.mask] for each in sequences]),
-        values=np.concatenate([each.values[each.mask] for each in sequences]),
-        rewards=np.concatenate([each.rewards[each.mask] for each in sequences]),
-        advantages=np.concatenate([each.advantages[each.mask] for each in sequences]),
-        returns=np.concatenate([each.returns[each.mask] for each in sequences]),
-        group=sequences[0].group,
-    )
+    arrays = {name: np.concatenate([getattr(each, name)[each.mask] for each in sequences]) for name in _ARRAYS}
+    return TrainSequence(ids, **arrays, group=sequences[0].group)
 
 
 def parts(sequences: Sequence[TrainSequence], values_T: Array) -> Iterator[tuple[TrainSequence, Array]]:

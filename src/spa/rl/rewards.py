@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spa.agent.episode import Episode, Turn
 from spa.config.schema import PPOConfig
-from spa.data.states import cell_accuracy, changed_cell_accuracy, exact
+from spa.data.states import cell_accuracy, exact
 from spa.rl.batch import Array
 
 _EPS = 1e-6
@@ -24,11 +24,7 @@ def state_match(written: str | None, truth: str, before: str, rule: str) -> floa
     """
     if written is None:
         return 0.0
-    share: float | None = None
-    if rule == "cells":
-        share = cell_accuracy(written, truth)
-    elif rule == "changed":
-        share = changed_cell_accuracy(written, truth, before)
+    share = None if rule == "exact" else cell_accuracy(written, truth, before if rule == "changed" else None)
     return float(exact(written, truth)) if share is None else share
 
 

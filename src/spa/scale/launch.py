@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
+from spa.common.errors import error_message
 from spa.common.progress import note
 from spa.common.signals import Terminated
 from spa.config.schema import Config, VariantConfig
@@ -149,7 +150,7 @@ def failure(number: int, code: int, message: Any, places: Path) -> Exception:
 def record(error: BaseException) -> None:
     """Leaves this rank's message to the launcher, which reports the first one; the others are ended."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by the launcher, in silence
-    text = f"{ranks.place()}: {' '.join(str(error).split()) or type(error).__name__}"
+    text = f"{ranks.place()}: {error_message(error)}"
     if not isinstance(error, (ValueError, OSError)):
         text = f"{ranks.place()}: {type(error).__name__}: {error}"
     lost = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "c10d"))

@@ -26,8 +26,8 @@ from spa.common.clock import Elapsed
 from spa.common.progress import note, progress
 from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
-from spa.data.dataset import read_rows, write_rows
 from spa.data.ground_truth import Row
+from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import LAYOUTS, repeat_rare, state_prompt, transition_rows
 from spa.evaluate.play import play_chunks
 from spa.models.folders import identity

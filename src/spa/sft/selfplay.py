@@ -21,9 +21,9 @@ from spa.common.files import atomic_write, remove_folder
 from spa.common.progress import note
 from spa.config.schema import Config
 from spa.config.seeds import SELFPLAY, first_seed
-from spa.data.dataset import split_rows, write_rows
 from spa.data.ground_truth import Row, rows_of, shuffle_states
-from spa.data.select import select_rows
+from spa.data.layouts import write_rows
+from spa.data.select import select_rows, split_rows
 from spa.data.transitions import repeat_rare, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed

@@ -13,8 +13,8 @@ from spa.common.clock import measuring
 from spa.common.progress import note, progress
 from spa.config.schema import Config
 from spa.config.seeds import PROBE, stream_seed
-from spa.data.dataset import read_rows
 from spa.data.encode import Example, encode_rows, merge_turns
+from spa.data.layouts import read_rows
 from spa.models.load import load_tokenizer
 from spa.models.lora import add_configured_lora
 from spa.sft.memory import check_memory
@@ -49,7 +49,7 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
     }
     sets: list[list[Example]] = []
     for path in data_files(data):
-        rows, skipped = read_rows(path) if path is not None else ([], None)
+        rows, skipped = read_rows(path)[:2] if path is not None else ([], None)
         if sets and not rows:
             sets.append([])
             continue

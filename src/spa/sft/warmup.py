@@ -17,8 +17,8 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.common.progress import note
 from spa.config.schema import Config, SamplingConfig
-from spa.data.dataset import write_rows
 from spa.data.ground_truth import Row, rejection, rows_of
+from spa.data.layouts import write_rows
 from spa.data.transitions import LAYOUTS
 from spa.scale import ranks
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spa.common.errors import error_message
 from spa.envs.answering import RIGHT, AnswerEnv, Try
 from spa.envs.base import Example
 from spa.envs.metamathqa.answers import MAX_ANSWER, is_number, same_answer, tidy
@@ -169,7 +170,7 @@ def _from_hub(name: str, skip_bad_rows: bool) -> Problems:
     try:
         table = datasets.load_dataset(name, split="train")
     except Exception as error:  # no network, no such data set, no such split: all the user's to know
-        raise ValueError(f"the data set {name} cannot be loaded: {' '.join(str(error).split())}") from error
+        raise ValueError(f"the data set {name} cannot be loaded: {error_message(error)}") from error
     for column in _COLUMNS:
         if column not in table.column_names:
             raise ValueError(f"the data set {name} has no column {column!r}, only {', '.join(table.column_names)}")
