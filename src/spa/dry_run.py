@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
@@ -21,7 +21,7 @@ from spa.config.variants import (
 from spa.preflight import check_command
 
 if TYPE_CHECKING:
-    from spa.models.fit import Advice, Estimate, Need
+    from spa.models.fit import Advice, Estimate
 
 
 def plan(
@@ -52,15 +52,16 @@ def plan(
         lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
         lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
         if played and cfg.selfplay.policy == "model":
-            lines.append(_memory("generate", cfg, lambda: ppo_memory.play_estimate(cfg, local_only=True)))
+            lines.append(
+                _memory("generate", cfg, lambda cfg, device, _: ppo_memory.play_estimate(cfg, device, local_only=True))
+            )
     if "sft" in wanted:
         lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
         if tuned:
             longest = cfg.sft.max_length
-            lines.append(
-                _memory("sft", cfg, lambda: sft_memory.memory_estimate(cfg, longest, local_only=True))
-                + _cards(cfg, partial(_sft_need, longest), partial(sft_memory.saving_settings, longest=longest))
-            )
+            need = partial(sft_memory.memory_estimate, longest=longest, local_only=True)
+            advice = partial(sft_memory.saving_settings, longest=longest)
+            lines.append(_memory("sft", cfg, need) + _cards(cfg, need, advice))
     for variant in variants:
         variant_cfg = variant_config(cfg, variant)
         rl = variant_cfg.ppo
@@ -92,10 +93,9 @@ def plan(
             )
     if "ppo" in wanted:
         configs = [variant_config(cfg, variant) for variant in variants if variant.rl]
+        ppo_need = partial(ppo_memory.memory_estimate, local_only=True)
         lines += _unique(
-            _memory("ppo", variant_cfg, partial(ppo_memory.memory_estimate, variant_cfg, local_only=True))
-            + _cards(variant_cfg, _ppo_need, ppo_memory.saving_settings)
-            for variant_cfg in configs
+            _memory("ppo", each, ppo_need) + _cards(each, ppo_need, ppo_memory.saving_settings) for each in configs
         )
     lines += time_estimates(cfg, wanted, variants)
     if "report" in wanted:
@@ -179,13 +179,14 @@ def _curriculum(cfg: Config) -> list[str]:
     return []
 
 
-def _memory(stage: str, cfg: Config, estimate: Callable[[], Any]) -> str:
+def _memory(stage: str, cfg: Config, estimate: Estimate) -> str:
     """The memory that each process of a stage will need, if the model's config is available locally."""
-    from spa.models.fit import available, fits, shards_of
+    from spa.models.fit import available, device_type, fits, shards_of
     from spa.models.memory import size
 
+    shards = shards_of(cfg)
     try:
-        need, room, shards = estimate(), available(cfg), shards_of(cfg)
+        need, room = estimate(cfg, device_type(cfg), shards), available(cfg)
     except ValueError:
         return f"{stage} memory: not known before the model's config has been downloaded"
     more = f"; MORE than the {size(room)} free" if room is not None and not fits(cfg, need, room) else ""
@@ -201,15 +202,3 @@ def _cards(cfg: Config, estimate: Estimate, advice: Advice) -> str:
     except ValueError:
         return ""
     return "" if text == "1 of 24 GB" else f"; GPUs that hold it: {text}"
-
-
-def _sft_need(longest: int, cfg: Config, device: str, shards: int) -> Need:
-    from spa.sft.memory import memory_estimate
-
-    return memory_estimate(cfg, min(longest, cfg.sft.max_length), local_only=True, device=device, shards=shards)
-
-
-def _ppo_need(cfg: Config, device: str, shards: int) -> Need:
-    from spa.rl.memory import memory_estimate
-
-    return memory_estimate(cfg, local_only=True, device=device, shards=shards)
