@@ -24,12 +24,13 @@ from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
     dream_folder,
-    given_data,
     needs_sft,
     practice_folder,
     selfplay_folder,
     selfplay_name,
+    selfplay_variants,
     sft_folder,
+    sft_variants,
     source_config,
     variant_config,
     variants_of,
@@ -55,14 +56,15 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     from spa.rl.health import TrainingFailed
 
     variants = variants_of(cfg)
-    tuned = [variant for variant in variants if needs_sft(cfg, variant)]
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         stack.enter_context(begin(cfg, out, "run", resume, variants=variants))
         # Shared stages are named after the first variant that uses them.
-        played = {selfplay_folder(out, each): each for each in reversed(tuned) if not given_data(cfg, each)}
-        models = {sft_folder(out, each): each for each in reversed(tuned)}
-        practised = {practice_folder(out, each): each for each in reversed(tuned) if each.practice}
+        played = {selfplay_folder(out, each): each for each in reversed(selfplay_variants(cfg, "run", variants))}
+        models = {sft_folder(out, each): each for each in reversed(sft_variants(cfg, "run", variants))}
+        practised = {
+            practice_folder(out, each): each for each in reversed(variants) if each.practice and needs_sft(cfg, each)
+        }
         clock = stack.enter_context(Schedule(planned_stages(cfg, out, played, models, practised, variants)))
         for folder, variant in played.items():
             clock.begin(folder)

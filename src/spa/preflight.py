@@ -13,10 +13,10 @@ from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import (
     check_variants,
-    given_data,
-    needs_sft,
     selfplay_name,
+    selfplay_variants,
     sft_folder,
+    sft_variants,
     source_config,
     variant_config,
 )
@@ -108,10 +108,6 @@ def check_command(
             "agent.planner needs a model that can be asked: use engine=transformers or vllm, not a chat server"
         )
     chat = None if served else _check_model(cfg, model, local_only)
-    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, variant) for variant in variants)):
-        from spa.sft.selfplay import row_window
-
-        row_window(cfg)
     _check_memory(cfg, stage, variants, local_only)
     if data is not None:
         from spa.data.dataset import read_rows
@@ -130,11 +126,9 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
     from spa.rl import memory as ppo
     from spa.sft import memory as sft
 
-    checks: list[tuple[Config, Callable[..., None]]] = []
-    if stage == "run":
-        checks += [(source_config(cfg, each), sft.check_memory) for each in variants if needs_sft(cfg, each)]
-    elif stage == "sft":
-        checks.append((source_config(cfg, variants[0] if variants else None), sft.check_memory))
+    checks: list[tuple[Config, Callable[..., None]]] = [
+        (source_config(cfg, each), sft.check_memory) for each in sft_variants(cfg, stage, variants)
+    ]
     if stage in ("run", "ppo"):
         checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
     for stage_cfg, check in checks:
@@ -167,10 +161,8 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
     check_tasks(cfg, variants)
     if stage in ("run", "sft", "ppo", "eval"):
         check_trackers(cfg.report.trackers)
-    if stage in ("run", "sft"):
-        tuned = [source_config(cfg, variant) for variant in variants if stage == "sft" or needs_sft(cfg, variant)]
-        for source in tuned or ([cfg] if stage == "sft" else []):
-            check_lora(source.sft.lora_rank, "sft.lora_rank")
+    for tuned in sft_variants(cfg, stage, variants):
+        check_lora(source_config(cfg, tuned).sft.lora_rank, "sft.lora_rank")
     for variant in variants:
         if stage == "ppo" or (stage == "run" and variant.rl):
             with _named(f"variant {variant.name}"):
@@ -190,18 +182,13 @@ def _models(
     """The models that a stage loads, except those of earlier stages: the setting, its value, whether a tokenizer is needed."""
     from spa.sft.selfplay import is_served
 
-    if stage in ("generate", "sft", "run"):
-        tuned: Sequence[VariantConfig | None] = (
-            [a for a in variants if needs_sft(cfg, a)] if stage == "run" else variants or [None]
-        )
-        for variant in tuned:
-            source = source_config(cfg, variant)
-            plays = stage == "generate" or (stage == "run" and not given_data(cfg, variant))
-            policy = source.selfplay.model if plays and not is_served(source) else None
-            if policy:
-                yield "selfplay.model", policy, True
-            if stage != "generate" or not (policy or is_served(source)):
-                yield "model.path", source.model.path, True
+    for source in [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]:
+        if source.selfplay.model and not is_served(source):
+            yield "selfplay.model", source.selfplay.model, True
+        elif stage == "generate" and not is_served(source):
+            yield "model.path", source.model.path, True
+    for tuned in sft_variants(cfg, stage, variants):
+        yield "model.path", source_config(cfg, tuned).model.path, True
     if stage in ("ppo", "run"):
         for variant in variants:
             ppo = variant_config(cfg, variant).ppo
@@ -256,15 +243,7 @@ def _check_players(
     if stage == "run":
         for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
             _check_model(cfg, model_of(str(start)), local_only)
-    sources: list[Config] = []
-    if stage == "generate":
-        sources = [source_config(cfg, variants[0] if variants else None)]
-    elif stage == "run":
-        sources = [
-            source_config(cfg, variant)
-            for variant in variants
-            if needs_sft(cfg, variant) and not given_data(cfg, variant)
-        ]
+    sources = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
     for source in sources:
         check_source(source)
         if source.selfplay.model:

@@ -76,7 +76,7 @@ def test_the_packaged_models_fit_where_they_say(tmp_path: Path) -> None:
     assert 45 * GIB < memory_estimate(full, "cpu", 1, local_only=True).total < 60 * GIB
     need = memory_estimate(adapted, "cpu", 1, local_only=True)
     assert max(need.total, need.states + need.rollout) < 20 * GIB
-    lines = plan(adapted, ["run"], [load_variant("vanilla"), load_variant("spa")])
+    lines = plan(adapted, "run", [load_variant("vanilla"), load_variant("spa")])
     assert sum(line.startswith("ppo memory: at most about") for line in lines) == 1
     sft = next(line for line in lines if line.startswith("sft memory"))
     assert float(sft.split("about ")[1].split(" GiB")[0]) < 20

@@ -397,7 +397,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             if options.out is not None:
                 check_out(cfg, folder, command, options.resume, variant)
             heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
-            for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
+            for line in [*heading, *pipeline.plan(cfg, command, variants, options.model, folder)]:
                 print(f"# {redact(line)}".rstrip())
         elif launch.needed(cfg):
             launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,20 @@ def given_data(cfg: Config, variant: VariantConfig | None) -> bool:
 def needs_sft(cfg: Config, variant: VariantConfig) -> bool:
     """Whether the variant starts from its stage 2: not where ``ppo.start`` names another model."""
     return variant.sft and not (variant.rl and variant_config(cfg, variant).ppo.start)
+
+
+def selfplay_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[VariantConfig | None]:
+    """Those of ``variants`` whose stage 1 a command runs; None is the run's."""
+    if command == "generate":
+        return [*variants] or [None]
+    return [v for v in variants if command == "run" and needs_sft(cfg, v) and not given_data(cfg, v)]
+
+
+def sft_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[VariantConfig | None]:
+    """Those of ``variants`` whose stage 2 a command runs; None is the run's."""
+    if command == "sft":
+        return [*variants] or [None]
+    return [v for v in variants if command == "run" and needs_sft(cfg, v)]
 
 
 def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:

@@ -56,12 +56,13 @@ def is_served(cfg: Config) -> bool:
 
 
 def check_source(cfg: Config) -> None:
-    """Checks, without loading weights, that the player is available.
+    """Checks, without loading weights, that the player is available and rows can be made.
 
     Raises:
-        ValueError: an engine without its package or settings, or a local model beside a chat server.
+        ValueError: as ``row_window``; an engine without its package or settings, or a local model beside a chat server.
     """
     play = cfg.selfplay
+    row_window(cfg)
     if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
         raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
     if play.constrained and play.policy == "model":
