@@ -129,9 +129,10 @@ def _plan_selfplay(cfg: Config, name: str) -> str:
 
 def _lengths(cfg: Config) -> list[str]:
     from spa.agent.lengths import length_notes
-    from spa.agent.policy import make_task
+    from spa.sft.selfplay import selfplay_task
 
-    return length_notes(make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt), cfg)
+    source, task = selfplay_task(cfg)
+    return length_notes(task, source)
 
 
 def _plan_sft(cfg: Config, folder: str) -> str:

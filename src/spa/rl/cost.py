@@ -19,12 +19,12 @@ from spa.agent.worlds import WorldSource
 from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import first_seed
 from spa.config.variants import selfplay_variants, sft_variants, source_config, variant_config
-from spa.data.encode import encode_rows, merge_turns
+from spa.data.encode import encode_rows
 from spa.models.load import load_config, load_tokenizer, pick_device
 from spa.models.memory import count_parameters
 from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
-from spa.sft.selfplay import row_window, training_rows
+from spa.sft.selfplay import selfplay_task, training_rows
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
 EFFICIENCY = 0.5  # speed of a whole pass, attention and all, relative to that of a large product alone (assumed)
@@ -119,10 +119,7 @@ def selfplay_lengths(cfg: Config, chat: Chat) -> Lengths:
     Raises:
         ValueError: a world that cannot be played so, or rows of which nothing can be trained on.
     """
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
-    return _lengths(
-        cfg, make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt), chat, rows=True
-    )
+    return _lengths(*selfplay_task(cfg), chat, rows=True)
 
 
 def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
@@ -137,9 +134,7 @@ def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
     trained = 0
     if rows:
         chosen, _ = training_rows(cfg, episodes)
-        tune = cfg.sft
-        examples, _ = encode_rows(chosen, chat, loss=tune.loss, train_end=tune.train_end, max_length=tune.max_length)
-        trained = sum(len(example.ids) for example in (merge_turns(examples) if tune.merge_turns else examples))
+        trained = sum(len(example.ids) for example in encode_rows(chosen, chat, cfg.sft)[0])
     count = len(episodes)
     return Lengths(turns / count, read / count, turns / count * sampling.max_tokens, trained / count)
 

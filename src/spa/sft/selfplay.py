@@ -50,6 +50,16 @@ def row_window(cfg: Config) -> int:
     return window
 
 
+def selfplay_task(cfg: Config) -> tuple[Config, Task]:
+    """What stage 1 plays: the config with ``row_window`` as ``agent.window``, and its task.
+
+    Raises:
+        ValueError: as ``row_window``, or a world that cannot be made.
+    """
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
+    return cfg, make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt)
+
+
 def is_served(cfg: Config) -> bool:
     """Whether a chat server plays, so that no local model or tokenizer is needed."""
     return cfg.engine.kind == "openai" and cfg.selfplay.policy == "model"
@@ -92,10 +102,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     Raises:
         ValueError: a setting, model or world that cannot be used, a server that gives no answers, or no row left to train on.
     """
-    play = cfg.selfplay
     check_source(cfg)
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
-    task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
+    cfg, task = selfplay_task(cfg)
     for text in length_notes(task, cfg):
         note(text)
     store = EpisodeStore(out / "episodes.partial.jsonl")

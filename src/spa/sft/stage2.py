@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from spa.agent.chat import Chat
 from spa.agent.policy import Policy, local_engine
@@ -14,7 +13,7 @@ from spa.common.progress import note, progress
 from spa.config.schema import Config
 from spa.config.seeds import PROBE, stream_seed
 from spa.data.dataset import read_rows
-from spa.data.encode import Example, encode_rows, merge_turns
+from spa.data.encode import Example, encode_rows
 from spa.models.load import load_tokenizer
 from spa.models.lora import add_configured_lora
 from spa.sft.memory import check_memory
@@ -42,20 +41,13 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
     Raises:
         ValueError: an unreadable file, no trainable row, or settings that need validation rows when there are none.
     """
-    settings: dict[str, Any] = {
-        "loss": cfg.sft.loss,
-        "train_end": cfg.sft.train_end,
-        "max_length": cfg.sft.max_length,
-    }
     sets: list[list[Example]] = []
     for path in data_files(data):
         rows, skipped = read_rows(path) if path is not None else ([], None)
         if sets and not rows:
             sets.append([])
             continue
-        examples, reasons = encode_rows(rows, chat, **settings, skipped=skipped)
-        if cfg.sft.merge_turns:
-            examples = merge_turns(examples)
+        examples, reasons = encode_rows(rows, chat, cfg.sft, skipped)
         for reason, count in reasons.items():
             note(f"SFT: {count} of {len(rows)} rows of {path.name if path else data} skipped: {reason}")
         sets.append(examples)
