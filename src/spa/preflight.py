@@ -13,6 +13,8 @@ from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import (
     check_variants,
+    data_folder,
+    given_data,
     selfplay_name,
     selfplay_variants,
     sft_folder,
@@ -24,6 +26,7 @@ from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
 from spa.runs.products import check_inputs
+from spa.runs.record import DONE, check_recorded
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 from spa.scale import launch, ranks
@@ -101,7 +104,7 @@ def check_command(
     """
     check_settings(cfg, stage, variants, model)
     variant = variants[0] if variants else None
-    model, data = check_inputs(cfg, stage, variant, out, model)
+    model, _ = check_inputs(cfg, stage, variant, out, model)
     served = _check_players(cfg, stage, model, variants, local_only)
     if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
         raise ValueError(
@@ -109,15 +112,22 @@ def check_command(
         )
     chat = None if served else _check_model(cfg, model, local_only)
     _check_memory(cfg, stage, variants, local_only)
-    if data is not None:
-        from spa.data.dataset import read_rows
-        from spa.data.encode import check_rows
-        from spa.sft.stage2 import data_files
+    for folder, each in {sft_folder(out, each): each for each in sft_variants(cfg, stage, variants)}.items():
+        if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
+            _check_data(source_config(cfg, each), data_folder(cfg, each, out), chat)
 
-        train = data_files(data)[0]
-        if chat is not None:
-            rows, skipped = read_rows(train)
-            check_rows(rows, chat, source_config(cfg, variant).sft, skipped)
+
+def _check_data(source: Config, data: Path, chat: Chat | None) -> None:
+    """Refuses data that stage 2 could not train on; ``chat`` is None where the model is still to be downloaded."""
+    from spa.data.dataset import read_rows
+    from spa.data.encode import check_rows
+    from spa.sft.stage2 import data_files
+
+    check_recorded(data, "train.parquet", "val.parquet")
+    train = data_files(data)[0]
+    if chat is not None:
+        rows, skipped = read_rows(train)
+        check_rows(rows, chat, source.sft, skipped)
 
 
 def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
