@@ -68,6 +68,20 @@ def test_a_run_with_data_that_cannot_be_trained_on(capsys, tmp_path) -> None:
     assert "no token to train" in refused(capsys, tmp_path / "r", *given)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "launcher=torchrun needs nproc, the number of processes"),
+        (["nproc=3", "scale.shards=2"], "scale.shards=2 does not divide the 3 ranks"),
+        (["nproc=2", "agent.planner=lookahead"], "agent.planner needs one process: use launcher=local"),
+    ],
+)
+def test_ranks_that_cannot_be_started(capsys, tmp_path, monkeypatch, settings: list[str], message: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words = ["run", "frozen_lake", *SMALL, "launcher=torchrun", *settings]
+    assert refused(capsys, tmp_path / "r", *words).startswith(f"Error: {message}")
+
+
 def test_data_of_a_finished_stage_2_may_be_gone(tmp_path) -> None:
     (tmp_path / "sft").mkdir()
     (tmp_path / "sft" / "done.json").write_text("{}")

@@ -53,7 +53,8 @@ def begin(
 def _begin(
     cfg: Config, out: Path, command: str, resume: bool, model: str | None, variants: Sequence[VariantConfig]
 ) -> Iterator[None]:
-    launch.check(cfg, variants)
+    if launch.needed(cfg):
+        raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
     check_free(out)
     check_command(cfg, command.partition(" ")[0], variants, out, model)
     folder = RunFolder(out)
@@ -102,6 +103,7 @@ def check_command(
     Raises:
         ValueError: a check failed, or ``out`` lacks what an earlier stage makes.
     """
+    launch.check(cfg, variants)
     check_settings(cfg, stage, variants, model)
     variant = variants[0] if variants else None
     model, _ = check_inputs(cfg, stage, variant, out, model)
