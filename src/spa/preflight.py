@@ -13,9 +13,9 @@ from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import (
     check_variants,
+    command_of,
     data_folder,
     given_data,
-    selfplay_name,
     selfplay_variants,
     sft_folder,
     sft_variants,
@@ -38,28 +38,28 @@ if TYPE_CHECKING:
 
 @contextmanager
 def begin(
-    cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, variants: Sequence[VariantConfig] = ()
+    cfg: Config, out: Path, stage: str, resume: bool, model: str | None = None, variants: Sequence[VariantConfig] = ()
 ) -> Iterator[None]:
     """Opens the run folder after all quick checks, so that nothing is written on a mistake.
 
     Inside the ``with`` block no other process can open it. Of several ranks the main one does all this.
     """
     with ExitStack() as stack:
-        ranks.on_main(lambda: stack.enter_context(_begin(cfg, out, command, resume, model, variants)))
+        ranks.on_main(lambda: stack.enter_context(_begin(cfg, out, stage, resume, model, variants)))
         yield
 
 
 @contextmanager
 def _begin(
-    cfg: Config, out: Path, command: str, resume: bool, model: str | None, variants: Sequence[VariantConfig]
+    cfg: Config, out: Path, stage: str, resume: bool, model: str | None, variants: Sequence[VariantConfig]
 ) -> Iterator[None]:
     if launch.needed(cfg):
         raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
     check_free(out)
-    check_command(cfg, command.partition(" ")[0], variants, out, model)
-    folder = RunFolder(out)
+    check_command(cfg, stage, variants, out, model)
+    folder, command = RunFolder(out), command_of(stage, variants[0] if variants else None)
     folder.check(cfg, command, resume)
-    check_disk(cfg, out, command.partition(" ")[0], variants)
+    check_disk(cfg, out, stage, variants)
     with locked(out):
         sweep(out)
         folder.open(cfg, command, resume, _device(cfg))
@@ -151,13 +151,10 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
         check(stage_cfg, local_only=local_only)
 
 
-def check_out(cfg: Config, out: Path, command: str, resume: bool, variant: VariantConfig | None) -> None:
+def check_out(cfg: Config, out: Path, stage: str, resume: bool, variant: VariantConfig | None) -> None:
     """Raises ValueError if a command could not use the run folder ``out``; writes nothing."""
     check_free(out)
-    name = {"generate": selfplay_name(variant), "sft": sft_folder(out, variant).name[4:]}.get(
-        command, variant.name if variant else ""
-    )
-    RunFolder(out).check(cfg, f"{command} {name}".rstrip(), resume)
+    RunFolder(out).check(cfg, command_of(stage, variant), resume)
 
 
 def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:

@@ -182,6 +182,12 @@ def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
     return out / "sft"
 
 
+def command_of(stage: str, variant: VariantConfig | None) -> str:
+    """What a run folder records as a command: ``"ppo spa"``; ``"generate"`` where stage 1 is the run's."""
+    names = {"run": "", "generate": selfplay_name(variant), "sft": sft_folder(Path(), variant).name[4:]}
+    return f"{stage} {names.get(stage, variant.name if variant else '')}".rstrip()
+
+
 def practice_folder(out: Path, variant: VariantConfig) -> Path:
     """Where a variant's practice in imagination writes."""
     return out / f"practice-{variant.shares or variant.name}"
