@@ -18,7 +18,7 @@ from spa.common.manifest import damage, has_manifest
 from spa.common.secrets import redact
 from spa.config.load import load_variant
 from spa.config.schema import Config
-from spa.config.variants import selfplay_folder, source_config, variant_config, variants_of
+from spa.config.variants import selfplay_folder, source_config, variant_config, variant_named, variants_of
 from spa.data.dataset import read_rows
 from spa.evaluate.replay import replay
 from spa.evaluate.samples import SAMPLES, read_samples
@@ -190,7 +190,7 @@ def _rows(source: Config, folder: Path) -> str:
 
 
 def _variant(cfg: Config, name: str, out: Path) -> Iterator[Check]:
-    variant = load_variant(next((reference for reference in cfg.variants if Path(reference).stem == name), name))
+    variant = variant_named(cfg, name)
     variant_cfg, written = variant_config(cfg, variant), variant.state_format
     folder = variants_folder(out) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):

@@ -39,8 +39,8 @@ def export(
 ) -> None:
     """Write a trained model as a plain Hugging Face folder with a card, without the trainer's state."""
     from spa.common.names import choose
-    from spa.models.export import find_checkpoint
     from spa.models.export import export as write
+    from spa.models.export import find_checkpoint
     from spa.models.hub import check_push, upload
     from spa.report.model_card import export_files
 

@@ -36,6 +36,18 @@ def variants_of(cfg: Config) -> list[VariantConfig]:
     return variants
 
 
+def variant_named(cfg: Config, name: str) -> VariantConfig:
+    """A run's variant by its name, which may be that of a file among ``variants``; else a packaged one, or a file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for reference in sorted(["base", *cfg.variants], key=lambda reference: Path(reference).stem != name):
+        if (variant := load_variant(reference)).name == name:
+            return variant
+    return load_variant(name)
+
+
 def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
     """Raises ValueError as ``variants_of``."""
     earlier: dict[str, VariantConfig] = {}
