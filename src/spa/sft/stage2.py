@@ -15,7 +15,7 @@ from spa.config.seeds import PROBE, stream_seed
 from spa.data.dataset import read_rows
 from spa.data.encode import Example, encode_rows
 from spa.models.load import load_tokenizer
-from spa.models.lora import add_configured_lora
+from spa.models.lora import add_lora
 from spa.sft.memory import check_memory
 from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
@@ -72,7 +72,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         cfg, str(checkpoint[1]) if checkpoint and not sft.lora_rank else None, engine=engine, trained=True
     )
     if sft.lora_rank:
-        add_configured_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
+        add_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run)
     trainer = SFTTrainer(
         policy.model,
         policy.tokenizer,
