@@ -99,6 +99,7 @@ def make_data(folder: Path, settings: list[str], options: argparse.Namespace) ->
     ]
     subprocess.run(command, check=True)
     from spa.agent.chat import Chat
+    from spa.config.schema import SFTConfig
     from spa.data.encode import encode_rows
     from spa.data.layouts import read_rows
     from spa.models.load import load_tokenizer
@@ -108,9 +109,8 @@ def make_data(folder: Path, settings: list[str], options: argparse.Namespace) ->
     path = folder / "rows.jsonl"
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:
-            settings_of_loss = {"loss": "think_answer", "train_end": True, "max_length": options.max_length}
             try:
-                (example,), _ = encode_rows([row], chat, **settings_of_loss)
+                (example,), _ = encode_rows([row], chat, SFTConfig(max_length=options.max_length))
             except ValueError:
                 continue  # too long or without a trainable token, for every contestant
             prompt = [{"role": m["role"], "content": m["content"]} for m in row.prompt]

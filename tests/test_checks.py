@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from spa.cli import main
@@ -56,6 +58,35 @@ def test_sampling_that_ppo_cannot_learn_from(capsys, tmp_path, command: list[str
 )
 def test_what_an_earlier_stage_makes_is_missing(capsys, tmp_path, command: list[str], missing: str) -> None:
     assert missing in refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL)
+
+
+def test_a_run_with_data_that_cannot_be_trained_on(capsys, tmp_path) -> None:
+    given = ["run", "frozen_lake", *SMALL, f"sft.data={tmp_path}/rows.parquet"]
+    assert "no training data" in refused(capsys, tmp_path / "r", *given)
+    table = pa.table({"prompt": [[{"role": "user", "content": "hi"}]], "response": ["no tags at all"]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert "no token to train" in refused(capsys, tmp_path / "r", *given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "launcher=torchrun needs nproc, the number of processes"),
+        (["nproc=3", "scale.shards=2"], "scale.shards=2 does not divide the 3 ranks"),
+        (["nproc=2", "agent.planner=lookahead"], "agent.planner needs one process: use launcher=local"),
+    ],
+)
+def test_ranks_that_cannot_be_started(capsys, tmp_path, monkeypatch, settings: list[str], message: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words = ["run", "frozen_lake", *SMALL, "launcher=torchrun", *settings]
+    assert refused(capsys, tmp_path / "r", *words).startswith(f"Error: {message}")
+
+
+def test_data_of_a_finished_stage_2_may_be_gone(tmp_path) -> None:
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "done.json").write_text("{}")
+    given = ["frozen_lake", *SMALL, "sft.data=/nowhere", "--out", str(tmp_path), "--dry-run"]
+    assert main(["run", *given]) == 0
 
 
 @pytest.mark.parametrize("command", [["run"], ["sft"], ["ppo"]])

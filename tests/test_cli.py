@@ -42,8 +42,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     pipeline.ppo = recorder("ppo", "cfg", "variant", "out")
     pipeline.evaluate = recorder("evaluate", "cfg", "variant", "out")
     pipeline.report = lambda out, episodes=None: out / "report.html"
-    pipeline.plan = lambda cfg, stages, variants, model, out: [
-        f"stages {stages}",
+    pipeline.plan = lambda cfg, command, variants, model, out: [
+        f"command {command}",
         f"variants {[variant.name for variant in variants]}",
     ]
     monkeypatch.setitem(sys.modules, "spa.pipeline", pipeline)
@@ -106,20 +106,20 @@ def test_saved_config_stands_in_for_the_name(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "stages", "variants"),
+    ("command", "variants"),
     [
-        ("run", "['run']", "['base', 'vanilla', 'spa']"),
-        ("generate", "['generate']", "[]"),
-        ("ppo", "['ppo']", "['vanilla']"),
+        ("run", "['base', 'vanilla', 'spa']"),
+        ("generate", "[]"),
+        ("ppo", "['vanilla']"),
     ],
 )
 def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
-    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, stages: str, variants: str
+    calls: Calls, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, variants: str
 ) -> None:
     assert main([command, "sokoban", "ppo.steps=5", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(to_yaml(load_config("sokoban", ["ppo.steps=5"])))
-    assert f"# stages {stages}\n# variants {variants}\n" in printed
+    assert f"# command {command}\n# variants {variants}\n" in printed
     assert calls == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "again.yaml").write_text(printed, encoding="utf-8")

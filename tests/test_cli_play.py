@@ -88,22 +88,24 @@ def test_turns_of_several_worlds_are_printed_world_by_world(capsys: pytest.Captu
     assert capsys.readouterr().out == "\nwon after 1 actions, reward 1\n\n"
 
 
+@pytest.mark.parametrize(("reference", "name"), [("spa", "spa"), ("{}/file.yaml", "own")])
 def test_a_run_plays_its_own_model_and_a_person_may_take_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reference: str, name: str
 ) -> None:
-    settings = ["env.max_actions_per_turn=1", "env.max_turns=2", "variants=[spa]", "eval.worlds=1"]
-    cfg = load_config("frozen_lake", settings)
+    (tmp_path / "file.yaml").write_text("name: own\nsft: true\nrl: true\n")
+    variants = f"variants=[{reference.format(tmp_path)}]"
+    cfg = load_config("frozen_lake", ["env.max_actions_per_turn=1", "env.max_turns=2", variants, "eval.worlds=1"])
     RunFolder(tmp_path).open(cfg, "run", resume=False)
-    ppo = tmp_path / "variants" / "spa" / "ppo"
+    ppo = tmp_path / "variants" / name / "ppo"
     shutil.copytree(resolve_path("builtin:tiny"), ppo / "model")
     typed = iter(["Left", "nonsense"])
     monkeypatch.setattr("builtins.input", lambda text: next(typed))
     assert main(["play", str(tmp_path), "--take-over"]) == 2
-    assert "variant spa was not trained" in capsys.readouterr().err
+    assert f"variant {name} was not trained" in capsys.readouterr().err
     (ppo / "done.json").write_text(json.dumps({"seconds": 1.0, "model": "model"}))
     assert main(["play", str(tmp_path), "--take-over"]) == 0
     shown = capsys.readouterr()
-    assert "variant spa: " in shown.err
+    assert f"variant {name}: " in shown.err
     assert "Turn 1: Left; reward 0" in shown.out and "Turn 2: nothing that the world understands" in shown.out
     assert main(["play", str(tmp_path), "agent.prompt=world_model"]) == 0  # the model alone
 

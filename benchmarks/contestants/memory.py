@@ -20,8 +20,9 @@ from spa.agent.policy import Policy, make_task  # noqa: E402
 from spa.agent.worlds import WorldSource  # noqa: E402
 from spa.config.load import load_config  # noqa: E402
 from spa.data.encode import Example  # noqa: E402
+from spa.models.fit import device_type, shards_of  # noqa: E402
 from spa.models.load import save_checkpoint, save_model  # noqa: E402
-from spa.models.lora import add_configured_lora  # noqa: E402
+from spa.models.lora import add_lora  # noqa: E402
 from spa.rl.critic import make_critic  # noqa: E402
 from spa.rl.learner import Learner  # noqa: E402
 from spa.rl.memory import memory_estimate as ppo_memory  # noqa: E402
@@ -33,6 +34,7 @@ from spa.sft.train import SFTTrainer  # noqa: E402
 length = int(tokens)
 fixed = [
     f"{stage}.micro_batch_tokens={length}",
+    f"sft.max_length={length}",
     f"sft.batch_size={PASSES}",
     "sft.epochs=1",
     f"ppo.mini_batches={STEPS}",
@@ -47,17 +49,17 @@ scored = length // 4  # as many tokens of a row are a response
 sft, ppo = cfg.sft, cfg.ppo
 with tempfile.TemporaryDirectory() as out:
     if stage == "sft":
-        estimate = sft_memory(cfg, length).total
+        estimate = sft_memory(cfg, device_type(cfg), shards_of(cfg), longest=length).total
         if sft.lora_rank:
-            add_configured_lora(policy.model, sft, sft.lora_rank, 0, "sft")
+            add_lora(policy.model, sft, sft.lora_rank)
         examples = [Example(ids, list(range(length - scored, length))) for ids in rows]
         SFTTrainer(policy.model, policy.tokenizer, examples, [], sft, Path(out), seed=0, log=lambda *_: None).train()
     else:
-        estimate = ppo_memory(cfg).total
+        estimate = ppo_memory(cfg, device_type(cfg), shards_of(cfg)).total
         task = make_task(cfg)
         critic = make_critic(ppo, policy.model)
         if ppo.lora_rank:
-            add_configured_lora(policy.model, ppo, ppo.lora_rank, 0, "ppo")
+            add_lora(policy.model, ppo, ppo.lora_rank)
         learner = Learner(policy.model, critic, ppo, 1.0)
         with policy.playing():
             policy.play(task, WorldSource(task, "train", 0).take(2), samples=2, seed=0)

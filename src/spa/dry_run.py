@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
-    given_data,
-    needs_sft,
     selfplay_name,
+    selfplay_variants,
     sft_folder,
+    sft_variants,
     source_config,
     variant_config,
 )
 from spa.preflight import check_command
 
 if TYPE_CHECKING:
-    from spa.models.fit import Advice, Estimate, Need
+    from spa.models.fit import Advice, Estimate
 
 
 def plan(
-    cfg: Config, stages: list[str], variants: list[VariantConfig], model: str | None = None, out: Path | None = None
+    cfg: Config, command: str, variants: list[VariantConfig], model: str | None = None, out: Path | None = None
 ) -> list[str]:
     """What a command would do in the run folder ``out``, one line per stage; also makes the checks of a real run that need no
     weights and no download.
@@ -38,39 +38,33 @@ def plan(
     from spa.rl.cost import time_estimates
     from spa.sft import memory as sft_memory
 
-    for stage in stages:
-        check_command(cfg, stage, variants, out or Path(), model, local_only=True)
+    check_command(cfg, command, variants, out or Path(), model, local_only=True)
     task = make_task(cfg)
     limits = f"{cfg.env.max_turns} turns of {cfg.env.max_actions_per_turn} actions, {cfg.env.max_actions} in all"
     lines = [f"world: {task.tag} ({cfg.env.id}), {limits}; model: {cfg.model.path}"]
-    wanted = set(stages) if "run" not in stages else {"generate", "sft", "ppo", "eval", "report"}
-    tuned: list[VariantConfig | None] = (
-        [variant for variant in variants if needs_sft(cfg, variant)] if "run" in stages or variants else [None]
-    )
-    if "generate" in wanted:
-        played = [variant for variant in tuned if "run" not in stages or not given_data(cfg, variant)]
-        lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
-        lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
-        if played and cfg.selfplay.policy == "model":
-            lines.append(_memory("generate", cfg, lambda: ppo_memory.play_estimate(cfg, local_only=True)))
-    if "sft" in wanted:
-        lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
-        if tuned:
-            longest = cfg.sft.max_length
-            lines.append(
-                _memory("sft", cfg, lambda: sft_memory.memory_estimate(cfg, longest, local_only=True))
-                + _cards(cfg, partial(_sft_need, longest), partial(sft_memory.saving_settings, longest=longest))
-            )
+    played, tuned = selfplay_variants(cfg, command, variants), sft_variants(cfg, command, variants)
+    lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
+    lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
+    if played and cfg.selfplay.policy == "model":
+        lines.append(
+            _memory("generate", cfg, lambda cfg, device, _: ppo_memory.play_estimate(cfg, device, local_only=True))
+        )
+    lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
+    if tuned:
+        longest = cfg.sft.max_length
+        need = partial(sft_memory.memory_estimate, longest=longest, local_only=True)
+        advice = partial(sft_memory.saving_settings, longest=longest)
+        lines.append(_memory("sft", cfg, need) + _cards(cfg, need, advice))
     for variant in variants:
         variant_cfg = variant_config(cfg, variant)
         rl = variant_cfg.ppo
-        if variant.practice and wanted & {"practice", "ppo"}:
+        if variant.practice and command in ("run", "practice", "ppo"):
             practice = variant_cfg.practice
             lines.append(
                 f"practice {variant.name}: {practice.rounds} rounds of plans from {practice.worlds} starts, "
                 f"{variant_cfg.planner.depth} actions deep, {practice.epochs} epochs (beyond the paper)"
             )
-        if "ppo" in wanted and variant.rl:
+        if command in ("run", "ppo") and variant.rl:
             start = rl.start or (
                 "the practised model" if variant.practice else "the SFT model" if variant.sft else "the base model"
             )
@@ -81,7 +75,7 @@ def plan(
             )
             lines.append(f"ppo {variant.name}: {_algorithm(rl)}")
             lines += [f"ppo {variant.name}: {text}" for text in _curriculum(variant_cfg)]
-        if "eval" in wanted:
+        if command in ("run", "eval"):
             test = variant_cfg.eval
             lines.append(
                 f"eval {variant.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
@@ -90,15 +84,14 @@ def plan(
             lines.append(
                 f"note: the settings of variant {variant.name} are this run's already; it repeats a variant without them"
             )
-    if "ppo" in wanted:
+    if command in ("run", "ppo"):
         configs = [variant_config(cfg, variant) for variant in variants if variant.rl]
+        ppo_need = partial(ppo_memory.memory_estimate, local_only=True)
         lines += _unique(
-            _memory("ppo", variant_cfg, partial(ppo_memory.memory_estimate, variant_cfg, local_only=True))
-            + _cards(variant_cfg, _ppo_need, ppo_memory.saving_settings)
-            for variant_cfg in configs
+            _memory("ppo", each, ppo_need) + _cards(each, ppo_need, ppo_memory.saving_settings) for each in configs
         )
-    lines += time_estimates(cfg, wanted, variants)
-    if "report" in wanted:
+    lines += time_estimates(cfg, command, variants)
+    if command == "run":
         lines.append("report: report.html")
     return lines
 
@@ -136,9 +129,10 @@ def _plan_selfplay(cfg: Config, name: str) -> str:
 
 def _lengths(cfg: Config) -> list[str]:
     from spa.agent.lengths import length_notes
-    from spa.agent.policy import make_task
+    from spa.sft.selfplay import selfplay_task
 
-    return length_notes(make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt), cfg)
+    source, task = selfplay_task(cfg)
+    return length_notes(task, source)
 
 
 def _plan_sft(cfg: Config, folder: str) -> str:
@@ -179,13 +173,14 @@ def _curriculum(cfg: Config) -> list[str]:
     return []
 
 
-def _memory(stage: str, cfg: Config, estimate: Callable[[], Any]) -> str:
+def _memory(stage: str, cfg: Config, estimate: Estimate) -> str:
     """The memory that each process of a stage will need, if the model's config is available locally."""
-    from spa.models.fit import available, fits, shards_of
+    from spa.models.fit import available, device_type, fits, shards_of
     from spa.models.memory import size
 
+    shards = shards_of(cfg)
     try:
-        need, room, shards = estimate(), available(cfg), shards_of(cfg)
+        need, room = estimate(cfg, device_type(cfg), shards), available(cfg)
     except ValueError:
         return f"{stage} memory: not known before the model's config has been downloaded"
     more = f"; MORE than the {size(room)} free" if room is not None and not fits(cfg, need, room) else ""
@@ -201,15 +196,3 @@ def _cards(cfg: Config, estimate: Estimate, advice: Advice) -> str:
     except ValueError:
         return ""
     return "" if text == "1 of 24 GB" else f"; GPUs that hold it: {text}"
-
-
-def _sft_need(longest: int, cfg: Config, device: str, shards: int) -> Need:
-    from spa.sft.memory import memory_estimate
-
-    return memory_estimate(cfg, min(longest, cfg.sft.max_length), local_only=True, device=device, shards=shards)
-
-
-def _ppo_need(cfg: Config, device: str, shards: int) -> Need:
-    from spa.rl.memory import memory_estimate
-
-    return memory_estimate(cfg, local_only=True, device=device, shards=shards)

@@ -24,12 +24,12 @@ from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
     dream_folder,
-    given_data,
     needs_sft,
     practice_folder,
     selfplay_folder,
-    selfplay_name,
+    selfplay_variants,
     sft_folder,
+    sft_variants,
     source_config,
     variant_config,
     variants_of,
@@ -55,14 +55,15 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     from spa.rl.health import TrainingFailed
 
     variants = variants_of(cfg)
-    tuned = [variant for variant in variants if needs_sft(cfg, variant)]
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         stack.enter_context(begin(cfg, out, "run", resume, variants=variants))
         # Shared stages are named after the first variant that uses them.
-        played = {selfplay_folder(out, each): each for each in reversed(tuned) if not given_data(cfg, each)}
-        models = {sft_folder(out, each): each for each in reversed(tuned)}
-        practised = {practice_folder(out, each): each for each in reversed(tuned) if each.practice}
+        played = {selfplay_folder(out, each): each for each in reversed(selfplay_variants(cfg, "run", variants))}
+        models = {sft_folder(out, each): each for each in reversed(sft_variants(cfg, "run", variants))}
+        practised = {
+            practice_folder(out, each): each for each in reversed(variants) if each.practice and needs_sft(cfg, each)
+        }
         clock = stack.enter_context(Schedule(planned_stages(cfg, out, played, models, practised, variants)))
         for folder, variant in played.items():
             clock.begin(folder)
@@ -102,18 +103,17 @@ def _conclude(cfg: Config, out: Path) -> None:
 
 
 def _begin(
-    begun: bool, cfg: Config, out: Path, command: str, resume: bool, model: str | None, variant: VariantConfig | None
+    begun: bool, cfg: Config, out: Path, stage: str, resume: bool, model: str | None, variant: VariantConfig | None
 ) -> AbstractContextManager[None]:
     """Checks and opens the run folder for a stage run as its own command; ``run`` has already done so."""
-    return nullcontext() if begun else begin(cfg, out, command, resume, model, [variant] if variant else [])
+    return nullcontext() if begun else begin(cfg, out, stage, resume, model, [variant] if variant else [])
 
 
 def generate(
     cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False
 ) -> None:
     """Stage 1 of the run or of a variant: the base model plays; the states it wrote are replaced by the true ones."""
-    command = f"generate {selfplay_name(variant)}".rstrip()
-    with _begin(begun, cfg, out, command, resume, None, variant):
+    with _begin(begun, cfg, out, "generate", resume, None, variant):
         folder, source = selfplay_folder(out, variant), source_config(cfg, variant)
         ranks.on_main(lambda: _select_anew(folder, source) if resume else None)
         stage = Stage(folder, folder.name, resume, keep=True, remake=True)
@@ -147,7 +147,7 @@ def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None =
     """Stage 2 of the run or of a variant: fine-tuning on the self-play data gives the model a world model."""
     folder = sft_folder(out, variant)
     name = folder.name.removeprefix("sft").removeprefix("-")
-    with _begin(begun, cfg, out, f"sft {name}".rstrip(), resume, None, variant):
+    with _begin(begun, cfg, out, "sft", resume, None, variant):
         stage = Stage(folder, f"SFT, variant {name}" if name else "SFT", resume)
         if stage.finished:
             return
@@ -167,7 +167,7 @@ def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, be
     Raises:
         ValueError: the variant does not practise, or stage 2 is missing.
     """
-    with _begin(begun, cfg, out, f"practice {variant.name}", resume, None, variant):
+    with _begin(begun, cfg, out, "practice", resume, None, variant):
         folder = practice_folder(out, variant)
         stage = Stage(folder, folder.name, resume, keep=True)
         if stage.finished:
@@ -181,7 +181,7 @@ def practice(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, be
 
 def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: bool = False) -> None:
     """Stage 3: multi-turn PPO of one variant, from the base model or from stage 2's."""
-    with _begin(begun, cfg, out, f"ppo {variant.name}", resume, None, variant):
+    with _begin(begun, cfg, out, "ppo", resume, None, variant):
         start, _ = check_inputs(cfg, "ppo", variant, out)
         assert start is not None
         if variant.continues:
@@ -205,7 +205,7 @@ def evaluate(
 ) -> None:
     """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model."""
     variant_cfg = variant_config(cfg, variant)
-    with _begin(begun, cfg, out, f"eval {variant.name}", resume, model, variant):
+    with _begin(begun, cfg, out, "eval", resume, model, variant):
         if model is None and (begun or variant_cfg.engine.kind != "openai"):
             model = trained_model(cfg, variant, out)
         folder = variants_folder(out) / variant.name / "eval"

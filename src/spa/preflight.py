@@ -13,10 +13,12 @@ from spa.common.lock import check_free, locked
 from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
 from spa.config.variants import (
     check_variants,
+    command_of,
+    data_folder,
     given_data,
-    needs_sft,
-    selfplay_name,
+    selfplay_variants,
     sft_folder,
+    sft_variants,
     source_config,
     variant_config,
 )
@@ -24,6 +26,7 @@ from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
 from spa.runs.products import check_inputs
+from spa.runs.record import DONE, check_recorded
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 from spa.scale import launch, ranks
@@ -35,27 +38,28 @@ if TYPE_CHECKING:
 
 @contextmanager
 def begin(
-    cfg: Config, out: Path, command: str, resume: bool, model: str | None = None, variants: Sequence[VariantConfig] = ()
+    cfg: Config, out: Path, stage: str, resume: bool, model: str | None = None, variants: Sequence[VariantConfig] = ()
 ) -> Iterator[None]:
     """Opens the run folder after all quick checks, so that nothing is written on a mistake.
 
     Inside the ``with`` block no other process can open it. Of several ranks the main one does all this.
     """
     with ExitStack() as stack:
-        ranks.on_main(lambda: stack.enter_context(_begin(cfg, out, command, resume, model, variants)))
+        ranks.on_main(lambda: stack.enter_context(_begin(cfg, out, stage, resume, model, variants)))
         yield
 
 
 @contextmanager
 def _begin(
-    cfg: Config, out: Path, command: str, resume: bool, model: str | None, variants: Sequence[VariantConfig]
+    cfg: Config, out: Path, stage: str, resume: bool, model: str | None, variants: Sequence[VariantConfig]
 ) -> Iterator[None]:
-    launch.check(cfg, variants)
+    if launch.needed(cfg):
+        raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
     check_free(out)
-    check_command(cfg, command.partition(" ")[0], variants, out, model)
-    folder = RunFolder(out)
+    check_command(cfg, stage, variants, out, model)
+    folder, command = RunFolder(out), command_of(stage, variants[0] if variants else None)
     folder.check(cfg, command, resume)
-    check_disk(cfg, out, command.partition(" ")[0], variants)
+    check_disk(cfg, out, stage, variants)
     with locked(out):
         sweep(out)
         folder.open(cfg, command, resume, _device(cfg))
@@ -99,27 +103,31 @@ def check_command(
     Raises:
         ValueError: a check failed, or ``out`` lacks what an earlier stage makes.
     """
+    launch.check(cfg, variants)
     check_settings(cfg, stage, variants, model)
     variant = variants[0] if variants else None
-    model, data = check_inputs(cfg, stage, variant, out, model)
+    model, _ = check_inputs(cfg, stage, variant, out, model)
     served = _check_players(cfg, stage, model, variants, local_only)
     if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
         raise ValueError("agent.planner needs a local model: use engine=transformers or vllm, not a chat server")
     chat = None if served else _check_model(cfg, model, local_only)
-    if stage == "generate" or (stage == "run" and any(needs_sft(cfg, variant) for variant in variants)):
-        from spa.sft.selfplay import row_window
-
-        row_window(cfg)
     _check_memory(cfg, stage, variants, local_only)
-    if data is not None:
-        from spa.data.encode import check_rows
-        from spa.data.layouts import read_rows
-        from spa.sft.stage2 import data_files
+    for folder, each in {sft_folder(out, each): each for each in sft_variants(cfg, stage, variants)}.items():
+        if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
+            _check_data(source_config(cfg, each), data_folder(cfg, each, out), chat)
 
-        train = data_files(data)[0]
-        if chat is not None:
-            rows, skipped, _ = read_rows(train)
-            check_rows(rows, chat, source_config(cfg, variant).sft, skipped)
+
+def _check_data(source: Config, data: Path, chat: Chat | None) -> None:
+    """Refuses data that stage 2 could not train on; ``chat`` is None where the model is still to be downloaded."""
+    from spa.data.encode import check_rows
+    from spa.data.layouts import read_rows
+    from spa.sft.stage2 import data_files
+
+    check_recorded(data, "train.parquet", "val.parquet")
+    train = data_files(data)[0]
+    if chat is not None:
+        rows, skipped, _ = read_rows(train)
+        check_rows(rows, chat, source.sft, skipped)
 
 
 def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
@@ -128,11 +136,9 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
     from spa.rl import memory as ppo
     from spa.sft import memory as sft
 
-    checks: list[tuple[Config, Callable[..., None]]] = []
-    if stage == "run":
-        checks += [(source_config(cfg, each), sft.check_memory) for each in variants if needs_sft(cfg, each)]
-    elif stage == "sft":
-        checks.append((source_config(cfg, variants[0] if variants else None), sft.check_memory))
+    checks: list[tuple[Config, Callable[..., None]]] = [
+        (source_config(cfg, each), sft.check_memory) for each in sft_variants(cfg, stage, variants)
+    ]
     if stage in ("run", "ppo"):
         checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
     for stage_cfg, check in checks:
@@ -143,13 +149,10 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
         check(stage_cfg, local_only=local_only)
 
 
-def check_out(cfg: Config, out: Path, command: str, resume: bool, variant: VariantConfig | None) -> None:
+def check_out(cfg: Config, out: Path, stage: str, resume: bool, variant: VariantConfig | None) -> None:
     """Raises ValueError if a command could not use the run folder ``out``; writes nothing."""
     check_free(out)
-    name = {"generate": selfplay_name(variant), "sft": sft_folder(out, variant).name[4:]}.get(
-        command, variant.name if variant else ""
-    )
-    RunFolder(out).check(cfg, f"{command} {name}".rstrip(), resume)
+    RunFolder(out).check(cfg, command_of(stage, variant), resume)
 
 
 def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:
@@ -165,10 +168,8 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
     check_tasks(cfg, variants)
     if stage in ("run", "sft", "ppo", "eval"):
         check_trackers(cfg.report.trackers)
-    if stage in ("run", "sft"):
-        tuned = [source_config(cfg, variant) for variant in variants if stage == "sft" or needs_sft(cfg, variant)]
-        for source in tuned or ([cfg] if stage == "sft" else []):
-            check_lora(source.sft.lora_rank, "sft.lora_rank")
+    for tuned in sft_variants(cfg, stage, variants):
+        check_lora(source_config(cfg, tuned).sft.lora_rank, "sft.lora_rank")
     for variant in variants:
         if stage == "ppo" or (stage == "run" and variant.rl):
             with _named(f"variant {variant.name}"):
@@ -188,18 +189,13 @@ def _models(
     """The models that a stage loads, except those of earlier stages: the setting, its value, whether a tokenizer is needed."""
     from spa.sft.selfplay import is_served
 
-    if stage in ("generate", "sft", "run"):
-        tuned: Sequence[VariantConfig | None] = (
-            [a for a in variants if needs_sft(cfg, a)] if stage == "run" else variants or [None]
-        )
-        for variant in tuned:
-            source = source_config(cfg, variant)
-            plays = stage == "generate" or (stage == "run" and not given_data(cfg, variant))
-            policy = source.selfplay.model if plays and not is_served(source) else None
-            if policy:
-                yield "selfplay.model", policy, True
-            if stage != "generate" or not (policy or is_served(source)):
-                yield "model.path", source.model.path, True
+    for source in [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]:
+        if source.selfplay.model and not is_served(source):
+            yield "selfplay.model", source.selfplay.model, True
+        elif stage == "generate" and not is_served(source):
+            yield "model.path", source.model.path, True
+    for tuned in sft_variants(cfg, stage, variants):
+        yield "model.path", source_config(cfg, tuned).model.path, True
     if stage in ("ppo", "run"):
         for variant in variants:
             ppo = variant_config(cfg, variant).ppo
@@ -254,15 +250,7 @@ def _check_players(
     if stage == "run":
         for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
             _check_model(cfg, model_of(str(start)), local_only)
-    sources: list[Config] = []
-    if stage == "generate":
-        sources = [source_config(cfg, variants[0] if variants else None)]
-    elif stage == "run":
-        sources = [
-            source_config(cfg, variant)
-            for variant in variants
-            if needs_sft(cfg, variant) and not given_data(cfg, variant)
-        ]
+    sources = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
     for source in sources:
         check_source(source)
         if source.selfplay.model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -18,7 +18,7 @@ from spa.common.manifest import damage, has_manifest
 from spa.common.secrets import redact
 from spa.config.load import load_variant
 from spa.config.schema import Config
-from spa.config.variants import selfplay_folder, source_config, variant_config, variants_of
+from spa.config.variants import selfplay_folder, source_config, variant_config, variant_named, variants_of
 from spa.data.layouts import read_rows
 from spa.evaluate.replay import replay
 from spa.evaluate.samples import SAMPLES, read_samples
@@ -31,7 +31,7 @@ from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.provenance import git_state
 from spa.runs.record import DONE, damaged_files, read_done
-from spa.sft.selfplay import episode_statistics, row_window, rows_for_training
+from spa.sft.selfplay import episode_statistics, rows_for_training, selfplay_task
 
 P = ParamSpec("P")
 
@@ -171,10 +171,7 @@ def _stage_1(cfg: Config, out: Path) -> Iterator[Check]:
         path = folder / "episodes.jsonl"
         if not path.is_file():
             continue
-        source = source_config(cfg, variant)
-        source = replace(source, agent=replace(source.agent, window=row_window(source)))
-        play = source.selfplay
-        task = make_task(source, state_format=play.state_format, prompt=play.prompt)
+        source, task = selfplay_task(source_config(cfg, variant))
         yield _check(f"{folder.name}, replay", _replay, read_episodes(path), [task])
         if (folder / DONE).is_file():
             yield _check(f"{folder.name}, rows and counts", _rows, source, folder)
@@ -193,7 +190,7 @@ def _rows(source: Config, folder: Path) -> str:
 
 
 def _variant(cfg: Config, name: str, out: Path) -> Iterator[Check]:
-    variant = load_variant(next((reference for reference in cfg.variants if Path(reference).stem == name), name))
+    variant = variant_named(cfg, name)
     variant_cfg, written = variant_config(cfg, variant), variant.state_format
     folder = variants_folder(out) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):

@@ -323,7 +323,7 @@ def test_the_page_of_settings_is_up_to_date() -> None:
             "default < command line",
             "spa.agent.task",
         ),
-        ("sokoban", ["sft.lr=1"], "masked", "sft.loss", "masked", "default < variant masked", "spa.sft.stage2"),
+        ("sokoban", ["sft.lr=1"], "masked", "sft.loss", "masked", "default < variant masked", "spa.data.encode"),
         ("sokoban", [], "se", "env.state_format", "coordinates", "default < variant se", "spa.agent.policy"),
         (
             "sokoban",

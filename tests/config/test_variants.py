@@ -154,7 +154,7 @@ def test_ones_own_variant_is_a_file(tmp_path) -> None:
     "text, message",
     [
         ("settings: {sft.epoch: 1}", r"variant own: unknown setting 'sft.epoch'. Did you mean 'sft.epochs'"),
-        ("settings: {sft.epochs: -1}", "variant own: sft.epochs must be a whole number, 0 or more, not -1"),
+        ("settings: {sft.epochs: 0}", "variant own: sft.epochs must be a whole number, 1 or more, not 0"),
         ("settings: {sft.epochs: many}", "variant own: sft.epochs must be a whole number"),
         ("source: {env: sokobann}", "variant own: unknown config 'sokobann'.*Did you mean 'sokoban'"),
         ("sfft: true", "unknown setting 'sfft'"),

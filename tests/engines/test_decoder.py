@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from spa.config.schema import SFTConfig
 from spa.engines import cascade, packed
 from spa.engines import decoder as module
 from spa.engines.decoder import Chunk, Decoder, supports
@@ -89,7 +90,7 @@ def test_variants_of_the_architecture(changes) -> None:
 def test_adapters_and_weights_too_large_to_join() -> None:
     pytest.importorskip("peft")
     model = network("qwen2")
-    add_lora(model, rank=2, alpha=4, dropout=0.5)
+    add_lora(model, SFTConfig(lora_alpha=4, lora_dropout=0.5), 2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

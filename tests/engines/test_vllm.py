@@ -19,7 +19,7 @@ import torch
 from spa.agent.policy import Policy
 from spa.agent.worlds import World
 from spa.cli import main
-from spa.config.schema import EngineConfig, SamplingConfig, VariantConfig
+from spa.config.schema import EngineConfig, SamplingConfig, SFTConfig, VariantConfig
 from spa.engines.agreement import OutOfStep
 from spa.engines.base import Completion
 from spa.engines.cooling import Cooled
@@ -259,7 +259,7 @@ def test_weights_are_pushed_in_memory(vllm: None) -> None:
 def test_adapters_are_pushed_merged(vllm: None) -> None:
     pytest.importorskip("peft")
     policy = Policy.load(tiny_config(), engine=EngineConfig(kind="vllm"), trained=True)
-    add_lora(policy.model, rank=2, alpha=4.0, dropout=0.0)
+    add_lora(policy.model, SFTConfig(lora_alpha=4), 2)
     names = set(Policy.load(tiny_config()).model.state_dict())
     policy.engine.push(policy.model)  # type: ignore[attr-defined]
     assert set(policy.engine._llm.weights) == names  # type: ignore[attr-defined]

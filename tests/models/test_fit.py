@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,7 @@ def test_gpus_that_share_the_weights(big: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_overview_names_the_fewest_gpus_of_each_size(big: str) -> None:
-    def need(own, device, shards):
-        return ppo.memory_estimate(own, local_only=True, device=device, shards=shards)
-
-    text = fit.overview(config(big), need, ppo.saving_settings)
+    text = fit.overview(config(big), partial(ppo.memory_estimate, local_only=True), ppo.saving_settings)
     assert re.fullmatch(r"\d of 24 GB \(1 with .*\), 2 of 40 GB \(1 with .*\), 1 of 80 GB", text), text
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.config.schema import SFTConfig
 from spa.models import last_layer
 from spa.models.last_layer import Reads, states_read
 from spa.models.load import enable_checkpointing
@@ -94,7 +95,7 @@ def test_any_rows_and_reads(rows: list[list[int]], random: Any) -> None:
 
 def test_adapters_of_the_last_layer_get_their_gradients(calls: list[int]) -> None:
     model = network("qwen2")
-    add_lora(model, rank=2, alpha=4, dropout=0.0)
+    add_lora(model, SFTConfig(lora_alpha=4), 2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spa.config.schema import ModelConfig
+from spa.config.schema import ModelConfig, SFTConfig
 from spa.models.load import load_model, load_state, load_tokenizer, save_model
 from spa.models.lora import adapter_state, add_lora, load_adapter_state, merged_state
 
@@ -14,9 +14,9 @@ IDS = torch.arange(5, 45)[None]
 TINY = ModelConfig(device="cpu")
 
 
-def adapted(seed: int = 0, **settings):
+def adapted(seed: int = 0, rank: int = 4, **settings):
     model = load_model(TINY)
-    add_lora(model, **{"rank": 4, "alpha": 8.0, "dropout": 0.0, "seed": seed, **settings})
+    add_lora(model, SFTConfig(lora_alpha=8, **settings), rank, seed)
     return model
 
 
@@ -92,7 +92,7 @@ def test_adapters_are_taken_over_and_others_refused() -> None:
 
 def test_adapters_of_a_bfloat16_model_are_float32() -> None:
     model = load_model(ModelConfig(device="cpu", dtype="bfloat16"))
-    add_lora(model, rank=2, alpha=4.0, dropout=0.0)
+    add_lora(model, SFTConfig(lora_alpha=4), 2)
     model(input_ids=IDS).logits.float().sum().backward()
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {p.dtype for p in trained} == {p.grad.dtype for p in trained} == {torch.float32}
@@ -101,4 +101,4 @@ def test_adapters_of_a_bfloat16_model_are_float32() -> None:
 
 def test_unknown_layers_are_named() -> None:
     with pytest.raises(ValueError, match=r"lora_targets=\['query'\] names no layer.*q_proj"):
-        adapted(targets=["query"])
+        adapted(lora_targets=["query"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from spa.config.schema import SFTConfig
 from spa.models.memory import count_parameters, estimate_training, free_memory, size
 from spa.models.packing import Layout, enable_packing, packed_hidden_states
 from tests.models.networks import network
@@ -116,7 +117,7 @@ def test_lora_parameters_are_counted_exactly() -> None:
     from spa.models.lora import add_lora
 
     model = network("qwen2")
-    add_lora(model, rank=2, alpha=4, dropout=0.0)
+    add_lora(model, SFTConfig(), 2)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert estimate(lora_rank=2).gradients == 4 * trained
 

@@ -8,7 +8,8 @@ import pytest
 from spa.agent.episode import Turn
 from spa.agent.response import parse_response
 from spa.agent.worlds import World
-from spa.data.encode import encode_row, encode_rows, merge_turns
+from spa.config.schema import SFTConfig
+from spa.data.encode import encode_row, encode_rows
 from spa.data.ground_truth import rejection, rows_of
 from spa.rl.auxiliary import true_response, world_model_examples, world_model_rows
 from tests.scripted import CHAT, Scripted, lake_task, tiny_policy
@@ -92,7 +93,7 @@ def test_examples_train_the_states_alone() -> None:
     wanted = sorted(a + b for a, b in zip(states[::2], states[1::2], strict=True))
     assert trained == wanted
     rows = [row for episode in episodes for row in world_model_rows(episode, task)]
-    merged = merge_turns(encode_rows(rows, CHAT, loss="state", train_end=False, max_length=10_000)[0])
+    merged, _ = encode_rows(rows, CHAT, SFTConfig(loss="state", train_end=False, max_length=10_000))
     assert sorted(e.ids for e in examples) == sorted(e.ids for e in merged)
     assert encode_row(rows[0], CHAT, loss="state", train_end=True).positions  # no end of turn among them
 

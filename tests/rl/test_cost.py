@@ -36,7 +36,7 @@ def test_one_or_two_digits(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize("settings", [[], ["model=org/not-downloaded-1b"]])
 def test_no_time_for_tiny_and_unknown_models(settings: list[str]) -> None:
-    assert time_estimates(load_config("sokoban", settings), {"generate", "ppo"}, [load_variant("spa")]) == []
+    assert time_estimates(load_config("sokoban", settings), "run", [load_variant("spa")]) == []
 
 
 RANDOM = ["selfplay.policy=random", "selfplay.groups=24", "selfplay.group_size=1", "selfplay.val_fraction=0.0"]
@@ -59,9 +59,7 @@ def test_lengths_are_those_of_self_play(tmp_path: Path) -> None:
 
 
 def _days(settings: list[str], variant: str = "spa") -> dict[str, float]:
-    (line, _) = time_estimates(
-        load_config("sokoban", settings), {"generate", "sft", "ppo", "eval"}, [load_variant(variant)]
-    )
+    (line, _) = time_estimates(load_config("sokoban", settings), "run", [load_variant(variant)])
     return {stage: float(days) for stage, days in re.findall(r"(\w+) (\d+) days", line)}
 
 
@@ -86,4 +84,4 @@ def test_no_time_where_random_moves_are_impossible(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cost, "TOO_SMALL", 0)
     monkeypatch.setattr(cost, "random_responder", free_text)
-    assert time_estimates(load_config("sokoban", []), {"ppo"}, [load_variant("vanilla")]) == []
+    assert time_estimates(load_config("sokoban", []), "ppo", [load_variant("vanilla")]) == []

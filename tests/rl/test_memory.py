@@ -23,7 +23,7 @@ def small(tmp_path: Path) -> str:
 
 
 def estimated(path: str, *settings: str):
-    return memory_estimate(load_config("sokoban", [f"model.path={path}", *settings]), local_only=True)
+    return memory_estimate(load_config("sokoban", [f"model.path={path}", *settings]), "cpu", 1, local_only=True)
 
 
 def test_weights_and_adams_states_of_actor_critic_and_reference(small: str) -> None:
@@ -73,10 +73,10 @@ def test_the_packaged_models_fit_where_they_say(tmp_path: Path) -> None:
         load_config("sokoban", [f"model={name}", f"model.path={tmp_path}"])
         for name in ("qwen2.5-1.5b", "qwen2.5-1.5b-lora")
     )
-    assert 45 * GIB < memory_estimate(full, local_only=True).total < 60 * GIB
-    need = memory_estimate(adapted, local_only=True)
+    assert 45 * GIB < memory_estimate(full, "cpu", 1, local_only=True).total < 60 * GIB
+    need = memory_estimate(adapted, "cpu", 1, local_only=True)
     assert max(need.total, need.states + need.rollout) < 20 * GIB
-    lines = plan(adapted, ["run"], [load_variant("vanilla"), load_variant("spa")])
+    lines = plan(adapted, "run", [load_variant("vanilla"), load_variant("spa")])
     assert sum(line.startswith("ppo memory: at most about") for line in lines) == 1
     sft = next(line for line in lines if line.startswith("sft memory"))
     assert float(sft.split("about ")[1].split(" GiB")[0]) < 20

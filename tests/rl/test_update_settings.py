@@ -331,9 +331,11 @@ def test_the_auxiliary_loss_changes_nothing_else(episodes) -> None:
 
 def lora_learner(**ppo) -> tuple[Policy, Learner]:
     policy = tiny_policy()
-    config = tiny_config(**{"mini_batches": 1, "lora_rank": 4, "critic": "model", "critic_lora_rank": 2, **ppo}).ppo
+    config = tiny_config(
+        **{"mini_batches": 1, "lora_rank": 4, "critic": "model", "critic_lora_rank": 2, "lora_alpha": 8, **ppo}
+    ).ppo
     critic = make_critic(config, policy.model, seed=1)
-    add_lora(policy.model, rank=4, alpha=8.0, dropout=0.0, stage="ppo")
+    add_lora(policy.model, config, 4)
     return policy, Learner(policy.model, critic, config, 1.0, Reference(policy.model, adapters_off=True))
 
 
@@ -391,8 +393,8 @@ def test_dropout_of_a_step_is_the_steps_seeds(episodes) -> None:
     after = []
     for noise in (0, 1):
         policy = tiny_policy()
-        config = tiny_config(mini_batches=1, lora_rank=4, estimator="grpo").ppo
-        add_lora(policy.model, rank=4, alpha=8.0, dropout=0.5, stage="ppo")
+        config = tiny_config(mini_batches=1, lora_rank=4, lora_alpha=8, lora_dropout=0.5, estimator="grpo").ppo
+        add_lora(policy.model, config, 4)
         policy.model.train()
         torch.manual_seed(noise)
         step(policy, Learner(policy.model, None, config, 1.0), episodes)

@@ -33,7 +33,7 @@ def trained(
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     model = load_model(ModelConfig(path="builtin:tiny", device="cpu", gradient_checkpointing=checkpointing))
     if rank:
-        add_lora(model, rank=rank, alpha=8.0, dropout=0.0, seed=0)
+        add_lora(model, SFTConfig(lora_alpha=8), rank)
     rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from spa.config.schema import Config
+from spa.pipeline import generate
 from spa.scale import ranks
-from spa.scale.launch import check
 from tests.scale.test_update import assert_equal, updated
 from tests.scale.tools import in_ranks
 
@@ -50,6 +51,6 @@ def test_one_process_imports_no_distributed_code() -> None:
     assert done.stdout.split() == ["['spa.scale.launch',", "'spa.scale.ranks']"]
 
 
-def test_python_does_not_start_ranks() -> None:
+def test_python_does_not_start_ranks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="launcher=local"):
-        check(Config(launcher="torchrun", nproc=2), [])
+        generate(Config(launcher="torchrun", nproc=2), tmp_path, resume=False)

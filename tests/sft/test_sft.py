@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +98,7 @@ def test_ids_are_those_of_a_rollout() -> None:
 def test_unusable_rows_are_counted_and_an_empty_set_is_an_error() -> None:
     twice = Row("Tag", [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], RESPONSE)
     rows = [row(), row("nothing here"), row("<think>" + "Up " * 300 + "</think>"), twice]
-    kept, skipped = encode_rows(rows, CHAT, loss="think_answer", train_end=True, max_length=200)
+    kept, skipped = encode_rows(rows, CHAT, SFTConfig(max_length=200))
     assert len(kept) == 1
     assert skipped == {
         "no token to train (no think or answer span)": 1,
@@ -107,9 +106,9 @@ def test_unusable_rows_are_counted_and_an_empty_set_is_an_error() -> None:
         "roles do not alternate": 1,
     }
     with pytest.raises(ValueError, match=r"no row to train on.*no token to train.*: 1"):
-        encode_rows([row("nothing")], CHAT, loss="think_answer", train_end=True, max_length=200)
+        encode_rows([row("nothing")], CHAT, SFTConfig())
     with pytest.raises(ValueError, match="data set is empty"):
-        encode_rows([], CHAT, loss="think_answer", train_end=True, max_length=200, skipped=Counter())
+        encode_rows([], CHAT, SFTConfig())
 
 
 def test_loss_equals_a_naive_loop_whatever_the_micro_batches() -> None:

@@ -17,8 +17,6 @@ from spa.sft.train import SFTTrainer, loss_sums, mean_loss
 from tests.scripted import same
 from tests.sft.test_sft import CHAT, TOKENIZER, examples, row, tiny
 
-LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1, "seed": 0}
-
 
 def surprises(count: int = 3) -> list[Example]:
     """Validation rows that training on ``examples()`` soon makes worse."""
@@ -37,7 +35,7 @@ def run(out: Path, *, resume=False, stop_at=None, lora=False, val=None, seed=0, 
     path = str(checkpoints[-1]) if resume and not lora else "builtin:tiny"
     model = load_model(ModelConfig(path=path, device="cpu"))
     if lora:
-        add_lora(model, **LORA)
+        add_lora(model, SFTConfig(lora_alpha=8, lora_dropout=0.1), 4)
 
     def log(step: int, metrics: dict[str, float]) -> None:
         logged.append((step, {name: value for name, value in metrics.items() if "second" not in name}))
@@ -139,7 +137,7 @@ def test_bfloat16_is_near_float32_and_is_really_used() -> None:
 
 def test_dropout_is_off_in_validation() -> None:
     model = load_model(ModelConfig(device="cpu"))
-    add_lora(model, **{**LORA, "dropout": 0.5})
+    add_lora(model, SFTConfig(lora_alpha=8, lora_dropout=0.5), 4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -389,18 +389,19 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     ]
     with interruptible(lambda: _how_to_resume(words, folder)):
         pipeline = importlib.import_module("spa.pipeline")
+        names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
+        variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
         if options.dry_run:
-            names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
-            variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
             print(to_yaml(cfg), end="")
             for line in imports(cfg, variants):
                 print(f"# {redact(line)}", flush=True)  # said before it is done
             if options.out is not None:
                 check_out(cfg, folder, command, options.resume, variant)
             heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
-            for line in [*heading, *pipeline.plan(cfg, [command], variants, options.model, folder)]:
+            for line in [*heading, *pipeline.plan(cfg, command, variants, options.model, folder)]:
                 print(f"# {redact(line)}".rstrip())
         elif launch.needed(cfg):
+            launch.check(cfg, variants)
             launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
         else:
             with ranks.joined(cfg.scale):

@@ -39,15 +39,15 @@ def export(
 ) -> None:
     """Write a trained model as a plain Hugging Face folder with a card, without the trainer's state."""
     from spa.common.names import choose
-    from spa.models.export import Choice, find_checkpoint
     from spa.models.export import export as write
+    from spa.models.export import find_checkpoint
     from spa.models.hub import check_push, upload
     from spa.report.model_card import export_files
 
     choose("--which", which, _WHICH)
     if push:
         check_push(push)
-    checkpoint = find_checkpoint(source, Choice(variant, sft, which, step))
+    checkpoint = find_checkpoint(source, variant=variant, sft=sft, which=which, step=step)
     files = export_files(checkpoint, adapter=adapter)
     write(checkpoint, to, files=files, dtype=dtype, adapter=adapter, force=force)
     print(f"{checkpoint} -> {to}")

@@ -55,16 +55,16 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
         ValueError: the variant has no model yet, or a wrong setting.
     """
     from spa.common.progress import note
-    from spa.config.load import load_config, load_variant
+    from spa.config.load import load_config
     from spa.config.overrides import apply_overrides
-    from spa.config.variants import variant_config
+    from spa.config.variants import variant_config, variant_named
     from spa.evaluate.verdict import VariantScore, main_variant
     from spa.runs.folder import variant_names, variants_folder
     from spa.runs.products import trained_model
 
     cfg = load_config(folder / "config.yaml", missing_ok=True)
     names = variant_names(folder, cfg) or cfg.variants
-    chosen = load_variant(name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
+    chosen = variant_named(cfg, name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
     variant_cfg = variant_config(cfg, chosen)
     variant_cfg.env.state_format = chosen.state_format
     variant_cfg = apply_overrides(variant_cfg, settings)  # last: a variant's settings must not undo them

@@ -111,7 +111,7 @@ def reproduce(
             print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
             for line in imports(cfg, variants_of(cfg)):
                 print(redact(line), flush=True)
-            print(redact("\n".join(plan(cfg, ["run"], variants_of(cfg)))))
+            print(redact("\n".join(plan(cfg, "run", variants_of(cfg)))))
         return
     write_variants(chosen, folder)
     failures: list[str] = []

@@ -42,7 +42,7 @@ class SFTConfig:
     )
     train_end: Flag = setting(True, "Also train the end-of-turn token.")
     window: Count | None = setting(None, "Turns of history in a prompt; null = agent.window, 0 = all.")
-    epochs: Count = setting(5, "Passes over the data.")
+    epochs: Positive = setting(5, "Passes over the data.")
     batch_size: Positive = setting(16, "Rows per optimizer step.")
     merge_turns: Flag = setting(True, "Train rows that are prefixes of one another as one sequence.")
     micro_batch_tokens: Positive = setting(8192, "Tokens per forward pass.")

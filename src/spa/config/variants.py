@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,18 @@ def variants_of(cfg: Config) -> list[VariantConfig]:
                 f"variant {variant.name} continues {variant.continues}: it needs that variants=[...] names it before"
             )
     return variants
+
+
+def variant_named(cfg: Config, name: str) -> VariantConfig:
+    """A run's variant by its name, which may be that of a file among ``variants``; else a packaged one, or a file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for reference in sorted(["base", *cfg.variants], key=lambda reference: Path(reference).stem != name):
+        if (variant := load_variant(reference)).name == name:
+            return variant
+    return load_variant(name)
 
 
 def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
@@ -156,6 +168,20 @@ def needs_sft(cfg: Config, variant: VariantConfig) -> bool:
     return variant.sft and not (variant.rl and variant_config(cfg, variant).ppo.start)
 
 
+def selfplay_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[VariantConfig | None]:
+    """Those of ``variants`` whose stage 1 a command runs; None is the run's."""
+    if command == "generate":
+        return [*variants] or [None]
+    return [v for v in variants if command == "run" and needs_sft(cfg, v) and not given_data(cfg, v)]
+
+
+def sft_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[VariantConfig | None]:
+    """Those of ``variants`` whose stage 2 a command runs; None is the run's."""
+    if command == "sft":
+        return [*variants] or [None]
+    return [v for v in variants if command == "run" and needs_sft(cfg, v)]
+
+
 def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
     """The input data of the variant's stage 2."""
     return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)
@@ -166,6 +192,12 @@ def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
     if variant and any(key.partition(".")[0] not in _LATER for key in [*variant.settings, *variant.source]):
         return out / f"sft-{variant.shares or variant.name}"
     return out / "sft"
+
+
+def command_of(stage: str, variant: VariantConfig | None) -> str:
+    """What a run folder records as a command: ``"ppo spa"``; ``"generate"`` where stage 1 is the run's."""
+    names = {"run": "", "generate": selfplay_name(variant), "sft": sft_folder(Path(), variant).name[4:]}
+    return f"{stage} {names.get(stage, variant.name if variant else '')}".rstrip()
 
 
 def practice_folder(out: Path, variant: VariantConfig) -> Path:

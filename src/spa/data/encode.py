@@ -100,11 +100,11 @@ def prompt_ids(prompt: Sequence[Message], chat: Chat) -> list[int]:
 
 
 def encode_rows(
-    rows: Sequence[Row], chat: Chat, *, loss: str, train_end: bool, max_length: int, skipped: Counter[str] | None = None
+    rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str] | None = None
 ) -> tuple[list[Example], Counter[str]]:
-    """Examples of all trainable rows, and counts of skipped rows by reason.
+    """Examples of all trainable rows, merged with ``config.merge_turns``, and counts of skipped rows by reason.
 
-    A row longer than ``max_length`` is skipped, not truncated, since truncation would remove trained tokens.
+    A row longer than ``config.max_length`` is skipped, not truncated, since truncation would remove trained tokens.
 
     Raises:
         ValueError: nothing is left to train on (the message has the counts).
@@ -113,22 +113,22 @@ def encode_rows(
     examples = []
     for row in rows:
         try:
-            example = encode_row(row, chat, loss=loss, train_end=train_end)
+            example = encode_row(row, chat, loss=config.loss, train_end=config.train_end)
         except ValueError as error:
             if "roles" not in str(error):
                 raise
             skipped[str(error)] += 1
             continue
-        if len(example.ids) > max_length:
-            skipped[f"longer than sft.max_length={max_length}"] += 1
+        if len(example.ids) > config.max_length:
+            skipped[f"longer than sft.max_length={config.max_length}"] += 1
         elif not example.positions:
             skipped["no token to train (no think or answer span)"] += 1
         else:
             examples.append(example)
     if not examples:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "the data set is empty"
-        raise ValueError(f"no row to train on with sft.loss={loss}: {reasons}")
-    return examples, skipped
+        raise ValueError(f"no row to train on with sft.loss={config.loss}: {reasons}")
+    return merge_turns(examples) if config.merge_turns else examples, skipped
 
 
 def merge_turns(examples: Sequence[Example]) -> list[Example]:
@@ -161,11 +161,10 @@ def merge_turns(examples: Sequence[Example]) -> list[Example]:
 
 def check_rows(rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str]) -> None:
     """Raises as ``encode_rows`` if the data set has no trainable row; stops at the first trainable one."""
-    settings = {"loss": config.loss, "train_end": config.train_end, "max_length": config.max_length}
     for row in rows:
         try:
-            encode_rows([row], chat, **settings)  # type: ignore[arg-type]
+            encode_rows([row], chat, config)
             return
         except ValueError:
             continue
-    encode_rows(rows, chat, **settings, skipped=skipped)  # type: ignore[arg-type]
+    encode_rows(rows, chat, config, skipped)

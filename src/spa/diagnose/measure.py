@@ -31,7 +31,7 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
-from spa.data.encode import encode_rows, merge_turns
+from spa.data.encode import encode_rows
 from spa.data.layouts import read_rows, write_rows
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
 from spa.envs.check_markov import Outcomes, outcomes
@@ -47,7 +47,7 @@ from spa.planning.play import play_with_planner
 from spa.preflight import check_settings
 from spa.rl.trainer import PPOTrainer
 from spa.rl.update import update
-from spa.sft.selfplay import row_window, selfplay, training_rows
+from spa.sft.selfplay import row_window, selfplay, selfplay_task, training_rows
 from spa.sft.stage2 import run_sft
 
 SAMPLES = 2  # of the base in each world
@@ -298,8 +298,7 @@ def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tup
     play = cfg.selfplay
     if play.policy == "planner":
         return None, None, None
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
-    task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
+    cfg, task = selfplay_task(cfg)
     engine = policy.engine if play.policy == "model" else RandomEngine(policy.chat, random_responder(task))
     probed = dataclasses.replace(policy, engine=engine, sampling=cfg.sampling)
     worlds = WorldSource(task, "val", cfg.seeds.val).take(PROBED)
@@ -310,13 +309,9 @@ def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tup
     turns = sum(len(episode.turns) for episode in episodes)
     row_rate = len(rows) / max(1, turns)
     try:
-        examples, _ = encode_rows(
-            rows, policy.chat, loss=cfg.sft.loss, train_end=cfg.sft.train_end, max_length=cfg.sft.max_length
-        )
+        examples, _ = encode_rows(rows, policy.chat, cfg.sft)
     except ValueError:  # no row
         return seconds, row_rate, None
-    if cfg.sft.merge_turns:
-        examples = merge_turns(examples)
     return seconds, row_rate, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from spa.common.checkpoints import list_checkpoints
@@ -18,19 +17,16 @@ from spa.runs.stage import model_of
 _NOT_A_MODEL = ("trainer_state.pt", "adapter", MANIFEST)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Selects a model of a run: stage 3 of ``variant`` (None: the only one), or stage 2 with ``sft``; at ``step``, or by
-    ``which``: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation)."""
+def find_checkpoint(
+    source: Path, *, variant: str | None = None, sft: bool = False, which: str = "used", step: int | None = None
+) -> Path:
+    """A checkpoint of a run folder or stage folder, or the checkpoint itself.
 
-    variant: str | None = None
-    sft: bool = False
-    which: str = "used"
-    step: int | None = None
-
-
-def find_checkpoint(source: Path, choice: Choice) -> Path:
-    """The chosen checkpoint of a run folder or stage folder, or the checkpoint itself.
+    Args:
+        variant: of a run: whose stage 3; None: the only one.
+        sft: of a run: stage 2 instead.
+        which: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation).
+        step: of this step instead.
 
     Raises:
         ValueError: there is none; the message lists the existing ones.
@@ -38,19 +34,19 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
     if not source.is_dir():
         raise ValueError(f"no folder {source}")
     if (source / "config.json").is_file():
-        if choice != Choice():
+        if variant or sft or which != "used" or step is not None:
             raise ValueError(f"{source} is a single model: it has no variants, stages or steps to choose from")
         return source
-    stage = _stage(source, choice) if (source / "config.yaml").is_file() else source
+    stage = _stage(source, variant, sft) if (source / "config.yaml").is_file() else source
     checkpoints = dict(list_checkpoints(stage))
     if not checkpoints:
         raise ValueError(f"{stage} holds no checkpoint")
-    if choice.step is not None:
-        if choice.step not in checkpoints:
+    if step is not None:
+        if step not in checkpoints:
             steps = ", ".join(map(str, checkpoints))
-            raise ValueError(f"{stage} has no checkpoint of step {choice.step}; it has {steps}")
-        return checkpoints[choice.step]
-    if choice.which == "best":
+            raise ValueError(f"{stage} has no checkpoint of step {step}; it has {steps}")
+        return checkpoints[step]
+    if which == "best":
         done = read_done(stage) or {}
         best = stage / str(done.get("best", ""))
         if "best" not in done or not best.is_dir():
@@ -58,18 +54,18 @@ def find_checkpoint(source: Path, choice: Choice) -> Path:
                 f"{stage} has not kept its best checkpoint: train with ppo.use=best, or choose --which last"
             )
         return best
-    return Path(model_of(str(stage))) if choice.which == "used" else list(checkpoints.values())[-1]
+    return Path(model_of(str(stage))) if which == "used" else list(checkpoints.values())[-1]
 
 
-def _stage(run: Path, choice: Choice) -> Path:
-    if choice.sft:
-        variant_folder = run / f"sft-{choice.variant}"
-        folder = variant_folder if choice.variant and variant_folder.is_dir() else run / "sft"
+def _stage(run: Path, variant: str | None, sft: bool) -> Path:
+    if sft:
+        variant_folder = run / f"sft-{variant}"
+        folder = variant_folder if variant and variant_folder.is_dir() else run / "sft"
         if not folder.is_dir():
             raise ValueError(f"{run} has no SFT model")
         return folder
     variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
-    if choice.variant is None:
+    if variant is None:
         if len(variants) != 1:
             has = (
                 f"has {', '.join(variants)}: choose one with --variant"
@@ -80,7 +76,7 @@ def _stage(run: Path, choice: Choice) -> Path:
         return variants_folder(run) / variants[0] / "ppo"
     if not variants:
         raise ValueError(f"{run} has no PPO model")
-    return variants_folder(run) / choose(f"variant of {run} trained by PPO", choice.variant, variants) / "ppo"
+    return variants_folder(run) / choose(f"variant of {run} trained by PPO", variant, variants) / "ppo"
 
 
 def export(

@@ -46,10 +46,9 @@ def device_type(cfg: Config) -> str:
 def shards_of(cfg: Config) -> int:
     """Processes that the weights are divided among: torchrun's, or those that the launcher will start."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if getattr(cfg, "launcher", "local") != "local":
-        ranks = max(ranks, int(getattr(cfg, "nproc", 0)) or torch.cuda.device_count())
-    shards = int(getattr(getattr(cfg, "scale", None), "shards", 0))
-    return min(shards, ranks) if shards else max(1, ranks)
+    if cfg.launcher != "local":
+        ranks = max(ranks, cfg.nproc or torch.cuda.device_count())
+    return min(cfg.scale.shards or ranks, ranks)
 
 
 def available(cfg: Config) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,30 +17,24 @@ from spa.scale import ranks
 _ADAPTER = "default"
 
 
-def add_lora(
-    model: Any,
-    *,
-    rank: int,
-    alpha: float,
-    dropout: float,
-    targets: Sequence[str] = ("all-linear",),
-    seed: int = 0,
-    stage: str = "sft",
-) -> None:
+def add_lora(model: Any, config: SFTConfig | PPOConfig, rank: int, seed: int = 0) -> None:
     """Freezes the model and gives its linear layers trainable adapters ``B A alpha / rank`` that start at 0, in float32.
 
     Args:
-        targets: name suffixes of linear layers (``q_proj``); ``all-linear`` means all except the output head.
+        config: ``lora_targets`` are name suffixes of linear layers (``q_proj``); ``all-linear`` means all except the output head.
         seed: of A's initial values; the global random state is unchanged.
-        stage: the config section, for messages.
 
     Raises:
         ValueError: peft is not installed, or no layer matches.
     """
-    peft = _peft(stage)
-    names: str | list[str] = "all-linear" if list(targets) == ["all-linear"] else list(targets)
+    stage = "ppo" if isinstance(config, PPOConfig) else "sft"
+    peft, targets = _peft(stage), config.lora_targets
     settings = peft.LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=names, task_type="CAUSAL_LM"
+        r=rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,7 +43,7 @@ def add_lora(
         except ValueError as error:
             linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
             raise ValueError(
-                f"{stage}.lora_targets={list(targets)} names no layer of {type(model).__name__}; its linear layers are "
+                f"{stage}.lora_targets={targets} names no layer of {type(model).__name__}; its linear layers are "
                 f"{', '.join(sorted(linear))}"
             ) from error
     # Without its wrapper peft freezes nothing and gives adapters the model's dtype: small updates vanish in bfloat16.
@@ -57,23 +51,6 @@ def add_lora(
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
             parameter.data = parameter.data.float()
-
-
-def add_configured_lora(model: Any, config: SFTConfig | PPOConfig, rank: int, seed: int, stage: str) -> None:
-    """``add_lora`` with the ``lora_*`` settings of a stage.
-
-    Raises:
-        ValueError: as ``add_lora``.
-    """
-    add_lora(
-        model,
-        rank=rank,
-        alpha=config.lora_alpha,
-        dropout=config.lora_dropout,
-        targets=config.lora_targets,
-        seed=seed,
-        stage=stage,
-    )
 
 
 def _peft(stage: str = "sft") -> Any:

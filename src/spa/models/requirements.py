@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from spa.config.schema import Config, VariantConfig
-from spa.config.variants import needs_sft, sft_folder, variant_config
+from spa.config.variants import sft_folder, sft_variants, variant_config
 
 
 def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantConfig]) -> None:
@@ -19,11 +19,8 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     Raises:
         ValueError: they do not fit; the message has both sizes and what helps.
     """
-    blocks: list[tuple[VariantConfig | None, str]] = []
-    if stage == "run":
-        blocks = [(v, "sft") for v in {sft_folder(out, v): v for v in variants if needs_sft(cfg, v)}.values()]
-    elif stage == "sft":
-        blocks = [(variants[0] if variants else None, "sft")]
+    tuned = {sft_folder(out, variant): variant for variant in sft_variants(cfg, stage, variants)}
+    blocks: list[tuple[VariantConfig | None, str]] = [(variant, "sft") for variant in tuned.values()]
     blocks += [(v, "ppo") for v in variants if v.rl and stage in ("run", "ppo")]
     if not blocks:
         return

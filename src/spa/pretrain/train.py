@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,6 @@ class PretrainConfig(TinySize):
     start: str = ""
     seed: Count = 0
     threads: Count = 0
-    log_every: Positive = 50
     measure: Flag = True  # measure the model's abilities on test worlds and write them into its card
 
 
@@ -56,7 +53,7 @@ def encode(document: Document, chat: Any, unrelated_weight: float) -> tuple[list
     return [*prompt, *response.ids, chat.closing_ids[0]], [*weights, 1.0]
 
 
-def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, float]], None] | None = None) -> Path:
+def pretrain(config: PretrainConfig, out: Path) -> Path:
     """Trains the tiny model and writes it, with its card, to ``out`` (a Hugging Face folder).
 
     Raises:
@@ -86,7 +83,6 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
     corpus = Corpus(np.random.default_rng(streams[1]), mixture)
 
     optimizer = adamw([(model.parameters(), config.lr)], betas=(0.9, 0.95), weight_decay=config.weight_decay)
-    started, tokens = time.perf_counter(), 0
     bar = progress(range(config.steps), "pretraining")
     for step in bar:
         set_lr(optimizer, lr_factor(step, warmup=config.warmup_steps, total=config.steps, schedule="cosine"))
@@ -104,14 +100,10 @@ def pretrain(config: PretrainConfig, out: Path, log: Callable[[int, dict[str, fl
             loss = -(logprobs * weights_BT[:, 1:][chosen]).sum() / total_weight
             loss.backward()
             loss_sum += float(loss.detach())
-            tokens += int((ids_BT >= 0).sum())
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         bar.post(loss=loss_sum)
-        if log and (step + 1) % config.log_every == 0:
-            rate = tokens / (time.perf_counter() - started)
-            log(step + 1, {"train/loss": loss_sum, "train/grad_norm": float(norm), "train/tokens_per_second": rate})
     save_model(model, tokenizer, out)
     write_measured_card(config, out, sum(p.numel() for p in model.parameters()))
     return out
@@ -132,7 +124,7 @@ def write_measured_card(config: PretrainConfig, out: Path, parameters: int) -> N
 
     records = measure(str(out), {name: w for name, w in config.worlds.items() if w > 0}) if config.measure else []
     changed = {key: value for key, value in asdict(config).items() if value != getattr(PretrainConfig(), key)}
-    changed = {key: value for key, value in changed.items() if key not in ("measure", "threads", "log_every")}
+    changed = {key: value for key, value in changed.items() if key not in ("measure", "threads")}
     write_card(out, changed, parameters, records)
     if records:
         print(table(records))

@@ -12,9 +12,9 @@ import yaml
 
 from spa.agent.policy import make_task, sampling_for
 from spa.common.tables import markdown_table
-from spa.config.load import load_config, load_variant, to_yaml
-from spa.config.schema import Config, VariantConfig
-from spa.config.variants import source_config, variant_config
+from spa.config.load import load_config, to_yaml
+from spa.config.schema import Config
+from spa.config.variants import source_config, variant_config, variant_named
 from spa.evaluate.roles import BASE
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
@@ -78,22 +78,14 @@ def _origin(checkpoint: Path) -> Origin | None:
     cfg = load_config(run / "config.yaml", missing_ok=True)
     stage = checkpoint.resolve().parent.parent
     if stage.name == "ppo":
-        variant = _variant(cfg, stage.parent.name)
+        variant = variant_named(cfg, stage.parent.name)
         stage_cfg = variant_config(cfg, variant)
         stage_cfg.env.state_format = variant.state_format
         return Origin(run, stage_cfg, variant.name)
     name = stage.name.partition("-")[2]
-    stage_cfg = source_config(cfg, _variant(cfg, name) if name else None)
+    stage_cfg = source_config(cfg, variant_named(cfg, name) if name else None)
     stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt
     return Origin(run, stage_cfg, None)
-
-
-def _variant(cfg: Config, name: str) -> VariantConfig:
-    """A variant of a run by its name: one of its own files, or a packaged one."""
-    for reference in cfg.variants:
-        if reference == name or Path(reference).stem == name:
-            return load_variant(reference)
-    return load_variant(name)
 
 
 def _base(path: str) -> tuple[dict[str, Any], str]:

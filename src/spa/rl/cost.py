@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +18,13 @@ from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
 from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import first_seed
-from spa.config.variants import given_data, needs_sft, source_config, variant_config
-from spa.data.encode import encode_rows, merge_turns
+from spa.config.variants import selfplay_variants, sft_variants, source_config, variant_config
+from spa.data.encode import encode_rows
 from spa.models.load import load_config, load_tokenizer, pick_device
 from spa.models.memory import count_parameters
 from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
-from spa.sft.selfplay import row_window, training_rows
+from spa.sft.selfplay import selfplay_task, training_rows
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
 EFFICIENCY = 0.5  # speed of a whole pass, attention and all, relative to that of a large product alone (assumed)
@@ -56,10 +56,10 @@ class Lengths:
         return self.read + self.written
 
 
-def time_estimates(cfg: Config, wanted: Set[str], variants: Sequence[VariantConfig]) -> list[str]:
-    """One line with a time for each of the ``wanted`` stages, and one with the assumptions; none where they would not be sound:
-    for a chat server, vLLM, a model of fewer than 10 million parameters, one whose files are not on this disk, and a world that
-    cannot be played by random moves."""
+def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[str]:
+    """One line with a time for each stage of a command, and one with the assumptions; none where they would not be sound: for a
+    chat server, vLLM, a model of fewer than 10 million parameters, one whose files are not on this disk, and a world that cannot
+    be played by random moves."""
     try:
         model = load_config(cfg.model.path, cfg.model, local_only=True)
         device = pick_device(cfg.model.device)
@@ -68,33 +68,32 @@ def time_estimates(cfg: Config, wanted: Set[str], variants: Sequence[VariantConf
     parameters = count_parameters(model)
     if cfg.engine.kind != "transformers" or parameters < TOO_SMALL:
         return []
-    tuned = [variant for variant in variants if needs_sft(cfg, variant)]
-    sources = _distinct(source_config(cfg, variant) for variant in tuned) if variants else [cfg]
-    played = [cfg] if not variants else _distinct(source_config(cfg, v) for v in tuned if not given_data(cfg, v))
-    variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants]
-    sources = sources if wanted & {"generate", "sft"} else []
-    variant_cfgs = variant_cfgs if wanted & {"ppo", "eval"} else []
+    played = [source_config(cfg, variant) for variant in selfplay_variants(cfg, command, variants)]
+    tuned = [source_config(cfg, variant) for variant in sft_variants(cfg, command, variants)]
+    trained, tested = command in ("run", "ppo"), command in ("run", "eval")
+    variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants if trained or tested]
     try:
         chat = Chat(load_tokenizer(cfg.model.path, cfg.model, local_only=True), forced=forced_tag(cfg.agent.think))
-        data = [(source, selfplay_lengths(source, chat)) for source in sources]
+        data = [(source, selfplay_lengths(source, chat)) for source in _distinct([*played, *tuned])]
         plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
     except ValueError:
         return []
     speed = measure(device, getattr(torch, cfg.model.dtype), min(cfg.sampling.batch_size, 64))
     stages = {
         "generate": sum(_selfplay(source, sizes, parameters, speed) for source, sizes in data if source in played),
-        "sft": sum(_sft(source, sizes, parameters, speed) for source, sizes in data),
+        "sft": sum(_sft(source, sizes, parameters, speed) for source, sizes in data if source in tuned),
         "ppo": sum(
             _ppo(variant_cfg, plays[variant.name], parameters, speed)
             for variant, variant_cfg in variant_cfgs
-            if variant.rl
+            if trained and variant.rl
         ),
         "eval": sum(
             _play(plays[variant.name], variant_cfg.eval.worlds * variant_cfg.eval.samples, parameters, speed)
             for variant, variant_cfg in variant_cfgs
+            if tested
         ),
     }
-    times = [f"{stage} {about(seconds)}" for stage, seconds in stages.items() if stage in wanted and seconds]
+    times = [f"{stage} {about(seconds)}" for stage, seconds in stages.items() if seconds]
     if not times:
         return []
     return [
@@ -120,10 +119,7 @@ def selfplay_lengths(cfg: Config, chat: Chat) -> Lengths:
     Raises:
         ValueError: a world that cannot be played so, or rows of which nothing can be trained on.
     """
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
-    return _lengths(
-        cfg, make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt), chat, rows=True
-    )
+    return _lengths(*selfplay_task(cfg), chat, rows=True)
 
 
 def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
@@ -138,9 +134,7 @@ def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
     trained = 0
     if rows:
         chosen, _ = training_rows(cfg, episodes)
-        tune = cfg.sft
-        examples, _ = encode_rows(chosen, chat, loss=tune.loss, train_end=tune.train_end, max_length=tune.max_length)
-        trained = sum(len(example.ids) for example in (merge_turns(examples) if tune.merge_turns else examples))
+        trained = sum(len(example.ids) for example in encode_rows(chosen, chat, cfg.sft)[0])
     count = len(episodes)
     return Lengths(turns / count, read / count, turns / count * sampling.max_tokens, trained / count)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spa.config.schema import PPOConfig
 from spa.models.load import ValueHead
-from spa.models.lora import adapter_state, add_configured_lora, has_lora, load_adapter_state
+from spa.models.lora import adapter_state, add_lora, has_lora, load_adapter_state
 from spa.models.score import TokenBatch
 from spa.rl.advantages import ESTIMATORS
 from spa.scale import ranks
@@ -72,5 +72,5 @@ def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | Non
         return None
     critic = Critic(config.critic, actor)
     if config.critic_lora_rank and critic.network is not None:
-        add_configured_lora(critic.network, config, config.critic_lora_rank, seed, "ppo")
+        add_lora(critic.network, config, config.critic_lora_rank, seed)
     return critic

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spa.config.schema import Config
-from spa.models.fit import check_fits, device_type, shards_of
+from spa.models.fit import check_fits
 from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
 from spa.models.memory import (
     PROCESS,
@@ -77,13 +78,13 @@ class PPOMemory:
         )
 
 
-def play_estimate(cfg: Config, *, local_only: bool = False, device: str = "") -> PlayMemory:
+def play_estimate(cfg: Config, device: str, *, local_only: bool = False) -> PlayMemory:
     """Of self-play and evaluation with full-length responses; every process has all weights.
 
     Raises:
         ValueError: the model's config cannot be read.
     """
-    model, device = load_config(cfg.model.path, cfg.model, local_only=local_only), device or device_type(cfg)
+    model = load_config(cfg.model.path, cfg.model, local_only=local_only)
     weights = count_parameters(model) * weight_bytes(cfg.model)
     vllm = cfg.engine.kind == "vllm"
     copy, row = _engine(cfg, model, device)
@@ -102,19 +103,13 @@ def _engine(cfg: Config, model: Any, device: str, *, adapters: bool = False) -> 
     return copy, turns * (PROMPT + cfg.sampling.max_tokens) * cache_bytes(model, itemsize)
 
 
-def memory_estimate(cfg: Config, *, local_only: bool = False, device: str = "", shards: int = 0) -> PPOMemory:
-    """Of actor, critic, reference and rollout in each of ``shards`` processes. The KV cache is counted for full-length responses.
+def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool = False) -> PPOMemory:
+    """A ``spa.models.fit.Estimate`` of actor, critic, reference and rollout. The KV cache is counted for full-length responses.
 
     Args:
         local_only: no download.
-        device: cpu or cuda; default: the config's.
-        shards: processes that share the weights; default: the config's.
-
-    Raises:
-        ValueError: the model's config cannot be read.
     """
     config, model = cfg.ppo, load_config(cfg.model.path, cfg.model, local_only=local_only)
-    device, shards = device or device_type(cfg), shards or shards_of(cfg)
     weights = weight_bytes(cfg.model)
     compute = min(weights, compute_dtype_bytes(config.precision))
 
@@ -175,9 +170,5 @@ def check_memory(cfg: Config, *, local_only: bool = False) -> None:
     Raises:
         ValueError: the estimate exceeds what is free; the message gives both and the settings that make it fit.
     """
-
-    def estimate(candidate: Config, device: str, shards: int) -> PPOMemory:
-        return memory_estimate(candidate, local_only=local_only, device=device, shards=shards)
-
     if cfg.ppo.memory_check:
-        check_fits(cfg, "ppo", estimate, saving_settings)
+        check_fits(cfg, "ppo", partial(memory_estimate, local_only=local_only), saving_settings)

@@ -28,7 +28,7 @@ from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
 from spa.evaluate.world_model import world_model_metrics
 from spa.models.load import load_model, load_sharded, load_state, load_weights, save_checkpoint, save_model
-from spa.models.lora import add_configured_lora
+from spa.models.lora import add_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
@@ -112,7 +112,7 @@ class PPOTrainer:
         config, actor = self.config.ppo, self.policy.model
         critic = make_critic(config, actor, seed=self.config.seeds.run + 1)
         if config.lora_rank:
-            add_configured_lora(actor, config, config.lora_rank, self.config.seeds.run, "ppo")
+            add_lora(actor, config, config.lora_rank, self.config.seeds.run)
         reference = None
         if needs_reference(config):
             adapters_off = config.reference is None and config.lora_rank > 0

@@ -27,8 +27,8 @@ class Planned:
 def planned_stages(
     cfg: Config,
     out: Path,
-    played: Mapping[Path, VariantConfig],
-    models: Mapping[Path, VariantConfig],
+    played: Mapping[Path, VariantConfig | None],
+    models: Mapping[Path, VariantConfig | None],
     practised: Mapping[Path, VariantConfig],
     variants: Sequence[VariantConfig],
 ) -> list[Planned]:

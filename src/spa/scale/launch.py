@@ -31,15 +31,13 @@ def needed(cfg: Config) -> bool:
 
 
 def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
-    """Checks what several ranks cannot do.
+    """Checks that the ranks of a config, to be started or joined, can do what it wants.
 
     Raises:
-        ValueError: a setting that only one process supports.
+        ValueError: a setting that only one process supports, or as ``count_of``.
     """
     if cfg.launcher == "local" and ranks.world() == 1:
         return
-    if ranks.world() == 1:
-        raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
     one_process = {
         "a chat server": cfg.engine.kind == "openai",
         "agent.planner": cfg.agent.planner != "none",
@@ -49,6 +47,10 @@ def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     for what, wanted in one_process.items():
         if wanted:
             raise ValueError(f"{what} needs one process: use launcher=local")
+    if cfg.launcher != "ray" or cfg.nproc or ranks.under_torchrun():  # else one per GPU of the Ray cluster
+        import torch
+
+        count_of(cfg, torch.cuda.device_count())
 
 
 class Lost(Exception):
@@ -79,12 +81,12 @@ def start(cfg: Config, words: Sequence[str], folder: Path) -> None:
 
 
 def count_of(cfg: Config, gpus: int) -> int:
-    """The number of ranks: ``nproc``, else one per GPU.
+    """The number of ranks: those that this process is one of, else ``nproc``, else one per GPU.
 
     Raises:
         ValueError: there is none, or ``scale.shards`` does not divide it.
     """
-    count = cfg.nproc or gpus
+    count = ranks.world() if ranks.under_torchrun() else cfg.nproc or gpus
     if not count:
         raise ValueError(f"launcher={cfg.launcher} needs nproc, the number of processes: there is no GPU to count")
     if count % (cfg.scale.shards or count):

@@ -51,11 +51,7 @@ def under_torchrun() -> bool:
 
 @contextmanager
 def joined(config: ScaleConfig) -> Iterator[None]:
-    """Joins the ranks that torchrun started; elsewhere does nothing.
-
-    Raises:
-        ValueError: ``config.shards`` does not divide the number of ranks.
-    """
+    """Joins the ranks that torchrun started; elsewhere does nothing."""
     global _rank, _world, _shards
     if not under_torchrun():
         yield
@@ -67,8 +63,6 @@ def joined(config: ScaleConfig) -> Iterator[None]:
 
     die_with_parent()  # else a rank would go on and hold the run's lock
     number = int(os.environ["WORLD_SIZE"])
-    if number % (config.shards or number):
-        raise ValueError(f"scale.shards={config.shards} does not divide the {number} ranks")
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     else:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from spa.config.schema import Config
-from spa.models.fit import check_fits, device_type, shards_of
+from spa.models.fit import check_fits
 from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
 from spa.models.memory import MemoryEstimate, estimate_training
 
 
-def memory_estimate(
-    cfg: Config, longest: int, *, local_only: bool = False, device: str = "", shards: int = 0
-) -> MemoryEstimate:
-    """Peak memory per process if the longest row has ``longest`` tokens; reads the model's config, not its weights.
+def memory_estimate(cfg: Config, device: str, shards: int, *, longest: int, local_only: bool = False) -> MemoryEstimate:
+    """A ``spa.models.fit.Estimate`` where the longest row has ``longest`` tokens, or ``sft.max_length`` if that is fewer.
 
     Args:
         local_only: no download.
-        device: cpu or cuda; default: the config's.
-        shards: processes that share the weights; default: the config's.
-
-    Raises:
-        ValueError: the model's config cannot be read.
     """
     sft = cfg.sft
+    longest = min(longest, sft.max_length)
     tokens = max(longest, min(sft.micro_batch_tokens, sft.batch_size * longest))
     return estimate_training(
         load_config(cfg.model.path, cfg.model, local_only=local_only),
@@ -31,8 +27,8 @@ def memory_estimate(
         compute_bytes=min(weight_bytes(cfg.model), compute_dtype_bytes(sft.precision)),
         checkpointing=cfg.model.gradient_checkpointing,
         lora_rank=sft.lora_rank,
-        device=device or device_type(cfg),
-        shards=shards or shards_of(cfg),
+        device=device,
+        shards=shards,
     )
 
 
@@ -66,9 +62,5 @@ def check_memory(cfg: Config, longest: int | None = None, *, local_only: bool = 
     if not cfg.sft.memory_check:
         return
     length = longest or min(SHORT, cfg.sft.max_length)
-
-    def estimate(candidate: Config, device: str, shards: int) -> MemoryEstimate:
-        tokens = min(length, candidate.sft.max_length)
-        return memory_estimate(candidate, tokens, local_only=local_only, device=device, shards=shards)
-
-    check_fits(cfg, "sft", estimate, lambda candidate: saving_settings(candidate, length))
+    estimate = partial(memory_estimate, longest=length, local_only=local_only)
+    check_fits(cfg, "sft", estimate, partial(saving_settings, longest=length))

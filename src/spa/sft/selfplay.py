@@ -50,18 +50,29 @@ def row_window(cfg: Config) -> int:
     return window
 
 
+def selfplay_task(cfg: Config) -> tuple[Config, Task]:
+    """What stage 1 plays: the config with ``row_window`` as ``agent.window``, and its task.
+
+    Raises:
+        ValueError: as ``row_window``, or a world that cannot be made.
+    """
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
+    return cfg, make_task(cfg, state_format=cfg.selfplay.state_format, prompt=cfg.selfplay.prompt)
+
+
 def is_served(cfg: Config) -> bool:
     """Whether a chat server plays, so that no local model or tokenizer is needed."""
     return cfg.engine.kind == "openai" and cfg.selfplay.policy == "model"
 
 
 def check_source(cfg: Config) -> None:
-    """Checks, without loading weights, that the player is available.
+    """Checks, without loading weights, that the player is available and rows can be made.
 
     Raises:
-        ValueError: an engine without its package or settings, or a local model beside a chat server.
+        ValueError: as ``row_window``; an engine without its package or settings, or a local model beside a chat server.
     """
     play = cfg.selfplay
+    row_window(cfg)
     if play.policy == "planner" and (cfg.agent.planner == "none" or cfg.engine.kind == "openai"):
         raise ValueError("selfplay.policy=planner needs agent.planner and no chat server")
     if play.constrained and play.policy == "model":
@@ -91,10 +102,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     Raises:
         ValueError: a setting, model or world that cannot be used, a server that gives no answers, or no row left to train on.
     """
-    play = cfg.selfplay
     check_source(cfg)
-    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, window=row_window(cfg)))
-    task = make_task(cfg, state_format=play.state_format, prompt=play.prompt)
+    cfg, task = selfplay_task(cfg)
     for text in length_notes(task, cfg):
         note(text)
     store = EpisodeStore(out / "episodes.partial.jsonl")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from spa.agent.chat import Chat
 from spa.agent.policy import Policy, local_engine
@@ -13,10 +12,10 @@ from spa.common.clock import measuring
 from spa.common.progress import note, progress
 from spa.config.schema import Config
 from spa.config.seeds import PROBE, stream_seed
-from spa.data.encode import Example, encode_rows, merge_turns
+from spa.data.encode import Example, encode_rows
 from spa.data.layouts import read_rows
 from spa.models.load import load_tokenizer
-from spa.models.lora import add_configured_lora
+from spa.models.lora import add_lora
 from spa.sft.memory import check_memory
 from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
@@ -42,20 +41,13 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
     Raises:
         ValueError: an unreadable file, no trainable row, or settings that need validation rows when there are none.
     """
-    settings: dict[str, Any] = {
-        "loss": cfg.sft.loss,
-        "train_end": cfg.sft.train_end,
-        "max_length": cfg.sft.max_length,
-    }
     sets: list[list[Example]] = []
     for path in data_files(data):
         rows, skipped = read_rows(path)[:2] if path is not None else ([], None)
         if sets and not rows:
             sets.append([])
             continue
-        examples, reasons = encode_rows(rows, chat, **settings, skipped=skipped)
-        if cfg.sft.merge_turns:
-            examples = merge_turns(examples)
+        examples, reasons = encode_rows(rows, chat, cfg.sft, skipped)
         for reason, count in reasons.items():
             note(f"SFT: {count} of {len(rows)} rows of {path.name if path else data} skipped: {reason}")
         sets.append(examples)
@@ -80,7 +72,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
         cfg, str(checkpoint[1]) if checkpoint and not sft.lora_rank else None, engine=engine, trained=True
     )
     if sft.lora_rank:
-        add_configured_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run, "sft")
+        add_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run)
     trainer = SFTTrainer(
         policy.model,
         policy.tokenizer,

@@ -88,8 +88,6 @@ class SFTTrainer:
         measure: Callable[[int], dict[str, float]] | None = None,
         on_step: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
-        if config.epochs < 1:
-            raise ValueError("sft.epochs must be at least 1")
         check_validation(config, bool(val))
         self.model, self.tokenizer = model, tokenizer
         self.train_set, self.val_set = train, val
