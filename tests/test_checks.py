@@ -74,6 +74,7 @@ def test_a_run_with_data_that_cannot_be_trained_on(capsys, tmp_path) -> None:
         ([], "launcher=torchrun needs nproc, the number of processes"),
         (["nproc=3", "scale.shards=2"], "scale.shards=2 does not divide the 3 ranks"),
         (["nproc=2", "agent.planner=lookahead"], "agent.planner needs one process: use launcher=local"),
+        (["nproc=2", "variants=[search]"], "agent.planner needs one process: use launcher=local"),
     ],
 )
 def test_ranks_that_cannot_be_started(capsys, tmp_path, monkeypatch, settings: list[str], message: str) -> None:
@@ -96,7 +97,7 @@ def test_training_that_cannot_fit(capsys, tmp_path, monkeypatch, command: list[s
     assert "needs about" in line and "1 MiB are free on cpu" in line and "memory_check=false" in line
 
 
-def test_an_variant_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:
+def test_a_variant_may_bring_or_mend_such_sampling(capsys, tmp_path) -> None:
     cold = variant_file(tmp_path, "sft: false\nrl: true\nsettings: {sampling.temperature: 0.0}")
     assert "variant own: PPO needs" in refused(
         capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"variants=[{cold}]"

@@ -19,6 +19,7 @@ from spa.common.errors import error_message
 from spa.common.progress import note
 from spa.common.signals import Terminated
 from spa.config.schema import Config, VariantConfig
+from spa.config.variants import variant_config
 from spa.scale import ranks
 
 _GRACE = 3.0  # seconds that a rank which lost another waits to be ended, so that the other's error comes first
@@ -38,10 +39,11 @@ def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     """
     if cfg.launcher == "local" and ranks.world() == 1:
         return
+    configs = [cfg, *(variant_config(cfg, variant) for variant in variants)]
     one_process = {
-        "a chat server": cfg.engine.kind == "openai",
-        "agent.planner": cfg.agent.planner != "none",
-        "curriculum.imagined": bool(cfg.curriculum.imagined),
+        "a chat server": any(each.engine.kind == "openai" for each in configs),
+        "agent.planner": any(each.agent.planner != "none" for each in configs),
+        "curriculum.imagined": any(each.curriculum.imagined for each in configs),
         "a variant that practises": any(variant.practice for variant in variants),
     }
     for what, wanted in one_process.items():
