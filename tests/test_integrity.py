@@ -311,7 +311,7 @@ TAMPERING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a row": (lambda r: shutil.copy(r / "selfplay/train.parquet", r / "selfplay/val.parquet"), "val.parquet does not hold"),
     "a setting": (
         lambda r: (r / "config.yaml").write_text((r / "config.yaml").read_text().replace("gamma: 1.0", "gamma: 0.9")),
-        "config.yaml: it is not as",
+        "config.yaml: it changed since",
     ),
     "a step": (lambda r: (r / PPO / "metrics.jsonl").write_text('{"step": 2}\n{"step": 1}\n'), "steps are missing or out of order"),
     "a stage's end": (lambda r: (r / PPO / DONE).unlink(), "done.json is missing, but the run ended"),

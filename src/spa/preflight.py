@@ -265,7 +265,7 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
     if cfg.agent.planner == "none":
         return
     if cfg.agent.planner == "beam" and not cfg.planner.width:
-        raise ValueError("agent.planner=beam needs a positive planner.width, for instance 16")
+        raise ValueError("agent.planner=beam needs planner.width above 0: set planner.width=16")
     if not env.actions and not cfg.planner.proposals:
         raise ValueError(
             "in a world without listed actions a planner searches what the policy proposes: set planner.proposals=8"
