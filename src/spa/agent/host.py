@@ -122,8 +122,8 @@ class ProcessHost:
         return Started(*started)
 
     def run(self, actions: Sequence[str], last: bool) -> tuple[list[Step], str]:
-        found, failure = self._ask(len(actions) + 1, "run", list(actions), last)
-        return ([], failure) if failure else found
+        result, failure = self._ask(len(actions) + 1, "run", list(actions), last)
+        return ([], failure) if failure else result
 
     def close(self) -> None:
         if self._process is not None:

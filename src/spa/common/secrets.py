@@ -88,7 +88,7 @@ def shown(config: Any) -> dict[str, Any]:
             text = text.replace(value, f"${{oc.env:{variable}}}")
         return text
 
-    result: dict[str, Any] = _texts(dataclasses.asdict(config), hide)
+    result: dict[str, Any] = map_texts(dataclasses.asdict(config), hide)
     return result
 
 
@@ -120,7 +120,7 @@ def from_environment(value: Any, key: str = "", *, missing_ok: bool = False) -> 
             _written[key, filled] = text
         return filled
 
-    return _texts(value, read, key)
+    return map_texts(value, read, key)
 
 
 def learn_references(value: Any, resolve: Callable[[str], Any]) -> None:
@@ -141,7 +141,7 @@ def learn_references(value: Any, resolve: Callable[[str], Any]) -> None:
             _written[key, str(resolve(key))] = text
         return text
 
-    _texts(value, look)
+    map_texts(value, look)
 
 
 def _check_references(rest: str) -> None:
@@ -161,12 +161,12 @@ def _secrets() -> Iterator[tuple[str, str]]:
     return iter(sorted(_known.copy().items(), key=lambda pair: -len(pair[0])))
 
 
-def _texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+def map_texts(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
     """``value`` with ``change`` applied to every string and its dotted key, except keys of mappings."""
     if isinstance(value, str):
         return change(value, key)
     if isinstance(value, Mapping):
-        return {name: _texts(item, change, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
+        return {name: map_texts(item, change, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_texts(item, change, f"{key}.{index}".lstrip(".")) for index, item in enumerate(value)]
+        return [map_texts(item, change, f"{key}.{index}".lstrip(".")) for index, item in enumerate(value)]
     return value

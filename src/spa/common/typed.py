@@ -25,7 +25,7 @@ def parse(kind: type[T], text: str | bytes) -> T:
             digits, or more than 200 levels, which would end the recursion of whoever reads it next.
     """
     try:
-        adapter: TypeAdapter[T] = _adapter(kind)  # type: ignore[arg-type]
+        adapter: TypeAdapter[T] = adapter_of(kind)  # type: ignore[arg-type]
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
@@ -34,5 +34,5 @@ def parse(kind: type[T], text: str | bytes) -> T:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter_of(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from spa.common.names import nearest
 from spa.common.progress import note
 from spa.common.secrets import from_environment
+from spa.common.typed import adapter_of
 
 T = TypeVar("T")
 Node = dict[str, Any]  # of a JSON schema
@@ -98,16 +99,9 @@ def split_override(override: str) -> tuple[str, str]:
 
 
 @functools.cache
-def _adapter(cls: type) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(cls)
-
-
-@functools.cache
 def json_schema(cls: type) -> Node:
     """The JSON schema of a class of settings."""
-    schema: Node = _adapter(cls).json_schema()
+    schema: Node = adapter_of(cls).json_schema()
     return schema
 
 
@@ -167,7 +161,7 @@ def _validated(cls: type[T], data: dict[str, Any]) -> T:
     from pydantic import ValidationError
 
     try:
-        result: T = _adapter(cls).validate_python(data)  # type: ignore[arg-type]
+        result: T = adapter_of(cls).validate_python(data)  # type: ignore[arg-type]
         return result
     except ValidationError as errors:
         # A misspelt key also explains a missing one.

@@ -158,13 +158,15 @@ class EngineConfig:
     )
 
     @model_validator(mode="after")
-    def _holds_no_secret(self) -> EngineConfig:
-        """The messages omit the value, which may contain a password or key."""
+    def _names_a_server_and_no_secret(self) -> EngineConfig:
+        """Messages about a secret omit the value, which may contain a password or key."""
         if re.search("[@?#]", self.base_url or ""):
             raise ValueError(
                 "engine.base_url must be an address alone, without user, password or parameters (@, ? or #): put the key "
                 "into the environment variable that engine.api_key_env names"
             )
+        if self.base_url and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"engine.base_url must begin with http:// or https://, not be {self.base_url!r}")
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env, re.ASCII):
             raise ValueError(
                 "engine.api_key_env must be the name of an environment variable that holds the key, not the key"

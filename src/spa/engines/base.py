@@ -182,8 +182,6 @@ def check_engine(config: EngineConfig, *, trained: bool = False) -> None:
         for name in ("base_url", "model"):
             if not getattr(config, name):
                 raise ValueError(f"engine=openai needs engine.{name}")
-        if not str(config.base_url).startswith(("http://", "https://")):
-            raise ValueError(f"engine.base_url must begin with http:// or https://, not be {config.base_url!r}")
     if trained and config.kind == "vllm" and config.tensor_parallel > 1:
         raise ValueError("in training vLLM runs within the process that trains: set engine.tensor_parallel=1")
     if config.kind != "transformers" and config.kind not in sys.modules and find_spec(config.kind) is None:

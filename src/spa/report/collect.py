@@ -13,7 +13,7 @@ from typing import Any
 from spa.agent.episode import Episode, read_episodes
 from spa.agent.worlds import overlaps
 from spa.common.manifest import say
-from spa.common.secrets import redact, shown
+from spa.common.secrets import map_texts, redact, shown
 from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, names_of
 from spa.config.schema import Config
@@ -105,7 +105,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         episodes_per_variant=limit,
         all_episodes=most_episodes is not None,
         selfplay=[_selfplay(stage) for stage in sorted(out.glob("selfplay*")) if (stage / "stats.json").is_file()],
-        info=_redacted(_without_end(info)),
+        info=map_texts(_without_end(info), lambda text, _: redact(text)),
         changed=_changed(cfg),
         decode=_decoder(out, cfg),
     )
@@ -180,14 +180,6 @@ def _without_end(info: dict[str, Any]) -> dict[str, Any]:
         return info
     last = {name: value for name, value in commands[-1].items() if name not in ("ended", "error")}
     return {**{name: value for name, value in info.items() if name != "sha256"}, "commands": [*commands[:-1], last]}
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _redacted(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_redacted(entry) for entry in value]
-    return redact(value) if isinstance(value, str) else value
 
 
 def _changed(cfg: Config) -> dict[str, tuple[str, str]]:

@@ -192,7 +192,11 @@ def write_page(text: str, path: str | os.PathLike[str]) -> Path:
 
 
 def render_report(data: ReportData) -> str:
-    """The report as an HTML document."""
+    """The report as an HTML document.
+
+    It holds everything it needs; its content security policy forbids loading or running anything else. Parts without data are left
+    out, and without JavaScript all but the theatre is there.
+    """
     colors = variant_colors(list(data.variants))
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
     rows = comparison_table(results, data.baseline, data.trained)
@@ -254,12 +258,3 @@ def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     if isinstance(argv, list):
         whole["argv"] = shlex.join(map(str, argv))
     return list(flatten(whole).items())
-
-
-def write_report(data: ReportData, path: str | os.PathLike[str]) -> Path:
-    """Writes the report as one HTML file, atomically, and returns its path.
-
-    The file holds everything it needs; its content security policy forbids loading or running anything else. Parts without data
-    are left out, and without JavaScript all but the theatre is there.
-    """
-    return write_page(render_report(data), path)

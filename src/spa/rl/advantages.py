@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from spa.config.schema import PPOConfig
+from spa.config.training import WHITENED
 from spa.rl.batch import Array, TrainSequence
 
 Pair = tuple[Array, Array]
@@ -137,44 +137,26 @@ def reinforce_plus_plus(episodes: Sequence[TrainSequence], gamma: float) -> list
     return [(pair := gae(s.rewards, np.zeros_like(s.rewards), gamma, 1.0)[0], pair) for s in episodes]
 
 
-def group_baseline(episodes: Sequence[TrainSequence]) -> list[Pair]:
-    """REINFORCE++-baseline: score minus the group's mean; whitened over the batch by the caller."""
-    return grpo(episodes, divide=False)
-
-
-@dataclass(frozen=True)
-class Estimator:
-    """``values``: it needs a critic. ``groups``: it compares the episodes of a group. ``whiten``: it is defined with whitening."""
-
-    run: Callable[[Sequence[TrainSequence], PPOConfig], list[Pair]]
-    values: bool = False
-    groups: bool = False
-    whiten: bool = False
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": Estimator(lambda s, c: [gae(x.rewards, x.values, c.gamma, c.lam) for x in s], values=True, whiten=True),
-    "turn_gae": Estimator(lambda s, c: [turn_gae(x, c.gamma, c.lam) for x in s], values=True, whiten=True),
-    "bi_level_gae": Estimator(
-        lambda s, c: [bi_level_gae(x, c.gamma, c.lam, c.high_level_gamma) for x in s], values=True, whiten=True
-    ),
-    "grpo": Estimator(lambda s, c: grpo(s, divide=True), groups=True),
-    "dr_grpo": Estimator(lambda s, c: grpo(s, divide=False), groups=True),
-    "rloo": Estimator(lambda s, c: rloo(s), groups=True),
-    "reinforce_plus_plus": Estimator(lambda s, c: reinforce_plus_plus(s, c.gamma), whiten=True),
-    "reinforce_plus_plus_baseline": Estimator(lambda s, c: group_baseline(s), groups=True, whiten=True),
+ESTIMATORS: dict[str, Callable[[Sequence[TrainSequence], PPOConfig], list[Pair]]] = {
+    "gae": lambda s, c: [gae(x.rewards, x.values, c.gamma, c.lam) for x in s],
+    "turn_gae": lambda s, c: [turn_gae(x, c.gamma, c.lam) for x in s],
+    "bi_level_gae": lambda s, c: [bi_level_gae(x, c.gamma, c.lam, c.high_level_gamma) for x in s],
+    "grpo": lambda s, c: grpo(s, divide=True),
+    "dr_grpo": lambda s, c: grpo(s, divide=False),
+    "rloo": lambda s, c: rloo(s),
+    "reinforce_plus_plus": lambda s, c: reinforce_plus_plus(s, c.gamma),
+    "reinforce_plus_plus_baseline": lambda s, c: grpo(s, divide=False),  # score minus the group's mean, whitened below
 }
 
 
 def whitens(config: PPOConfig) -> bool:
     """Whether advantages are whitened: as configured, else as the estimator is defined."""
-    default = ESTIMATORS[config.estimator].whiten
-    return default if config.whiten_advantages is None else config.whiten_advantages
+    return config.estimator in WHITENED if config.whiten_advantages is None else config.whiten_advantages
 
 
 def estimate(episodes: Sequence[TrainSequence], config: PPOConfig) -> list[Pair]:
     """Advantages (whitened where ``whitens`` says so) and returns of each episode, in order."""
-    pairs = ESTIMATORS[config.estimator].run(episodes, config)
+    pairs = ESTIMATORS[config.estimator](episodes, config)
     if whitens(config):
         whitened = whiten([advantages for advantages, _ in pairs])
         pairs = [(advantages, returns) for advantages, (_, returns) in zip(whitened, pairs, strict=True)]

@@ -18,11 +18,11 @@ from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
 from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import first_seed
+from spa.config.training import WITH_VALUES
 from spa.config.variants import selfplay_variants, sft_variants, source_config, variant_config
 from spa.data.encode import encode_rows
 from spa.models.load import load_config, load_tokenizer, pick_device
 from spa.models.memory import count_parameters
-from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
 from spa.sft.selfplay import selfplay_task, training_rows
 
@@ -195,7 +195,7 @@ def _ppo(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
     ppo = cfg.ppo
     episodes = ppo.groups * ppo.group_size
     validated = ppo.val_worlds * ppo.val_samples / ppo.val_every if ppo.val_every else 0
-    values = ESTIMATORS[ppo.estimator].values
+    values = ppo.estimator in WITH_VALUES
     passes = ppo.epochs * _pass(cfg, ppo.lora_rank, parameters, speed)
     if values and ppo.critic == "model":
         passes += ppo.epochs * _pass(cfg, ppo.critic_lora_rank, parameters, speed)

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from spa.config.schema import PPOConfig
+from spa.config.training import WITH_VALUES
 from spa.models.load import ValueHead
 from spa.models.lora import adapter_state, add_lora, has_lora, load_adapter_state
 from spa.models.score import TokenBatch
-from spa.rl.advantages import ESTIMATORS
 from spa.scale import ranks
 
 
@@ -68,7 +68,7 @@ def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | Non
     Raises:
         ValueError: an estimator that needs values with ``critic="none"``.
     """
-    if not ESTIMATORS[config.estimator].values:
+    if config.estimator not in WITH_VALUES:
         return None
     critic = Critic(config.critic, actor)
     if config.critic_lora_rank and critic.network is not None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from spa.config.schema import Config
+from spa.config.training import WITH_VALUES
 from spa.models.fit import check_fits
 from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
 from spa.models.memory import (
@@ -18,7 +19,6 @@ from spa.models.memory import (
     estimate_training,
     size,
 )
-from spa.rl.advantages import ESTIMATORS
 from spa.rl.reference import needs_reference
 
 PROMPT = 512  # tokens of a turn's user message, about
@@ -127,7 +127,7 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
         )
 
     networks = [network(config.lora_rank, config.micro_batch_tokens)]
-    if config.critic == "model" and ESTIMATORS[config.estimator].values:
+    if config.critic == "model" and config.estimator in WITH_VALUES:
         networks.append(network(config.critic_lora_rank, 0))
     states = sum(each.weights + each.optimizer for each in networks)
     if needs_reference(config) and not (config.lora_rank and config.reference is None):
@@ -151,7 +151,7 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
 def saving_settings(cfg: Config) -> dict[str, str]:
     """Settings of stage 3 that may save memory, those that change results last."""
     ppo = cfg.ppo
-    critic = ppo.critic == "model" and ESTIMATORS[ppo.estimator].values
+    critic = ppo.critic == "model" and ppo.estimator in WITH_VALUES
     helpful = {
         "model.gradient_checkpointing=true": not cfg.model.gradient_checkpointing,
         "ppo.precision=bfloat16": ppo.precision == "float32" and cfg.model.dtype == "float32",
