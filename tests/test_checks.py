@@ -156,6 +156,16 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
     assert not (tmp_path / "r").exists()
 
 
+def test_a_full_disk_counts_what_stage_2_keeps(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    sizes = []
+    for block in ("settings", "source"):
+        path = variant_file(tmp_path, f"sft: true\nrl: false\n{block}: {{sft.keep_checkpoints: 50}}")
+        assert main(["run", "frozen_lake", *SMALL, f"variants=[{path}]", "--out", str(tmp_path / "r"), "--quiet"]) == 2
+        sizes.append(capsys.readouterr().err.partition("take up to ")[2].partition(",")[0])
+    assert sizes[0] == sizes[1] != ""
+
+
 KL = "ppo.kl_loss_coef=0.1"
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from spa.config.schema import Config, VariantConfig
-from spa.config.variants import sft_folder, sft_variants, variant_config
+from spa.config.schema import Config, PPOConfig, SFTConfig, VariantConfig
+from spa.config.variants import sft_folder, sft_variants, source_config, variant_config
 
 
 def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantConfig]) -> None:
@@ -20,9 +20,9 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
         ValueError: they do not fit; the message has both sizes and what helps.
     """
     tuned = {sft_folder(out, variant): variant for variant in sft_variants(cfg, stage, variants)}
-    blocks: list[tuple[VariantConfig | None, str]] = [(variant, "sft") for variant in tuned.values()]
-    blocks += [(v, "ppo") for v in variants if v.rl and stage in ("run", "ppo")]
-    if not blocks:
+    trainings: list[SFTConfig | PPOConfig] = [source_config(cfg, variant).sft for variant in tuned.values()]
+    trainings += [variant_config(cfg, v).ppo for v in variants if v.rl and stage in ("run", "ppo")]
+    if not trainings:
         return
     from spa.models.load import load_config, weight_bytes
     from spa.models.memory import count_parameters, size
@@ -32,12 +32,10 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     except ValueError:  # a model that is downloaded later
         return
     needed = 0
-    for variant, block in blocks:
-        variant_cfg = variant_config(cfg, variant) if variant else cfg
-        settings = variant_cfg.sft if block == "sft" else variant_cfg.ppo
+    for settings in trainings:
         trained = 0 if settings.lora_rank else 2
-        if block == "ppo" and variant_cfg.ppo.critic == "model":
-            trained += 0 if variant_cfg.ppo.critic_lora_rank else 3
+        if isinstance(settings, PPOConfig) and settings.critic == "model":
+            trained += 0 if settings.critic_lora_rank else 3
         needed += (1 + trained) * weights * ((settings.keep_checkpoints or 2) + 1)
     kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/*") if path.is_file())
     free = shutil.disk_usage(
@@ -45,8 +43,8 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     ).free
     if needed - kept > free:
         raise ValueError(
-            f"the checkpoints of {len(blocks)} trainings take up to {size(needed - kept)}, and {size(free)} are free in {out}: use "
-            "another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
+            f"the checkpoints of {len(trainings)} trainings take up to {size(needed - kept)}, and {size(free)} are free in {out}: "
+            "use another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
             "ppo.lora_rank"
         )
 
