@@ -29,6 +29,7 @@ from spa.config.variants import (
     selfplay_folder,
     selfplay_variants,
     sft_folder,
+    sft_name,
     sft_variants,
     source_config,
     variant_config,
@@ -145,10 +146,9 @@ def _rows_damaged(folder: Path) -> bool:
 
 def sft(cfg: Config, out: Path, *, resume: bool, variant: VariantConfig | None = None, begun: bool = False) -> None:
     """Stage 2 of the run or of a variant: fine-tuning on the self-play data gives the model a world model."""
-    folder = sft_folder(out, variant)
-    name = folder.name.removeprefix("sft").removeprefix("-")
+    name = sft_name(variant)
     with _begin(begun, cfg, out, "sft", resume, None, variant):
-        stage = Stage(folder, f"SFT, variant {name}" if name else "SFT", resume)
+        stage = Stage(sft_folder(out, variant), f"SFT, variant {name}" if name else "SFT", resume)
         if stage.finished:
             return
         from spa.sft.stage2 import run_sft

@@ -14,7 +14,6 @@ from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampli
 from spa.config.variants import (
     check_variants,
     command_of,
-    data_folder,
     given_data,
     selfplay_variants,
     sft_folder,
@@ -26,7 +25,7 @@ from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
 from spa.runs.products import check_inputs
-from spa.runs.record import DONE, check_recorded
+from spa.runs.record import DONE
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 from spa.scale import launch, ranks
@@ -114,7 +113,9 @@ def check_command(
     _check_memory(cfg, stage, variants, local_only)
     for folder, each in {sft_folder(out, each): each for each in sft_variants(cfg, stage, variants)}.items():
         if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
-            _check_data(source_config(cfg, each), data_folder(cfg, each, out), chat)
+            _, data = check_inputs(cfg, "sft", each, out)
+            assert data is not None
+            _check_data(source_config(cfg, each), data, chat)
 
 
 def _check_data(source: Config, data: Path, chat: Chat | None) -> None:
@@ -123,7 +124,6 @@ def _check_data(source: Config, data: Path, chat: Chat | None) -> None:
     from spa.data.layouts import read_rows
     from spa.sft.stage2 import data_files
 
-    check_recorded(data, "train.parquet", "val.parquet")
     train = data_files(data)[0]
     if chat is not None:
         rows, skipped, _ = read_rows(train)

@@ -328,7 +328,7 @@ def config(
     """Print the resolved config, a YAML file that can be given as NAME."""
     from spa.config.explain import explain, markdown
     from spa.config.load import load_config, load_variant, to_yaml
-    from spa.config.variants import variant_config
+    from spa.config.variants import played_config
 
     name, settings = _words(words)
     if tables:
@@ -337,7 +337,7 @@ def config(
         print(redact(explain(key, name, settings, variant)))
     else:
         cfg = load_config(name, settings)
-        print(to_yaml(variant_config(cfg, load_variant(variant)) if variant else cfg), end="")
+        print(to_yaml(played_config(cfg, load_variant(variant)) if variant else cfg), end="")
 
 
 @dataclass(frozen=True)
@@ -363,6 +363,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     if at_once:  # reading the config takes a second
         note(begun)
     from spa.config.load import load_variant, preset_of, to_yaml
+    from spa.config.variants import variants_of
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
@@ -389,8 +390,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     ]
     with interruptible(lambda: _how_to_resume(words, folder)):
         pipeline = importlib.import_module("spa.pipeline")
-        names = dict.fromkeys(["base", *cfg.variants])  # what `run` compares
-        variants = [variant] if variant else [load_variant(name) for name in names] if command == "run" else []
+        variants = [variant] if variant else variants_of(cfg) if command == "run" else []
         if options.dry_run:
             print(to_yaml(cfg), end="")
             for line in imports(cfg, variants):

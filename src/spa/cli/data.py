@@ -184,14 +184,12 @@ def export_verl(
 ) -> None:
     """Write worlds as a data set for verl, with the config of an agent loop that plays them."""
     from spa.config.load import load_variant
-    from spa.config.variants import variant_config
+    from spa.config.variants import played_config
     from spa.data.verl_tasks import export_tasks
 
     cfg = config_of(words, "spa data export-verl sokoban agent.window=0 --out data/verl")
     if variant:
-        chosen = load_variant(variant)
-        cfg = variant_config(cfg, chosen)
-        cfg.env.state_format = chosen.state_format
+        cfg = played_config(cfg, load_variant(variant))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give another --out")
     export_tasks(cfg, out, train, val)

@@ -57,7 +57,7 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     from spa.common.progress import note
     from spa.config.load import load_config
     from spa.config.overrides import apply_overrides
-    from spa.config.variants import variant_config, variant_named
+    from spa.config.variants import played_config, variant_named
     from spa.evaluate.verdict import VariantScore, main_variant
     from spa.runs.folder import variant_names, variants_folder
     from spa.runs.products import trained_model
@@ -65,9 +65,7 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     cfg = load_config(folder / "config.yaml", missing_ok=True)
     names = variant_names(folder, cfg) or cfg.variants
     chosen = variant_named(cfg, name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
-    variant_cfg = variant_config(cfg, chosen)
-    variant_cfg.env.state_format = chosen.state_format
-    variant_cfg = apply_overrides(variant_cfg, settings)  # last: a variant's settings must not undo them
+    variant_cfg = apply_overrides(played_config(cfg, chosen), settings)  # last: a variant's settings must not undo them
     asked = any(setting.startswith("agent.prompt=") for setting in settings)
     if variant_cfg.agent.planner == "none" and not asked and _predicts(variants_folder(folder) / chosen.name, chosen):
         variant_cfg.agent.prompt = "world_model"

@@ -24,7 +24,7 @@ from spa.config.load import (
 from spa.config.overrides import Node, describe, json_schema, node_of, setting_names, split_override
 from spa.config.presets import NAME, Preset
 from spa.config.schema import Config, VariantConfig
-from spa.config.variants import variant_config
+from spa.config.variants import played_config
 
 
 def explain(key: str, name: str | None, overrides: Sequence[str], variant: str | None = None) -> str:
@@ -39,8 +39,7 @@ def explain(key: str, name: str | None, overrides: Sequence[str], variant: str |
     config = load_config(name, overrides)
     chosen = load_variant(variant) if variant else None
     if chosen:
-        config = variant_config(config, chosen)
-        config.env.state_format = chosen.state_format
+        config = played_config(config, chosen)
     preset = preset_of(name, overrides)
     sources = [layer for layer, data in _layers(name, overrides, chosen, preset) if _sets(data, key.split("."))]
     if chosen and chosen.sft and key == "agent.prompt" and config.agent.prompt_after_sft != "same":

@@ -30,11 +30,8 @@ PACKING = "Concatenate rows instead of padding them; each sees only itself."
 COMPILE = "torch.compile feed-forward parts and norms."
 WITH_VALUES = ("gae", "turn_gae", "bi_level_gae")  # estimators that need a critic
 WITH_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")  # those that compare episodes of one world
-WHITENED = (
-    *WITH_VALUES,
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-)  # those defined with whitened advantages
+# Those defined with whitened advantages.
+WHITENED = (*WITH_VALUES, "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
 @dataclass(config=STRICT)

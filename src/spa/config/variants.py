@@ -125,6 +125,17 @@ def variant_config(cfg: Config, variant: VariantConfig) -> Config:
     return result
 
 
+def played_config(cfg: Config, variant: VariantConfig) -> Config:
+    """``variant_config`` whose ``env.state_format`` is the variant's, as in its stage 3 and its evaluation.
+
+    Raises:
+        ValueError: as ``variant_config``.
+    """
+    result = variant_config(cfg, variant)
+    result.env.state_format = variant.state_format
+    return result
+
+
 def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
     """The config of a variant's stages 1 and 2: its settings and those of its source; without a variant, the run's config.
 
@@ -187,16 +198,22 @@ def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
     return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)
 
 
-def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
-    """Where the variant's stage 2 writes: ``sft``, or ``sft-VARIANT`` if a setting of stages 1 and 2 differs from the run's."""
+def sft_name(variant: VariantConfig | None) -> str:
+    """Name of the variant's own stage 2; empty if no setting of stages 1 and 2 differs from the run's."""
     if variant and any(key.partition(".")[0] not in _LATER for key in [*variant.settings, *variant.source]):
-        return out / f"sft-{variant.shares or variant.name}"
-    return out / "sft"
+        return variant.shares or variant.name
+    return ""
+
+
+def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
+    """Where the variant's stage 2 writes: ``sft`` or ``sft-NAME``."""
+    name = sft_name(variant)
+    return out / (f"sft-{name}" if name else "sft")
 
 
 def command_of(stage: str, variant: VariantConfig | None) -> str:
     """What a run folder records as a command: ``"ppo spa"``; ``"generate"`` where stage 1 is the run's."""
-    names = {"run": "", "generate": selfplay_name(variant), "sft": sft_folder(Path(), variant).name[4:]}
+    names = {"run": "", "generate": selfplay_name(variant), "sft": sft_name(variant)}
     return f"{stage} {names.get(stage, variant.name if variant else '')}".rstrip()
 
 

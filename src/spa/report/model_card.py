@@ -14,7 +14,7 @@ from spa.agent.policy import make_task, sampling_for
 from spa.common.tables import markdown_table
 from spa.config.load import load_config, to_yaml
 from spa.config.schema import Config
-from spa.config.variants import source_config, variant_config, variant_named
+from spa.config.variants import played_config, source_config, variant_named
 from spa.evaluate.roles import BASE
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
@@ -79,9 +79,7 @@ def _origin(checkpoint: Path) -> Origin | None:
     stage = checkpoint.resolve().parent.parent
     if stage.name == "ppo":
         variant = variant_named(cfg, stage.parent.name)
-        stage_cfg = variant_config(cfg, variant)
-        stage_cfg.env.state_format = variant.state_format
-        return Origin(run, stage_cfg, variant.name)
+        return Origin(run, played_config(cfg, variant), variant.name)
     name = stage.name.partition("-")[2]
     stage_cfg = source_config(cfg, variant_named(cfg, name) if name else None)
     stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt

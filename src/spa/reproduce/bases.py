@@ -10,7 +10,6 @@ import yaml
 
 from spa.common.files import atomic_folder, atomic_write
 from spa.common.progress import note
-from spa.config.load import load_variant
 from spa.config.overrides import apply_overrides, from_mapping
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import check_variants
@@ -36,18 +35,13 @@ def check_own(scale: Scale, world: str, cfg: Config) -> None:
 
 
 def write_variants(scale: Scale, out: Path) -> None:
-    """Writes the variants specific to this scale to ``out/variants/WORLD``.
-
-    Raises:
-        ValueError: a variant with an unknown key, or an invalid one.
-    """
+    """Writes the variants specific to this scale to ``out/variants/WORLD``."""
     for world in scale.worlds:
         for name, variant in scale.own_variants_of(world).items():
             path = variant_file(scale, world, name, out)
             assert path
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, yaml.safe_dump({"name": name, **variant}))
-            load_variant(str(path))
 
 
 def make_bases(scale: Scale, out: Path) -> None:
