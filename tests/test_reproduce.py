@@ -162,15 +162,26 @@ def test_seeds_run_apart_join_to_the_numbers_of_all(finished: list[Cell], tmp_pa
     assert again["spa"].seeds == [0, 1] and (tmp_path / "both" / "report.html").is_file()
 
 
+def test_variants_that_were_run_later_are_joined(finished: list[Cell]) -> None:
+    """Both files hold the base, for all or for some of the seeds."""
+    numbers = collect_cells(finished)
+    later = collect_cells(finished[:1])
+    later["lake"] = {"base": later["lake"]["base"], "se": later["lake"]["spa"]}
+    for joined in (join(numbers, later), join(later, numbers)):
+        assert joined["lake"]["base"].seeds == [0, 1]
+        assert joined["lake"]["spa"] == numbers["lake"]["spa"] and joined["lake"]["se"] == later["lake"]["se"]
+
+
 def rounded(numbers: Numbers) -> object:
     return json.loads(to_json(numbers), parse_float=lambda text: round(float(text), 9))
 
 
 def test_what_cannot_be_joined(finished: list[Cell], tmp_path: Path) -> None:
     numbers = collect_cells(finished)
-    with pytest.raises(ValueError, match="lake, variant base: seed 0 is in both files"):
-        join(numbers, numbers)
     other = collect_cells(finished[:1])
+    other["lake"]["spa"].successes[0][0] += 1
+    with pytest.raises(ValueError, match="lake, variant spa: seed 0 is in both files, with other results"):
+        join(numbers, other)
     for entry in other["lake"].values():
         entry.successes = {7: entry.successes[0]}
         entry.worlds = "others"

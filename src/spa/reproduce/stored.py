@@ -1,4 +1,4 @@
-"""The numbers of a reproduction in a file, and joined from several: seeds run on several machines, or one after the other.
+"""The numbers of a reproduction in a file, and joined from several: seeds or variants run on several machines, or later.
 
 A file holds the measurements (successes in every test world) and the numbers computed from them, so that tables can be rebuilt.
 """
@@ -56,7 +56,7 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
 
 
 def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
-    """The numbers of files with different seeds, for the worlds, variants and comparisons of a scale.
+    """The numbers of files with different seeds or variants, for the worlds, variants and comparisons of a scale.
 
     Raises:
         ValueError: no such file, not the numbers of a reproduction, of none of the scale's worlds, or files that cannot be joined.
@@ -88,8 +88,10 @@ def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
 def join(first: Numbers, second: Numbers) -> Numbers:
     """The numbers of both, without what ``compute`` sets; means weigh each part by its seeds.
 
+    A variant may be in both with the same results (the base, where other variants were run later) if one has all seeds of the other.
+
     Raises:
-        ValueError: a seed of a variant is in both, or was evaluated on other worlds or with another number of samples.
+        ValueError: a seed of a variant is otherwise in both, or was evaluated on other worlds or with another number of samples.
     """
     joined: Numbers = {}
     for world in dict.fromkeys([*first, *second]):
@@ -107,10 +109,13 @@ def join(first: Numbers, second: Numbers) -> Numbers:
 
 
 def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
-    if twice := one.successes.keys() & other.successes.keys():
-        raise ValueError(f"seed {min(twice)} is in both files")
     if (one.worlds, one.samples) != (other.worlds, other.samples):
         raise ValueError("the files are of different worlds or numbers of samples")
+    for part, whole in ((one, other), (other, one)):
+        if part.successes.items() <= whole.successes.items():
+            return whole
+    if twice := one.successes.keys() & other.successes.keys():
+        raise ValueError(f"seed {min(twice)} is in both files, with other results or among other seeds")
     share = len(one.seeds) / (len(one.seeds) + len(other.seeds))
 
     def mean(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
