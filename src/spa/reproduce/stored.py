@@ -88,7 +88,7 @@ def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
 def join(first: Numbers, second: Numbers) -> Numbers:
     """The numbers of both, without what ``compute`` sets; means weigh each part by its seeds.
 
-    A variant may be in both with the same results (the base, where other variants were run later) if one has all seeds of the other.
+    A variant with the same results may be in both (the base, where others were run later) if one has all seeds of the other.
 
     Raises:
         ValueError: a seed of a variant is otherwise in both, or was evaluated on other worlds or with another number of samples.
