@@ -11,6 +11,7 @@ from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
+    practice_variants,
     selfplay_name,
     selfplay_variants,
     sft_folder,
@@ -55,15 +56,15 @@ def plan(
         need = partial(sft_memory.memory_estimate, longest=longest, local_only=True)
         advice = partial(sft_memory.saving_settings, longest=longest)
         lines.append(_memory("sft", cfg, need) + _cards(cfg, need, advice))
+    for variant in practice_variants(cfg, command, variants):
+        source = source_config(cfg, variant)
+        lines.append(
+            f"practice {variant.name}: {source.practice.rounds} rounds of plans from {source.practice.worlds} starts, "
+            f"{source.planner.depth} actions deep, {source.practice.epochs} epochs (beyond the paper)"
+        )
     for variant in variants:
         variant_cfg = variant_config(cfg, variant)
         rl = variant_cfg.ppo
-        if variant.practice and command in ("run", "practice", "ppo"):
-            practice = variant_cfg.practice
-            lines.append(
-                f"practice {variant.name}: {practice.rounds} rounds of plans from {practice.worlds} starts, "
-                f"{variant_cfg.planner.depth} actions deep, {practice.epochs} epochs (beyond the paper)"
-            )
         if command in ("run", "ppo") and variant.rl:
             start = rl.start or (
                 "the practised model" if variant.practice else "the SFT model" if variant.sft else "the base model"

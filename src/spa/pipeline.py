@@ -24,8 +24,8 @@ from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
     dream_folder,
-    needs_sft,
     practice_folder,
+    practice_variants,
     selfplay_folder,
     selfplay_variants,
     sft_folder,
@@ -62,9 +62,7 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
         # Shared stages are named after the first variant that uses them.
         played = {selfplay_folder(out, each): each for each in reversed(selfplay_variants(cfg, "run", variants))}
         models = {sft_folder(out, each): each for each in reversed(sft_variants(cfg, "run", variants))}
-        practised = {
-            practice_folder(out, each): each for each in reversed(variants) if each.practice and needs_sft(cfg, each)
-        }
+        practised = {practice_folder(out, each): each for each in practice_variants(cfg, "run", variants)}
         clock = stack.enter_context(Schedule(planned_stages(cfg, out, played, models, practised, variants)))
         for folder, variant in played.items():
             clock.begin(folder)

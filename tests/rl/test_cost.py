@@ -85,3 +85,32 @@ def test_no_time_where_random_moves_are_impossible(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cost, "TOO_SMALL", 0)
     monkeypatch.setattr(cost, "random_responder", free_text)
     assert time_estimates(load_config("sokoban", []), "ppo", [load_variant("vanilla")]) == []
+
+
+def test_practice_and_planners_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "measure", lambda *_: Speed(1e5, 1e5))
+    small = ["planner.depth=3", "practice.worlds=800", "eval.worlds=64", "practice.epochs=1", "practice.rehearsal=0"]
+    once = _days(small, "plan")
+    assert set(once) == {"generate", "sft", "practice", "planner", "eval"}
+    assert _days([*small, "eval.worlds=640"], "plan")["planner"] / once["planner"] == pytest.approx(10, rel=0.1)
+    more = _days([*small, "practice.worlds=8000"], "plan")["practice"]
+    assert more / once["practice"] == pytest.approx(10, rel=0.1)
+    assert _days([*small, "practice.epochs=2"], "plan")["practice"] < 2 * once["practice"], "plans are made once"
+    rounds = _days([*small, "practice.rounds=3", "practice.groups=1", "practice.group_size=1"], "plan")["practice"]
+    assert rounds == pytest.approx(3 * once["practice"] + 2 * once["sft"], rel=0.1)
+    assert "planner" not in _days(small, "spa")
+    simulated = _days([*small, "planner.model=simulator"], "search")
+    assert "planner" not in simulated and "practice" not in simulated, "the true world costs no pass of the model"
+
+
+def test_a_world_without_states_to_set_says_that_planners_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsettable(*_: object) -> None:
+        raise ValueError("this world cannot be set to a state")
+
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "Forecast", unsettable)
+    line, _ = time_estimates(load_config("sokoban", []), "run", [load_variant("plan")])
+    assert "planners and practice not counted" in line and "sft" in line
+    line, _ = time_estimates(load_config("sokoban", []), "run", [load_variant("spa")])
+    assert "not counted" not in line

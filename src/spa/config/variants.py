@@ -193,6 +193,15 @@ def sft_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -
     return [v for v in variants if command == "run" and needs_sft(cfg, v)]
 
 
+def practice_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[VariantConfig]:
+    """Those of ``variants`` whose practice a command runs, the first of those that share it."""
+    chosen: dict[Path, VariantConfig] = {}
+    for variant in variants:
+        if variant.practice and (command == "practice" or (command == "run" and needs_sft(cfg, variant))):
+            chosen.setdefault(practice_folder(Path(), variant), variant)
+    return list(chosen.values())
+
+
 def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
     """The input data of the variant's stage 2."""
     return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)

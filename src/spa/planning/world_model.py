@@ -22,7 +22,7 @@ from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
 Q = TypeVar("Q")
 T = TypeVar("T")
-_CLOSE = "</"  # ends an answer: no state contains it
+CLOSE = "</"  # ends an answer: no state contains it
 
 
 @dataclasses.dataclass
@@ -155,7 +155,7 @@ class WorldModel:
             temperature=temperature,
             top_p=1.0,
             top_k=0,
-            stop=[_CLOSE],
+            stop=[CLOSE],
             max_tokens=max(self.policy.sampling.max_tokens, 16),
         )
 
@@ -194,14 +194,14 @@ class WorldModel:
         def answer(session: int, completion: Completion) -> list[int] | None:
             move, _ = sessions[session][place[session]]
             usage.tokens_written += len(completion.ids)
-            text, closed, _ = chat.decode(completion.ids).partition(_CLOSE)
+            text, closed, _ = chat.decode(completion.ids).partition(CLOSE)
             sure = math.exp(min(0.0, math.fsum(completion.logprobs)))
             if session in state:
                 next_state, likely = state.pop(session)
                 outcome = read_outcome(text) if closed else None
                 reward, ended = outcome or (0.0, False)
                 return following(session, Imagined(next_state, reward, ended, likely * sure if outcome else 0.0))
-            next_state = text.removesuffix(layout.after_state.partition(_CLOSE)[0])
+            next_state = text.removesuffix(layout.after_state.partition(CLOSE)[0])
             if not closed:
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             state[session] = next_state, sure
@@ -255,7 +255,7 @@ class WorldModel:
         texts, usage = self._continue(contexts, sampling)
         values: list[float | None] = []
         for number in contexts:
-            text, closed, _ = texts[number].partition(_CLOSE)
+            text, closed, _ = texts[number].partition(CLOSE)
             outcome = read_outcome(text) if closed else None
             values.append(None if outcome is None or outcome[1] else outcome[0])
         return values, usage

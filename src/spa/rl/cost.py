@@ -15,15 +15,26 @@ from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.response import forced_tag
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
-from spa.agent.worlds import WorldSource
-from spa.config.schema import Config, VariantConfig
+from spa.agent.worlds import World, WorldSource
+from spa.config.schema import SIMULATOR, Config, VariantConfig
 from spa.config.seeds import first_seed
 from spa.config.training import WITH_VALUES
-from spa.config.variants import selfplay_variants, sft_variants, source_config, variant_config
+from spa.config.variants import (
+    played_config,
+    practice_variants,
+    selfplay_variants,
+    sft_variants,
+    source_config,
+)
 from spa.data.encode import encode_rows
+from spa.data.ground_truth import Row
 from spa.models.load import load_config, load_tokenizer, pick_device
 from spa.models.memory import count_parameters
+from spa.planning.forecast import Forecast
+from spa.planning.play import play_with_planner
+from spa.planning.world_model import Usage
 from spa.rl.reference import needs_reference
+from spa.sft.practice import lesson_rows
 from spa.sft.selfplay import selfplay_task, training_rows
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
@@ -43,12 +54,16 @@ class Speed:
 @dataclass(frozen=True)
 class Lengths:
     """Of an episode, on average: its turns, the tokens of its prompts, the most that its responses may have, and the tokens of the
-    rows that stage 1 makes of it."""
+    rows that stage 1 makes of it, together and of one.
+
+    Of a planner's episode, or of a start that practice plans from: the tokens that the world model reads and writes.
+    """
 
     turns: float
     read: float
     written: float
-    rows: float
+    rows: float = 0.0
+    row: float = 0.0
 
     @property
     def trained(self) -> float:
@@ -59,7 +74,7 @@ class Lengths:
 def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[str]:
     """One line with a time for each stage of a command, and one with the assumptions; none where they would not be sound: for a
     chat server, vLLM, a model of fewer than 10 million parameters, one whose files are not on this disk, and a world that cannot
-    be played by random moves."""
+    be played by random moves. Planners and practice are left out, and it says so, in a world that cannot be set to a state."""
     try:
         model = load_config(cfg.model.path, cfg.model, local_only=True)
         device = pick_device(cfg.model.device)
@@ -70,11 +85,12 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
         return []
     played = [source_config(cfg, variant) for variant in selfplay_variants(cfg, command, variants)]
     tuned = [source_config(cfg, variant) for variant in sft_variants(cfg, command, variants)]
+    practised = [source_config(cfg, variant) for variant in practice_variants(cfg, command, variants)]
     trained, tested = command in ("run", "ppo"), command in ("run", "eval")
-    variant_cfgs = [(variant, variant_config(cfg, variant)) for variant in variants if trained or tested]
+    variant_cfgs = [(variant, played_config(cfg, variant)) for variant in variants if trained or tested]
     try:
         chat = Chat(load_tokenizer(cfg.model.path, cfg.model, local_only=True), forced=forced_tag(cfg.agent.think))
-        data = [(source, selfplay_lengths(source, chat)) for source in _distinct([*played, *tuned])]
+        data = [(source, selfplay_lengths(source, chat)) for source in _distinct([*played, *tuned, *practised])]
         plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
     except ValueError:
         return []
@@ -93,11 +109,23 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
             if tested
         ),
     }
+    uncounted = False
+    try:
+        stages["practice"] = sum(
+            _practice(source, sizes, chat, parameters, speed) for source, sizes in data if source in practised
+        )
+        stages["planner"] = sum(
+            _play(planner_lengths(variant_cfg, chat), variant_cfg.eval.worlds, parameters, speed)
+            for _, variant_cfg in variant_cfgs
+            if tested and variant_cfg.agent.planner != "none" and variant_cfg.planner.model != SIMULATOR
+        )
+    except ValueError:
+        uncounted = True
     times = [f"{stage} {about(seconds)}" for stage, seconds in stages.items() if seconds]
     if not times:
         return []
     return [
-        f"time, about: {', '.join(times)} (an order of magnitude; planners and practice not counted)",
+        f"time, about: {', '.join(times)} (an order of magnitude{'; planners and practice not counted' * uncounted})",
         f"time assumes: episodes as long as {WORLDS} of random moves, responses of sampling.max_tokens (plain prompts: "
         f"max_tokens_base); {parameters / 1e6:.0f} million parameters; {speed.many / 1e9:.0f} GFLOP/s in large products and "
         f"{speed.few / 1e9:.0f} in decoding, measured now on {device.type} in 0.2 s, {EFFICIENCY:.0%} of it in a whole pass",
@@ -123,7 +151,7 @@ def selfplay_lengths(cfg: Config, chat: Chat) -> Lengths:
 
 
 def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
-    worlds = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(WORLDS)
+    worlds = _worlds(cfg, task)
     engine = RandomEngine(chat, random_responder(task))
     sampling = dataclasses.replace(sampling_for(task, cfg.sampling), processes=1)
     episodes = [e for e in rollout(engine, chat, task, worlds, sampling, seed=0) if e.status != "error"]
@@ -131,12 +159,50 @@ def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
         raise ValueError("every world failed")
     turns = sum(len(episode.turns) for episode in episodes)
     read = sum(len(part) - sum(part.mask) for episode in episodes for part in episode.sequences)
-    trained = 0
+    trained, chosen = 0, list[Row]()
     if rows:
         chosen, _ = training_rows(cfg, episodes)
         trained = sum(len(example.ids) for example in encode_rows(chosen, chat, cfg.sft)[0])
     count = len(episodes)
-    return Lengths(turns / count, read / count, turns / count * sampling.max_tokens, trained / count)
+    per_row = trained / max(1, len(chosen))
+    return Lengths(turns / count, read / count, turns / count * sampling.max_tokens, trained / count, per_row)
+
+
+def planner_lengths(cfg: Config, chat: Chat) -> Lengths:
+    """Of an episode that ``agent.planner`` plays, if its model answers as the world does.
+
+    Raises:
+        ValueError: a world that cannot be set to a state.
+    """
+    task = make_task(cfg)
+    forecast = Forecast(cfg, task, chat)
+    episodes = play_with_planner(forecast, task, _worlds(cfg, task), cfg.agent.planner, cfg.planner, seed=0)
+    turns = sum(len(episode.turns) for episode in episodes)
+    return _per(len(episodes), turns, forecast.usage)
+
+
+def plan_lengths(cfg: Config, chat: Chat) -> Lengths:
+    """Of a start that practice plans from, if its model answers as the world does.
+
+    Raises:
+        ValueError: a world that cannot be set to a state, or starts from which no gain is in reach.
+    """
+    task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
+    forecast = Forecast(cfg, task, chat)
+    config = dataclasses.replace(cfg.planner, values=False)
+    worlds = _worlds(cfg, task)
+    plans = lesson_rows(forecast, task, worlds, config, whole=cfg.practice.whole, title="time of practice").plans
+    tokens = sum(len(example.ids) for example in encode_rows(plans, chat, cfg.sft)[0])
+    sizes = _per(len(worlds), len(plans), forecast.usage)
+    return dataclasses.replace(sizes, rows=tokens / len(worlds))
+
+
+def _per(count: int, turns: int, usage: Usage) -> Lengths:
+    return Lengths(turns / count, usage.tokens_read / count, usage.tokens_written / count)
+
+
+def _worlds(cfg: Config, task: Task) -> list[World]:
+    return WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay")).take(WORLDS)
 
 
 def measure(device: torch.device, dtype: torch.dtype, rows: int) -> Speed:
@@ -189,6 +255,17 @@ def _sft(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
     play = cfg.selfplay
     tokens = play.groups * play.group_size * episode.rows * (1 - play.val_fraction) * cfg.sft.epochs
     return tokens * _pass(cfg, cfg.sft.lora_rank, parameters, speed)
+
+
+def _practice(cfg: Config, episode: Lengths, chat: Chat, parameters: int, speed: Speed) -> float:
+    """Seconds of all rounds. ``episode`` is one of stage 1."""
+    practice, start = cfg.practice, plan_lengths(cfg, chat)
+    planning = _play(start, practice.worlds, parameters, speed)
+    tokens = start.rows + (practice.rehearsal + practice.values) * start.turns * episode.row
+    tuning = practice.worlds * tokens * practice.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, speed)
+    playing = _play(lengths(cfg, chat), practice.groups * practice.group_size, parameters, speed)
+    again = playing + _sft(cfg, episode, parameters, speed)  # before every further round
+    return practice.rounds * (planning + tuning) + (practice.rounds - 1) * again
 
 
 def _ppo(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:

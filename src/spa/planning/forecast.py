@@ -1,0 +1,57 @@
+"""How much a planner asks, from a few worlds that are searched with true answers instead of a model's. Loads no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spa.agent.chat import Chat
+from spa.agent.policy import Policy
+from spa.agent.random_engine import RandomEngine, random_responder
+from spa.agent.task import Task
+from spa.config.schema import Config
+from spa.data.transitions import outcome_text
+from spa.models.packing import common_length
+from spa.planning.search import Imagined, Move
+from spa.planning.simulator import Simulator
+from spa.planning.world_model import CLOSE, Usage
+
+
+class Forecast(Simulator):
+    """A simulator whose ``usage`` counts the questions, and the tokens that a model would read and write to answer them as the true
+    world does. Random actions take the place of the plain policy's proposals.
+
+    Raises:
+        ValueError: the world cannot be set to a state, or cannot be played by random moves.
+    """
+
+    def __init__(self, cfg: Config, task: Task, chat: Chat) -> None:
+        engine = RandomEngine(chat, random_responder(task))
+        policy = Policy(None, chat.tokenizer, chat, engine, cfg.sampling)
+        planner = cfg.planner
+        super().__init__(policy, task, samples=planner.samples, proposals=planner.proposals, seed=cfg.seeds.run)
+
+    def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
+        answers = super().predict(moves)
+        before: dict[
+            str, list[int]
+        ] = {}  # by state: greedy answers about one state read what their questions share once
+        for move, drawn in zip(moves, answers, strict=True):
+            for answer in drawn:
+                ids, read, written = self._tokens(move, answer)
+                shared = common_length(ids, before.get(move.state, ())) if self.samples == 1 else 0
+                before[move.state] = ids
+                self.usage += Usage(questions=1, tokens_read=len(ids) - shared + read, tokens_written=written)
+        return answers
+
+    def _tokens(self, move: Move, answer: Imagined) -> tuple[list[int], int, int]:
+        """The ids of a question with its prompt, and the number of tokens read and written after it."""
+        layout, count = self._layout, lambda text: len(self.policy.chat.response_ids(text))
+        question = layout.question(*move)
+        asked = self.policy.chat.response_ids(question)
+        guessed = count(f"{question}{answer.state}{layout.after_state}")
+        opened = layout.predicted(*move, answer.state)
+        read = count(opened) - guessed  # the tags between state and outcome
+        written = (
+            guessed - len(asked) + count(f"{opened}{outcome_text(answer.reward, answer.ended)}{CLOSE}") - count(opened)
+        )
+        return [*self._question_prompt(move.state), *asked], read, written
