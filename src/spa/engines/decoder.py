@@ -267,19 +267,25 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -
             length = chunks[i].past + width
     blocks = []
     for group in groups:
-        sizes = torch.tensor([len(chunks[i].ids) for i in group], device=device)[:, None]
-        pasts = torch.tensor([chunks[i].past for i in group], device=device)[:, None]
-        at = torch.tensor([starts[i] for i in group], device=device)[:, None]
-        columns = torch.arange(int(sizes.max()), device=device)[None]
-        places = at + columns.clamp(max=sizes - 1)
-        real = (columns < sizes).flatten().nonzero().squeeze(-1)
-        slots = torch.tensor([chunks[i].slot for i in group], device=device)
-        length = max(chunks[i].past + len(chunks[i].ids) for i in group)
+        # Shapes are computed on the host: the device is not waited for.
+        sizes = np.array([len(chunks[i].ids) for i in group])[:, None]
+        pasts = np.array([chunks[i].past for i in group])[:, None]
+        at = np.array([starts[i] for i in group])[:, None]
+        columns = np.arange(sizes.max())[None]
+        places = at + np.minimum(columns, sizes - 1)
+        real = np.flatnonzero(columns < sizes)
+        slots = np.array([chunks[i].slot for i in group])
+        length = int((pasts + sizes).max())
         mask = None
-        if any(chunks[i].past for i in group):
-            reach = pasts + columns  # the last key visible to each token; irrelevant beyond a chunk's end
+        if pasts.any():
+            reach = torch.from_numpy(pasts + columns).to(
+                device
+            )  # the last visible key; irrelevant beyond a chunk's end
             mask = _mask(torch.arange(length, device=device) > reach[:, None, :, None], dtype)
-        blocks.append(_Block(slots, places, real, places.flatten()[real], length, mask))
+        slots_R, places_RC, real_K, own_K = (
+            torch.from_numpy(array).to(device) for array in (slots, places, real, places.ravel()[real])
+        )
+        blocks.append(_Block(slots_R, places_RC, real_K, own_K, length, mask))
     return blocks
 
 
