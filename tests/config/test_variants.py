@@ -12,6 +12,7 @@ from spa.config.schema import VariantConfig
 from spa.config.variants import (
     changes_nothing,
     check_variants,
+    overruled,
     selfplay_folder,
     sft_folder,
     source_config,
@@ -188,3 +189,15 @@ def test_the_folder_of_an_earlier_run_is_read(tmp_path: Path) -> None:
     assert variants_folder(tmp_path) == tmp_path / "variants"
     (tmp_path / "arms").mkdir()
     assert variants_folder(tmp_path) == tmp_path / "arms"
+
+
+def test_settings_without_effect_in_a_variant_are_named() -> None:
+    settings = ["agent.planner=mcts", "env.settings.size=5", "selfplay.state_format=grid", "ppo.steps=80"]
+    cfg = load_config("frozen_lake", settings)
+    longer = VariantConfig(name="longer", settings={"ppo.steps": 700, "env.settings": {"size": 3}})
+    variants = [load_variant("vanilla"), load_variant("plan"), longer]
+    assert overruled(cfg, settings, variants) == [
+        "agent.planner=mcts has no effect in variant plan, which sets agent.planner=lookahead",
+        "env.settings.size=5 has no effect in variant longer, which sets env.settings={'size': 3}",
+        "ppo.steps=80 has no effect in variant longer, which sets ppo.steps=700",
+    ]

@@ -363,7 +363,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     if at_once:  # reading the config takes a second
         note(begun)
     from spa.config.load import load_variant, preset_of, to_yaml
-    from spa.config.variants import variants_of
+    from spa.config.variants import overruled, variants_of
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
@@ -391,13 +391,16 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     with interruptible(lambda: _how_to_resume(words, folder)):
         pipeline = importlib.import_module("spa.pipeline")
         variants = [variant] if variant else variants_of(cfg) if command == "run" else []
+        unused = overruled(cfg, settings, variants)
+        for line in unused if not options.dry_run and not said else ():
+            note(line)
         if options.dry_run:
             print(to_yaml(cfg), end="")
             for line in imports(cfg, variants):
                 print(f"# {redact(line)}", flush=True)  # said before it is done
             if options.out is not None:
                 check_out(cfg, folder, command, options.resume, variant)
-            heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else [])]
+            heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else []), *unused]
             for line in [*heading, *pipeline.plan(cfg, command, variants, options.model, folder)]:
                 print(f"# {redact(line)}".rstrip())
         elif launch.needed(cfg):

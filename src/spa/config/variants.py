@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from spa.config.load import differences, env_block, load_variant
-from spa.config.overrides import from_mapping
+from spa.config.overrides import from_mapping, split_override
 from spa.config.schema import Config, VariantConfig
 
 # Blocks that stages 1 and 2 do not read.
@@ -134,6 +135,20 @@ def played_config(cfg: Config, variant: VariantConfig) -> Config:
     result = variant_config(cfg, variant)
     result.env.state_format = variant.state_format
     return result
+
+
+def overruled(cfg: Config, settings: Sequence[str], variants: Iterable[VariantConfig]) -> list[str]:
+    """A line for each ``key=value`` setting of a command that a variant replaces by its own."""
+    lines = []
+    for variant in variants:
+        changed = variant_config(cfg, variant)
+        names = differences(cfg, changed)
+        for setting in settings:
+            key = split_override(setting)[0]
+            if name := next((name for name in names if f"{key}.".startswith(f"{name}.")), None):
+                value = reduce(getattr, name.split("."), changed)
+                lines.append(f"{setting} has no effect in variant {variant.name}, which sets {name}={value}")
+    return lines
 
 
 def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
