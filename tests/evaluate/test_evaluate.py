@@ -173,6 +173,15 @@ def test_the_table() -> None:
     text = render_text(comparison_table(results))
     assert "spa 75.0 is below base 100.0: -25.0 [-25.0, -25.0]." in text
     assert "Pass@1 - base" in text
+    assert "tokens" not in text, "unknown in all rows"
+    results["vanilla"].metrics |= {"response_tokens": 5.5, "num_turns": 4}
+    results["spa+lookahead"] = EvalResult.from_episodes("spa+lookahead", grouped([4, 4, 4, 4]), [1, 4], 200)
+    results["spa+lookahead"].metrics["planner/tokens_written"] = 1234.4
+    text = render_text(comparison_table(results))
+    cells = {
+        line.split()[0]: line.split()[-3] for line in text.splitlines() if line.split() and line.split()[-1] == "16"
+    }
+    assert cells == {"vanilla": "22", "spa": "-", "base": "-", "spa+lookahead": "1,234"}
 
 
 def test_other_worlds_give_no_paired_difference() -> None:

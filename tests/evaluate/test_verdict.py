@@ -190,3 +190,24 @@ def test_what_a_planner_reaches_is_not_the_recipe() -> None:
     assert main_variant(variants) == "plan"
     assert main_variant({"base": variants["base"], "own": variants["plan"], "own+mcts": variants["plan"]}) == "own"
     assert main_variant({**variants, "spa": VariantScore({0: 0.1})}) == "spa"
+
+
+def test_a_planner_is_shown_with_its_price_and_the_simulator_is_no_agent() -> None:
+    interval = Interval(0.79, 0.75, 0.83)
+    table = {
+        "base": score([0.21]),
+        "search": replace(score([0.21], {"base": Interval(0, -0.01, 0.01)}), tokens=16),
+        "search+lookahead": replace(score([1.0], {"base": interval}), tokens=1462.4),
+        "simulator": score([0.21], {"base": Interval(0, -0.01, 0.01)}),
+        "simulator+lookahead": score([1.0], {"base": interval}),
+    }
+    assert verdict(table) == [
+        "search 21.0 is not above its base 21.0 and was not compared with plain RL; one seed: no claim.",
+        "search 21.0 is not above base 21.0: +0.0 [-1.0, +1.0].",
+        "search+lookahead 100.0 is above base 21.0: +79.0 [+75.0, +83.0] "
+        "(with a planner, for 1,462 instead of 16 tokens an episode).",
+    ]
+    table["search"] = replace(table["search"], tokens=0)
+    assert verdict(table)[-1].endswith("[+75.0, +83.0] (with a planner).")
+    assert main_variant(["base", "simulator"]) is None
+    assert main_variant(["base", "vanilla", "plan", "spa_dream", "search", "plan_shuffled"]) == "plan"

@@ -6,7 +6,8 @@ BASE, PLAIN_RL = "base", "vanilla"
 EQUAL_TIME = "vanilla_longer"  # plain RL for as long as the recipe takes with its stages 1 and 2
 COORDINATES = "se"  # RL with the coordinates of the recipe's states, without SFT
 # The full recipe; its version for states without coordinates; then extensions beyond the paper.
-MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan")
+MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan", "spa_dream", "search")
+UPPER_BOUND = "simulator"  # no agent: its planner queries the true world
 # The recipe without what it is said to work by, true states; or with other training of the same length.
 CONTROLS = ("shuffled", "shuffled_grid", "plan_shuffled", "imitation", "imitation_grid", "self_belief", "base_longer")
 PLANNED = "+"  # in the name of a variant played with a planner: VARIANT+PLANNER

@@ -196,6 +196,12 @@ class EvalResult:
         """The share of all samples that succeeded."""
         return sum(world.successes for world in self.worlds) / sum(world.samples for world in self.worlds)
 
+    @property
+    def tokens(self) -> float:
+        """Tokens written per episode, a planner's included; 0 if unknown."""
+        written = self.metrics.get("response_tokens", 0.0) * self.metrics.get("num_turns", 0.0)
+        return self.metrics.get("planner/tokens_written", written)
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the result as JSON, atomically."""
         atomic_write(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
@@ -225,7 +231,7 @@ class ComparisonRow:
     ``k`` is the same in every row: the largest that all variants with more than one sample per world allow (1: only Pass@1).
     ``pass_k`` is None if a variant (a planner) was played once. Differences are None for the baseline itself, without a
     baseline, and if the worlds differ; ``diff_base`` is the difference in Pass@1 to the untrained base. ``differences`` are those
-    that the verdict names, of the recipe's variant alone; ``training`` is what the variant took.
+    that the verdict names, of the recipe's variant alone; ``training`` is what the variant took; ``tokens`` as of ``EvalResult``.
     """
 
     variant: str
@@ -241,6 +247,7 @@ class ComparisonRow:
     diff_base: Interval | None = None
     differences: Mapping[str, Interval] = field(default_factory=dict)
     training: Training = NO_TRAINING
+    tokens: float = 0.0
 
 
 def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
@@ -297,7 +304,8 @@ def comparison_table(
         passes = (pass_1, k, pass_k, versus, diff_1, diff_k, diff_base)
         named = {o: d for o in rivals if variant == judged and (d := paired_difference(result, results[o], 1))}
         training = (trained or {}).get(variant, NO_TRAINING)
-        rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes, named, training))
+        row = (variant, len(result.worlds), samples, errors, *passes, named, training, result.tokens)
+        rows.append(ComparisonRow(*row))
     return rows
 
 
@@ -312,6 +320,7 @@ def scores(rows: Sequence[ComparisonRow]) -> dict[str, VariantScore]:
                 {name: d for name, d in differences.items() if d is not None},
                 row.training.steps,
                 row.training.seconds,
+                row.tokens,
             )
     return out
 
@@ -339,6 +348,8 @@ def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[lis
         columns[f"Pass@1 - {baseline}"] = [percent(row.diff_1, sign=True) for row in rows]
     if baseline and k > 1:
         columns[f"Pass@{k} - {baseline}"] = [percent(row.diff_k, sign=True) for row in rows]
+    if any(row.tokens for row in rows):
+        columns["tokens"] = [f"{row.tokens:,.0f}" if row.tokens else "-" for row in rows]
     columns |= {"worlds": [str(row.worlds) for row in rows], "samples": [str(row.samples) for row in rows]}
     if any(row.errors for row in rows):
         columns["errors"] = [str(row.errors) for row in rows]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spa.common.progress import duration
 from spa.evaluate.bootstrap import Interval, percent
-from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, MAIN_VARIANTS, PLAIN_RL, PLANNED
+from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, MAIN_VARIANTS, PLAIN_RL, PLANNED, UPPER_BOUND
 from spa.evaluate.two_way import two_groups
 
 
@@ -19,12 +19,14 @@ class VariantScore:
         differences: to other variants (``variant - other``) by their names, with intervals.
         steps: of PPO; 0 without.
         seconds: processor time of the variant's own stages, a run; 0 if unknown.
+        tokens: written an episode, a planner's included; 0 if unknown.
     """
 
     by_seed: Mapping[int, float]
     differences: Mapping[str, Interval] = field(default_factory=dict)
     steps: int = 0
     seconds: float = 0.0
+    tokens: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -38,7 +40,7 @@ class VariantScore:
 def main_variant(variants: Iterable[str]) -> str | None:
     """The variant that the verdict is about: the recipe's, else the last trained one."""
     names = list(variants)
-    trained = [name for name in names if name not in (BASE, PLAIN_RL, EQUAL_TIME) and PLANNED not in name]
+    trained = [n for n in names if n not in (BASE, PLAIN_RL, EQUAL_TIME, UPPER_BOUND) and PLANNED not in n]
     return next((name for name in MAIN_VARIANTS if name in names), trained[-1] if trained else None)
 
 
@@ -69,7 +71,7 @@ def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
     others = [*first, *(o for o in score.differences if o in variants and o not in (*first, *CONTROLS))]
     lines = [_conclusion(name, variants)]
     lines += [_fact(name, other, variants) for other in others if other in score.differences]
-    lines += [*_time(name, variants), *_reasons(name, variants)]
+    lines += [*_planned(name, variants), *_time(name, variants), *_reasons(name, variants)]
     lines += [
         _groups(variant, groups)
         for variant in (PLAIN_RL, name)
@@ -116,6 +118,16 @@ def _fact(name: str, other: str, variants: Mapping[str, VariantScore]) -> str:
     change = f"{percent(difference, sign=True)}{fewer}"
     scores = f"{_relation(difference)} {other} {_percent(variants[other].mean)}"
     return f"{name} {_percent(variants[name].mean)} {scores}: {change}{_MEANING.get(other, '')}."
+
+
+def _planned(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
+    """What a planner over the variant's model reaches, and its price."""
+    planned = next((other for other in variants if other.startswith(f"{name}{PLANNED}")), None)
+    if planned is None or BASE not in variants[planned].differences:
+        return []
+    written, plain = variants[planned].tokens, variants[name].tokens
+    price = f", for {written:,.0f} instead of {plain:,.0f} tokens an episode" if written and plain else ""
+    return [f"{_fact(planned, BASE, variants).removesuffix('.')} (with a planner{price})."]
 
 
 _MEANING = {EQUAL_TIME: " (plain RL, trained longer)", COORDINATES: " (coordinates without SFT)"}

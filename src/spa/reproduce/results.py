@@ -156,8 +156,7 @@ def _of_results(
         out.successes[seed] = [world.successes for world in worlds]
         if turns := result.metrics.get("num_turns"):
             out.actions_by_seed[seed] = result.metrics.get("num_actions", 0.0) / turns
-            written = result.metrics.get("response_tokens", 0.0) * turns
-            if tokens := result.metrics.get("planner/tokens_written", written):
+            if tokens := result.tokens:
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
     recorded = [stage_records(folder, variant) for folder in done]

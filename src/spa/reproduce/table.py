@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spa.common.progress import duration
@@ -56,6 +57,7 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
                     {other: p[1] for other, p in variant.differences.items()},
                     variant.steps,
                     sum(variant.cpu_seconds.values()),
+                    _mean(variant.tokens_by_seed),
                 )
                 for name, variant in variants.items()
             }
@@ -111,12 +113,16 @@ def _row(
     cells.append(", ".join(f"{value:.1f}" for _, value in sorted(entry.actions_by_seed.items())))
     if counted:
         for by_seed in (entry.tokens_by_seed, entry.actions_played):
-            cells.append(f"{sum(by_seed.values()) / len(by_seed):,.0f}" if by_seed else "-")
+            cells.append(f"{_mean(by_seed):,.0f}" if by_seed else "-")
     cells += [_time(entry.seconds), _time(entry.cpu_seconds)]
     if paper:
         theirs = paper_numbers(paper[0], variant, paper[1])
         cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
     return cells
+
+
+def _mean(by_seed: Mapping[int, float]) -> float:
+    return sum(by_seed.values()) / len(by_seed) if by_seed else 0.0
 
 
 def _time(stages: dict[str, float]) -> str:
