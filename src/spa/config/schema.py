@@ -239,7 +239,7 @@ class PracticeConfig:
     rounds: Positive = setting(1, "Rounds of planning and fine-tuning.")
     worlds: Positive = setting(1000, "Start states per round: a third self-play, the rest training worlds.")
     whole: Flag = setting(False, "Imagine everything within planner.depth, not only up to the first gain.")
-    epochs: Positive = setting(3, "Epochs on the plans.")
+    epochs: Positive = setting(6, "Epochs on the plans.")
     rehearsal: NonNegative = setting(1.0, "Transition rows per plan row.")
     values: NonNegative = setting(0.0, "Rows with values of moves per plan row.")
     groups: Positive = setting(100, "Worlds played before each round but the first.")
