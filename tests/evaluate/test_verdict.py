@@ -71,6 +71,8 @@ def test_only_the_best_control_is_named_and_what_it_leaves_open() -> None:
     ]
     beaten = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52], shuffled=[0.20, 0.22])
     assert not [line for line in verdict(beaten) if "reason" in line or "why" in line]
+    once = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52], shuffled=[0.20])
+    assert verdict(once)[-1] == "That learning true states is the reason is tested on one seed alone (shuffled)."
     alone = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52])
     assert verdict(alone)[-1] == (
         "No control was trained (such as shuffled: SFT on shuffled states), so it is open why."

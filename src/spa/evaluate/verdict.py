@@ -163,8 +163,10 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
     if control is None:
         return ["No control was trained (such as shuffled: SFT on shuffled states), so it is open why."]
     difference = score.differences.get(control)
-    shown = difference is not None and difference.low > 0 and score.seeds_with(variants[control]) > 1
-    return [] if shown else [f"It is not shown that learning true states is the reason: {control} does without them."]
+    if difference is None or difference.low <= 0:
+        return [f"It is not shown that learning true states is the reason: {control} does without them."]
+    alone = score.seeds_with(variants[control]) < 2
+    return [f"That learning true states is the reason is tested on one seed alone ({control})."] if alone else []
 
 
 def _groups(variant: str, groups: tuple[list[float], list[float]]) -> str:
