@@ -13,6 +13,7 @@ from spa.config.variants import (
     changes_nothing,
     check_variants,
     overruled,
+    practice_variants,
     selfplay_folder,
     sft_folder,
     source_config,
@@ -201,3 +202,13 @@ def test_settings_without_effect_in_a_variant_are_named() -> None:
         "env.settings.size=5 has no effect in variant longer, which sets env.settings={'size': 3}",
         "ppo.steps=80 has no effect in variant longer, which sets ppo.steps=700",
     ]
+
+
+def test_variants_that_share_practice_practise_once() -> None:
+    cfg = load_config("frozen_lake")
+    variants = [load_variant(name) for name in ("vanilla", "plan", "spa_plan", "plan_shuffled")]
+    assert practice_variants(cfg, "run", variants) == [variants[1], variants[3]]
+    assert practice_variants(cfg, "practice", variants[2:3]) == [variants[2]]
+    assert practice_variants(cfg, "ppo", variants) == [], "stage 3 uses what was practised before"
+    started = load_config("frozen_lake", ["ppo.start=builtin:tiny"])
+    assert practice_variants(started, "run", variants[2:3]) == [], "it starts elsewhere"

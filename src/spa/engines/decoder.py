@@ -278,9 +278,8 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -
         length = int((pasts + sizes).max())
         mask = None
         if pasts.any():
-            reach = torch.from_numpy(pasts + columns).to(
-                device
-            )  # the last visible key; irrelevant beyond a chunk's end
+            # The last key visible to each token; irrelevant beyond a chunk's end.
+            reach = torch.from_numpy(pasts + columns).to(device)
             mask = _mask(torch.arange(length, device=device) > reach[:, None, :, None], dtype)
         slots_R, places_RC, real_K, own_K = (
             torch.from_numpy(array).to(device) for array in (slots, places, real, places.ravel()[real])

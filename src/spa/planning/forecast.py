@@ -45,13 +45,11 @@ class Forecast(Simulator):
 
     def _tokens(self, move: Move, answer: Imagined) -> tuple[list[int], int, int]:
         """The ids of a question with its prompt, and the number of tokens read and written after it."""
-        layout, count = self._layout, lambda text: len(self.policy.chat.response_ids(text))
-        question = layout.question(*move)
-        asked = self.policy.chat.response_ids(question)
-        guessed = count(f"{question}{answer.state}{layout.after_state}")
-        opened = layout.predicted(*move, answer.state)
-        read = count(opened) - guessed  # the tags between state and outcome
-        written = (
-            guessed - len(asked) + count(f"{opened}{outcome_text(answer.reward, answer.ended)}{CLOSE}") - count(opened)
-        )
+        layout, ids = self._layout, self.policy.chat.response_ids
+        question, opened = layout.question(*move), layout.predicted(*move, answer.state)
+        asked, before_outcome = ids(question), len(ids(opened))
+        guessed = len(ids(f"{question}{answer.state}{layout.after_state}"))
+        closed = len(ids(f"{opened}{outcome_text(answer.reward, answer.ended)}{CLOSE}"))
+        read = before_outcome - guessed  # the tags between state and outcome
+        written = guessed - len(asked) + closed - before_outcome
         return [*self._question_prompt(move.state), *asked], read, written
