@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -69,7 +70,7 @@ def result(folder: Path, variant: str, successes: list[int]) -> None:
     stage = folder / "variants" / variant / "ppo"
     stage.mkdir()
     if variant != "base":
-        (stage / "done.json").write_text('{"seconds": 60.0, "cpu_seconds": 50.0}')
+        (stage / "done.json").write_text('{"seconds": 60.0, "cpu_seconds": 50.0, "actions": 100}')
         higher = 0.05 * int(folder.name.removeprefix("seed-"))
         lines = [json.dumps({"step": s, "val/pass@1": 0.1 * s + higher * (s == 2), "time": 0.0}) for s in (0, 1, 2)]
         (stage / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -85,7 +86,8 @@ def finished(tmp_path: Path) -> list[Cell]:
         (folder / "config.yaml").write_text("variants: [vanilla, spa]\n")
         for stage, seconds in (("selfplay", 10), ("sft", 20)):
             (folder / stage).mkdir()
-            (folder / stage / "done.json").write_text(json.dumps({"seconds": seconds, "cpu_seconds": seconds / 2}))
+            record = {"seconds": seconds, "cpu_seconds": seconds / 2} | ({"actions": 7} if stage == "selfplay" else {})
+            (folder / stage / "done.json").write_text(json.dumps(record))
         runs.append(Cell("lake", seed, "frozen_lake", (), folder, ("vanilla", "spa", "se")))
     return runs
 
@@ -105,6 +107,7 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
     assert variants["vanilla"].seconds == {"PPO": 60}
     assert spa.cpu_seconds == {"self-play": 5, "SFT": 10, "PPO": 50}
+    assert spa.actions == {"self-play": 7, "PPO": 100} and variants["base"].actions == {}
     assert spa.curves["val/pass@1"] == [(0, 0.0), (1, 0.1), (2, pytest.approx(0.225))]
     assert [curve[-1][1] for curve in spa.curves_by_seed["val/pass@1"]] == [0.2, 0.25]
     assert spa.world_model == {"world_model/prediction_em": 0.25}
@@ -211,16 +214,21 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     (drawn,) = charts(numbers).values()
     titles = [
         "validation Pass@1 along PPO",
-        "validation Pass@1 by wall time, stages 1 and 2 included",
+        "validation Pass@1 by wall time, all stages",
+        "validation Pass@1 by processor time, all stages",
+        "validation Pass@1 by actions that the world played",
         "Pass@k on the test worlds",
     ]
-    assert [chart.title for chart in drawn] == titles
-    assert [(chart.note, chart.svg.count('class="seed"')) for chart in drawn] == [
+    assert [chart.title for chart in drawn.values()] == titles
+    evenly = "Thin: the seeds of a mean. PPO's are spread evenly over its steps."
+    assert [(chart.note, chart.svg.count('class="seed"')) for chart in drawn.values()] == [
         ("Thin: the seeds of a mean.", 4),
-        ("Thin: the seeds of a mean.", 4),
+        *[(evenly, 4)] * 3,
         ("", 0),
     ]
-    assert re.findall(r"spa, seconds (\d+):", drawn[1].svg) == ["30", "60", "90"]
+    along = {"wall_time": ["30", "60", "90"], "cpu_time": ["15", "40", "65"], "actions": ["7", "57", "107"]}
+    for name, expected in along.items():
+        assert re.findall(r"spa, \w+ (\d+):", drawn[name].svg) == expected
     page = write_reproduction(scale, numbers, tmp_path / "page.html").read_text()
     assert "frozen_lake &lt;b&gt;" in page
     assert "frozen_lake <b>" not in page
@@ -228,6 +236,9 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     for cell in [*cells_of_line, *cells_of_line[-1:]]:
         assert cell in shown
     assert page.count("<figure") == len(drawn)
+    figure = ElementTree.parse(tmp_path / "figures" / "frozen_lake <b>-cpu_time.svg").getroot()
+    texts = [node.text for node in figure.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"frozen_lake <b>: validation Pass@1 by processor time, all stages", "vanilla", "spa"} <= set(texts)
     assert "spa 51.6 is above vanilla 28.6" in shown
 
 

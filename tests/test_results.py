@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spa.reproduce.page import figure_files
 from spa.reproduce.scale import load_scale
 from spa.reproduce.stored import read_numbers
 from spa.reproduce.table import markdown
@@ -23,6 +24,13 @@ ROWS = {  # of the overview -> file and world
     "FrozenLake 6x6": ("planning_worlds", "frozen_lake_6x6"),
     "FrozenLake 4x4, slippery": ("planning_worlds", "frozen_lake_slippery"),
     "Sokoban, two boxes": ("planning_worlds", "sokoban_2_boxes"),
+}
+
+
+FIGURES = {  # of docs/images -> file and variants
+    f"{world}-{axis}.svg": ("main", variants)
+    for world, variants in (("frozen_lake", "vanilla_longer,se,spa_plan"), ("sokoban", "vanilla_longer,spa_plan"))
+    for axis in ("cpu_time", "actions")
 }
 
 
@@ -63,3 +71,13 @@ def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
             shown[title, name] = cell, f"{100 * entry.passes[1].mean:.1f}" if entry else "-"
     assert {key: value for key, value in shown.items() if value[0] != value[1]} == {}
     assert page.name == "README.md" or {row[0] for row in rows} == set(ROWS)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_are_drawn_from_the_stored_numbers(name: str) -> None:
+    """As the page says: ``spa reproduce --scale main --numbers FILE --variants VARIANTS --out FOLDER`` writes them."""
+    file, variants = FIGURES[name]
+    scale = load_scale(SCALES[file])
+    scale.override("variants", variants.split(","))
+    drawn = figure_files(read_numbers([DOCS / "results" / f"{file}.json"], scale))
+    assert (DOCS / "images" / name).read_text(encoding="utf-8") == drawn[name]

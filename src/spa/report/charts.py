@@ -14,7 +14,7 @@ from markupsafe import Markup
 from spa.evaluate.roles import PLANNED
 from spa.evaluate.summary import ComparisonRow
 from spa.report.data import MetricsRow, VariantReport
-from spa.report.svg import Axes, Line, Series, interval_chart, line_chart
+from spa.report.svg import DASHES, HEIGHT, WIDTH, Axes, Line, Series, interval_chart, line_chart
 
 Variants = Mapping[str, VariantReport]
 Stages2 = Mapping[str, Sequence[MetricsRow]]
@@ -77,6 +77,36 @@ def chart(title: str, note: str, lines: Iterable[Line], axes: Axes) -> list[Char
     drawn = [line for line in lines if line.points]
     legend = [(line.name, line.color, line.dash) for line in drawn if line.named]
     return [Chart(title, note, line_chart(drawn, axes), legend)] if drawn else []
+
+
+_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#646b75} .title{font-weight:600;fill:#1c1f23} "
+    ".grid{stroke:#e3e4e2} .seed{opacity:.4}"
+)
+
+
+def standalone(drawn: Chart) -> Markup:
+    """The chart with heading and legend as an SVG file of its own, readable on light and dark pages."""
+    head = Markup('<text class="title" x="10" y="20">{}</text><text x="10" y="38">{}</text>').format(
+        drawn.title, drawn.note
+    )
+    x, y = 10, 60
+    for name, color, dash in drawn.legend:
+        width = 36 + 7 * len(name)  # roughly
+        if x > 10 and x + width > WIDTH:
+            x, y = 10, y + 18
+        stroke = Markup('x1="{}" x2="{}" y1="{}" y2="{}" stroke="{}" stroke-width="3"').format(
+            x, x + 18, y - 4, y - 4, color
+        )
+        head += Markup('<line {} stroke-dasharray="{}"/><text x="{}" y="{}">{}</text>').format(
+            stroke, DASHES[dash], x + 24, y, name
+        )
+        x += width
+    inner = drawn.svg.replace("<svg ", Markup('<svg y="{}" width="{}" height="{}" ').format(y + 8, WIDTH, HEIGHT), 1)
+    size = Markup('viewBox="0 0 {0} {1}" width="{0}" height="{1}"').format(WIDTH, y + 8 + HEIGHT)
+    paper = Markup('<rect width="100%" height="100%" fill="#fff"/>')
+    frame = '<svg xmlns="http://www.w3.org/2000/svg" {}><style>{}</style>{}{}{}</svg>\n'
+    return Markup(frame).format(size, Markup(_STYLE), paper, head, inner)
 
 
 def comparison_chart(rows: Sequence[ComparisonRow], colors: Mapping[str, str]) -> list[Chart]:

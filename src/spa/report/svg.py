@@ -15,7 +15,7 @@ Series = list[tuple[float, float]]
 
 WIDTH, HEIGHT = 480, 260  # user units; the page scales the drawing to its column
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 38
-_DASHES = {"solid": "", "dash": "6 4", "dot": "2 3"}
+DASHES = {"solid": "", "dash": "6 4", "dot": "2 3"}
 _ROW, _LONGEST_NAME = 20, 26  # height of a row of intervals; characters of its name
 _MOST_MARKERS = 60  # points up to which each has a marker with its value
 
@@ -104,7 +104,7 @@ def _draw(plane: _Plane, line: Line) -> None:
     curve = _add(
         plane.root, "polyline", points=_path(plane, line.points), fill="none", stroke=line.color, stroke_width=2
     )
-    curve.set("stroke-dasharray", _DASHES[line.dash])
+    curve.set("stroke-dasharray", DASHES[line.dash])
     if len(line.points) <= _MOST_MARKERS:
         for x, y in line.points:
             marker = _add(plane.root, "circle", cx=plane.x(x), cy=plane.y(y), r=3, fill=line.color)

@@ -1,32 +1,45 @@
-"""The figures of a reproduction in one offline HTML file."""
+"""The figures of a reproduction: in one offline HTML file, and each in a file of its own."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spa.common.files import atomic_write
 from spa.evaluate.roles import PLANNED
-from spa.report.charts import Chart, chart, variant_colors
+from spa.report.charts import Chart, chart, standalone, variant_colors
 from spa.report.html import render, write_page
 from spa.report.svg import Axes, Line
 from spa.reproduce.results import Curve, Numbers, VariantNumbers
 from spa.reproduce.scale import Scale
 from spa.reproduce.table import note, tables, title
 
-WithSeeds = tuple[Curve, list[Curve]]
+
+@dataclass(frozen=True)
+class _Figure:
+    """Curves by variant, each with those of its seeds; a variant without points is left out."""
+
+    name: str
+    title: str
+    axes: Axes
+    curves: Mapping[str, tuple[Curve, list[Curve]]]
+    note: str = ""
 
 
-def charts(numbers: Numbers) -> dict[str, list[Chart]]:
-    """For each world, learning curves by step and by time, Pass@k, and world-model accuracy during RL."""
-    out: dict[str, list[Chart]] = {}
+def charts(numbers: Numbers) -> dict[str, dict[str, Chart]]:
+    """For each world, by name: learning curves by step, time and actions, Pass@k, and world-model accuracy during RL."""
+    out: dict[str, dict[str, Chart]] = {}
     colors = _colors(numbers)
     for world, variants in numbers.items():
-        of_world = out.setdefault(world, [])
-        for heading, x, y, curves in _curves(variants):
-            lines = [Line(name, mean, colors[name], seeds=seeds) for name, (mean, seeds) in curves.items()]
-            note = "Thin: the seeds of a mean." if any(line.seeds for line in lines) else ""
-            of_world += chart(heading, note, lines, Axes(x, y, log=x == "k"))
+        of_world = out.setdefault(world, {})
+        for figure in _figures(variants):
+            lines = [Line(name, mean, colors[name], seeds=seeds) for name, (mean, seeds) in figure.curves.items()]
+            thin = "Thin: the seeds of a mean." if any(line.seeds for line in lines) else ""
+            text = " ".join(filter(None, (thin, figure.note)))
+            for drawn in chart(figure.title, text, lines, figure.axes):
+                of_world[figure.name] = drawn
     return out
 
 
@@ -35,41 +48,59 @@ def _colors(numbers: Numbers) -> dict[str, str]:
     return variant_colors(list(dict.fromkeys(variant for variants in numbers.values() for variant in variants)))
 
 
-def _curves(variants: Mapping[str, VariantNumbers]) -> list[tuple[str, str, str, dict[str, WithSeeds]]]:
-    """Title, x and y labels, and for each variant its curve (empty if it has none) and those of its seeds."""
-    val, top_1, exact = (
-        {
-            variant: (entry.curves.get(name, []), entry.curves_by_seed.get(name, []))
-            for variant, entry in variants.items()
-            if PLANNED not in variant  # a planner plays with weights whose training is drawn already
+def _figures(variants: Mapping[str, VariantNumbers]) -> Iterator[_Figure]:
+    # A planner plays with weights whose training is drawn already.
+    trained = {name: entry for name, entry in variants.items() if PLANNED not in name}
+
+    def of(metric: str) -> dict[str, tuple[Curve, list[Curve]]]:
+        return {name: (e.curves.get(metric, []), e.curves_by_seed.get(metric, [])) for name, e in trained.items()}
+
+    val = of("val/pass@1")
+    yield _Figure("steps", "validation Pass@1 along PPO", Axes("PPO step", "Pass@1"), val)
+    for name, what, unit, costs in (
+        ("wall_time", "wall time, all stages", "seconds", {name: entry.seconds for name, entry in trained.items()}),
+        ("cpu_time", "processor time, all stages", "seconds", {name: e.cpu_seconds for name, e in trained.items()}),
+        (
+            "actions",
+            "actions that the world played",
+            "actions",
+            {name: entry.actions for name, entry in trained.items()},
+        ),
+    ):
+        spent = {
+            variant: (_along(costs[variant], curve), [_along(costs[variant], seed) for seed in seeds])
+            for variant, (curve, seeds) in val.items()
         }
-        for name in ("val/pass@1", "calibration/top1", "world_model/prediction_em")
-    )
-    by_time = {
-        variant: (_by_time(variants[variant], mean), [_by_time(variants[variant], curve) for curve in seeds])
-        for variant, (mean, seeds) in val.items()
-    }
-    passes = {variant: [(float(k), p.mean) for k, p in sorted(e.passes.items())] for variant, e in variants.items()}
-    return [
-        ("validation Pass@1 along PPO", "PPO step", "Pass@1", val),
-        ("validation Pass@1 by wall time, stages 1 and 2 included", "seconds", "Pass@1", by_time),
-        ("Pass@k on the test worlds", "k", "Pass@k", {name: (p, []) for name, p in passes.items() if len(p) > 1}),
-        ("truth likeliest, along PPO", "PPO step", "share of turns", top_1),
-        ("prediction exact, along PPO", "PPO step", "share of predictions", exact),
-    ]
+        evenly = "PPO's are spread evenly over its steps."
+        yield _Figure(name, f"validation Pass@1 by {what}", Axes(unit, "Pass@1"), spent, evenly)
+    passes = {name: [(float(k), p.mean) for k, p in sorted(entry.passes.items())] for name, entry in variants.items()}
+    several: dict[str, tuple[Curve, list[Curve]]] = {name: (p, []) for name, p in passes.items() if len(p) > 1}
+    yield _Figure("pass_at_k", "Pass@k on the test worlds", Axes("k", "Pass@k", log=True), several)
+    turns, predictions = Axes("PPO step", "share of turns"), Axes("PPO step", "share of predictions")
+    yield _Figure("truth_likeliest", "truth likeliest, along PPO", turns, of("calibration/top1"))
+    yield _Figure("prediction_exact", "prediction exact, along PPO", predictions, of("world_model/prediction_em"))
 
 
-def _by_time(entry: VariantNumbers, curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Steps as seconds since the start of stage 1: PPO's time, the mean of all seeds, spread evenly over its steps."""
+def _along(costs: Mapping[str, float], curve: Curve) -> Curve:
+    """The curve by what was spent since the start of stage 1 instead of by step. Costs are the means of all seeds."""
     last = curve[-1][0] if curve else 0
-    if not last or "PPO" not in entry.seconds:
+    if not last or "PPO" not in costs:
         return []
-    before = sum(seconds for stage, seconds in entry.seconds.items() if stage != "PPO")
-    return [(before + entry.seconds["PPO"] * step / last, value) for step, value in curve]
+    before = sum(cost for stage, cost in costs.items() if stage != "PPO")
+    return [(before + costs["PPO"] * step / last, value) for step, value in curve]
+
+
+def figure_files(numbers: Numbers) -> dict[str, str]:
+    """Each chart as the text of an SVG file, by file name: ``WORLD-NAME.svg``."""
+    return {
+        f"{world}-{name}.svg": standalone(replace(figure, title=f"{world}: {figure.title}"))
+        for world, figures in charts(numbers).items()
+        for name, figure in figures.items()
+    }
 
 
 def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
-    """Writes tables and figures as one HTML file; returns its path."""
+    """Writes tables and figures as one HTML file, and each figure to ``figures`` beside it; returns the HTML file's path."""
     page = render(
         "reproduction.html.jinja",
         title(scale),
@@ -79,4 +110,6 @@ def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[s
         colors=_colors(numbers),
         note=note(numbers),
     )
+    for name, text in figure_files(numbers).items():
+        atomic_write(Path(path).parent / "figures" / name, text)
     return write_page(page, path)

@@ -41,7 +41,7 @@ class VariantNumbers:
         actions_by_seed: actions per turn on the test worlds. Whether a policy acts step by step or writes whole plans can differ
             between seeds, and matters a lot.
         tokens_by_seed: tokens written per episode, including a planner's.
-        actions_played: by seed, actions executed in the world before the evaluation: self-play, practice and RL.
+        actions: executed in the world in each of the variant's stages before the evaluation; empty if unknown.
         seconds: wall time of each of the variant's stages, without validation; ``cpu_seconds``: processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, at steps that all seeds have.
         curves_by_seed: the same of each seed, in their order, where there are several.
@@ -56,7 +56,7 @@ class VariantNumbers:
     by_seed: dict[int, float] = field(default_factory=dict)
     actions_by_seed: dict[int, float] = field(default_factory=dict)
     tokens_by_seed: dict[int, float] = field(default_factory=dict)
-    actions_played: dict[int, int] = field(default_factory=dict)
+    actions: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
@@ -160,10 +160,10 @@ def _of_results(
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
     recorded = [stage_records(folder, variant) for folder in done]
-    if all("actions" in record for stages in recorded for name, record in stages.items() if name != "SFT"):
-        played = [sum(int(record.get("actions", 0)) for record in stages.values()) for stages in recorded]
-        out.actions_played = dict(zip(out.seeds, played, strict=True))
+    known = all("actions" in record for stages in recorded for name, record in stages.items() if name != "SFT")
     for stage in dict.fromkeys(name for stages in recorded for name in stages):
+        if known and stage != "SFT":
+            out.actions[stage] = sum(stages.get(stage, {}).get("actions", 0) for stages in recorded) / len(recorded)
         total = sum((Elapsed.from_record(stages[stage]) for stages in recorded if stage in stages), Elapsed())
         out.seconds[stage], out.cpu_seconds[stage] = total.wall / len(recorded), total.cpu / len(recorded)
     records = [read_metrics(variants_folder(folder) / variant.name / "ppo" / "metrics.jsonl") for folder in done]

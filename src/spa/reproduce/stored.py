@@ -49,7 +49,6 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
     }
     entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
     entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
-    entry.actions_played = {int(seed): value for seed, value in entry.actions_played.items()}
     if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
         raise ValueError("every seed must have the same worlds")
     return entry
@@ -127,7 +126,7 @@ def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
         one.successes | other.successes,
         actions_by_seed=one.actions_by_seed | other.actions_by_seed,
         tokens_by_seed=one.tokens_by_seed | other.tokens_by_seed,
-        actions_played=one.actions_played | other.actions_played,
+        actions=mean(one.actions, other.actions) if one.actions and other.actions else {},
         seconds=mean(one.seconds, other.seconds),
         cpu_seconds=mean(one.cpu_seconds, other.cpu_seconds),
     )

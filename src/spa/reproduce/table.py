@@ -112,8 +112,8 @@ def _row(
     cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(entry.by_seed.items())))
     cells.append(", ".join(f"{value:.1f}" for _, value in sorted(entry.actions_by_seed.items())))
     if counted:
-        for by_seed in (entry.tokens_by_seed, entry.actions_played):
-            cells.append(f"{_mean(by_seed):,.0f}" if by_seed else "-")
+        cells.append(f"{_mean(entry.tokens_by_seed):,.0f}" if entry.tokens_by_seed else "-")
+        cells.append(f"{sum(entry.actions.values()):,.0f}" if entry.actions else "-")
     cells += [_time(entry.seconds), _time(entry.cpu_seconds)]
     if paper:
         theirs = paper_numbers(paper[0], variant, paper[1])
