@@ -63,10 +63,15 @@ def satterthwaite(values: np.ndarray) -> tuple[float, float]:
     ]
     freedoms = [S - 1, W - 1, (S - 1) * (W - 1)]
     ms = [square / freedom for square, freedom in zip(squares, freedoms, strict=True)]
-    total = max(ms[0] + ms[1] - ms[2], ms[0])
+    total = max(ms[0] + ms[1] - ms[2], ms[0], ms[2])
     freedom = total**2 / sum(m**2 / f for m, f in zip(ms, freedoms, strict=True))
     over_seeds = stats.t.ppf(0.975, S - 1) * stats.sem(values.mean(axis=1))
     return stats.t.ppf(0.975, freedom) * np.sqrt(total / values.size), over_seeds
+
+
+def test_seeds_that_agree_by_chance_leave_the_noise_of_the_rest() -> None:
+    interval = two_way(np.array([[1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]]))
+    assert interval.mean == 0.75 and interval.low < 0.5 and interval.high > 1.0
 
 
 def test_bimodal_seeds_are_covered_less_and_are_said_to_be_bimodal() -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from gymnasium.error import ResetNeeded
 
-from spa.agent.policy import make_task
+from spa.agent.policy import Policy, make_task
 from spa.agent.worlds import WorldSource
 from spa.config.load import load_config
-from spa.config.schema import PlannerConfig
+from spa.config.schema import CurriculumConfig, PlannerConfig
 from spa.planning.dream import FILE, ImaginedWorld, dream
 from spa.planning.play import search_all
 from spa.planning.search import Imagined, Move
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
+from spa.rl.trainer import PPOTrainer
+from tests.scripted import tiny_config
 
 LAKE = {"size": 4, "p": 0.8, "is_slippery": False}
 WORLDS = [
@@ -105,7 +106,17 @@ def test_worlds_of_the_file_are_found_by_seed(path: str) -> None:
     cfg = load_config("frozen_lake", ["curriculum.imagined=0.5"])
     cfg.curriculum.imagined_file = path
     task = training_tasks(cfg, state_format="grid")[1]
-    plain = make_task(dataclasses.replace(cfg, env=task.env))
-    assert {world.content for world in WorldSource(plain, "train", 0).take(4)} <= {
-        world.content for world in WorldSource(task, "train", 0).take(8)
-    }
+    first, second, *more = [world.content for world in WorldSource(task, "train", 0).take(6)]
+    assert first != second and more == [first, second] * 2, (
+        "each in its turn, whichever split its start would hash into"
+    )
+
+
+def test_the_trainer_plays_real_and_imagined_worlds(path: str, tmp_path: Path) -> None:
+    config = tiny_config(steps=1, val_every=0, groups=4)
+    config.curriculum = CurriculumConfig(imagined=0.5, imagined_file=path)
+    trainer = PPOTrainer(config, Policy.load(config), make_task(config), tmp_path, lambda *row: None)
+    assert [is_real(task) for task in trainer.curriculum.tasks] == [True, False]
+    trainer.train()
+    real = WorldSource(make_task(config), "train", config.seeds.train).take(2)
+    assert trainer.played == {world.content: world.symmetry for world in real}, "imagined worlds are not counted"

@@ -49,6 +49,7 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
     return dataclasses.replace(
         cfg.env,
         id=IMAGINED,
+        disjoint="seed",  # all are of training worlds
         tag=f"{cfg.env.tag}Imagined",
         settings={**settings, "state_format": state_format},
         instruction=instructions["base"],

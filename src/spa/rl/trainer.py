@@ -91,7 +91,7 @@ class PPOTrainer:
         shown = self.task.env.state_format
         tasks = training_tasks(self.config, state_format=shown)
         if not self.config.curriculum.mixture:
-            tasks[-1] = self.task
+            tasks[len(self.config.curriculum.levels)] = self.task  # after the levels, before imagined worlds
         self.curriculum = Curriculum(self.config, tasks)
         self.world_model_tasks = (
             training_tasks(self.config, state_format=shown, prompt="world_model") if config.world_model_coef else []
