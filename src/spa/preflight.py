@@ -57,11 +57,11 @@ def _begin(
     check_free(out)
     check_command(cfg, stage, variants, out, model)
     folder, command = RunFolder(out), command_of(stage, variants[0] if variants else None)
-    folder.check(cfg, command, resume)
+    folder.check(cfg, command, resume, variants)
     check_disk(cfg, out, stage, variants)
     with locked(out):
         sweep(out)
-        folder.open(cfg, command, resume, _device(cfg))
+        folder.open(cfg, command, resume, _device(cfg), variants)
         try:
             yield
         except BaseException as error:
@@ -149,10 +149,10 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
         check(stage_cfg, local_only=local_only)
 
 
-def check_out(cfg: Config, out: Path, stage: str, resume: bool, variant: VariantConfig | None) -> None:
+def check_out(cfg: Config, out: Path, stage: str, resume: bool, variants: Sequence[VariantConfig]) -> None:
     """Raises ValueError if a command could not use the run folder ``out``; writes nothing."""
     check_free(out)
-    RunFolder(out).check(cfg, command_of(stage, variant), resume)
+    RunFolder(out).check(cfg, command_of(stage, variants[0] if variants else None), resume, variants)
 
 
 def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], model: str | None = None) -> None:

@@ -160,6 +160,13 @@ def test_model_as_an_existing_folder_without_slash(tmp_path: Path, monkeypatch: 
         ("sokoban", ["variants=[spa,spa]"], "variants names the same twice"),
         ("sokoban", ["ppo.steps=-1"], "^ppo.steps must be a whole number, 0 or more, not -1$"),
         ("sokoban", ["ppo.group_size=0"], "ppo.group_size must be a whole number, 1 or more, not 0"),
+        ("sokoban", ["ppo.group_size=1", "ppo.filter=top_p"], "ppo.filter=top_p compares the episodes of a world"),
+        (
+            "sokoban",
+            ["ppo.group_size=1", "ppo.dynamic_groups=2"],
+            "ppo.dynamic_groups compares the episodes of a world",
+        ),
+        ("sokoban", ["ppo.use=best", "ppo.val_every=0"], "ppo.use=best needs validation: set ppo.val_every"),
         ("sokoban", ["ppo.filter_ratio=0"], "ppo.filter_ratio must be a number, more than 0 and at most 1, not 0"),
         ("sokoban", ["ppo.filter_ratio=1.1"], "ppo.filter_ratio must be a number, more than 0 and at most 1"),
         ("sokoban", ["ppo.gamma=2"], "ppo.gamma must be a number from 0 to 1, not 2"),

@@ -12,7 +12,9 @@ from spa.config.schema import VariantConfig
 from spa.config.variants import (
     changes_nothing,
     check_variants,
+    command_of,
     overruled,
+    practice_folder,
     practice_variants,
     selfplay_folder,
     sft_folder,
@@ -199,9 +201,43 @@ def test_settings_without_effect_in_a_variant_are_named() -> None:
     variants = [load_variant("vanilla"), load_variant("plan"), longer]
     assert overruled(cfg, settings, variants) == [
         "agent.planner=mcts has no effect in variant plan, which sets agent.planner=lookahead",
-        "env.settings.size=5 has no effect in variant longer, which sets env.settings={'size': 3}",
+        "env.settings.size=5 has no effect in variant longer, which sets env.settings.size=3",
         "ppo.steps=80 has no effect in variant longer, which sets ppo.steps=700",
     ]
+
+
+def test_other_entries_of_a_dictionary_have_their_effect() -> None:
+    settings = ["env.settings.size=6", "env.settings.p=0.7"]
+    cfg, mine = load_config("frozen_lake", settings), VariantConfig(name="mine", settings={"env.settings.p": 0.9})
+    assert overruled(cfg, settings, [mine]) == [
+        "env.settings.p=0.7 has no effect in variant mine, which sets env.settings.p=0.9"
+    ]
+
+
+def test_a_practice_is_repeated_with_resume_alone() -> None:
+    plan, after = load_variant("plan"), load_variant("spa_plan")
+    assert practice_folder(OUT, plan) == practice_folder(OUT, after)
+    assert command_of("practice", plan) == command_of("practice", after) == "practice plan"
+    assert command_of("ppo", after) == "ppo spa_plan"
+
+
+def test_a_variant_that_continues_another_is_checked_alone_too() -> None:
+    cfg = load_config("frozen_lake", ["ppo.steps=20"])
+    with pytest.raises(ValueError, match=r"differ from it in ppo\.steps alone, not in ppo\.actor_lr"):
+        check_variants(
+            cfg, [VariantConfig(name="long", continues="vanilla", settings={"ppo.steps": 30, "ppo.actor_lr": 0.5})]
+        )
+    with pytest.raises(ValueError, match=r"needs more than its 20 ppo\.steps"):
+        check_variants(cfg, [VariantConfig(name="long", continues="vanilla")])
+
+
+def test_imagined_worlds_need_a_stage_2_that_can_imagine() -> None:
+    for variant, *settings in (("vanilla",), ("spa",), ("spa_dream", "ppo.start=builtin:tiny")):
+        cfg = load_config("frozen_lake", ["curriculum.imagined=0.5", *settings])
+        with pytest.raises(ValueError, match=f"variant {variant} trains in worlds that its stage 2 imagines"):
+            check_variants(cfg, [load_variant("base"), load_variant(variant)])
+    cfg = load_config("frozen_lake", ["curriculum.imagined=0.5", "curriculum.imagined_file=worlds.json"])
+    check_variants(cfg, [load_variant(name) for name in ("base", "vanilla", "spa_dream")])
 
 
 def test_variants_that_share_practice_practise_once() -> None:

@@ -135,6 +135,8 @@ def test_whose_verdict_it_is() -> None:
     assert main_variant({"base": one, "vanilla": one, "masked": one, "spa": one, "se": one}) == "spa"
     assert main_variant({"base": one, "vanilla": one, "no_coordinates": one, "shuffled": one}) == "no_coordinates"
     assert main_variant({"base": one, "vanilla": one, "my_variant": one}) == "my_variant"
+    assert main_variant({"base": one, "vanilla": one, "my_variant": one, "se": one, "shuffled": one}) == "my_variant"
+    assert main_variant({"base": one, "vanilla": one, "shuffled": one}) == "shuffled", "there is no other"
 
 
 share = st.floats(0, 1)

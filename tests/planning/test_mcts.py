@@ -89,6 +89,11 @@ def test_nothing_is_asked_twice_or_beyond_the_depth(simulations: int) -> None:
     assert all(len(call) == 1 for call in model.calls)
 
 
+def test_one_question_is_always_asked() -> None:
+    model = of_table(layered(0, 1))
+    assert decide("mcts", "0", model, max_questions=1, values=True).path and len(model.moves) == 1
+
+
 def test_one_simulation_takes_what_the_policy_would() -> None:
     table: Table = {"0": {name: (seen("0"),) for name in "abcd"}}
     for favourite in "abcd":

@@ -13,7 +13,7 @@ from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.planning.play import play_with_planner, search_all
-from spa.planning.search import Imagined, Move
+from spa.planning.search import NOTHING, Imagined, Move
 from spa.planning.world_model import WorldModel
 from tests.planning.tools import Asked, TrueEngine, distances, oracle, player_of, seen, start_of, true_moves
 from tests.scripted import LAKE, lake_task
@@ -250,6 +250,22 @@ def test_where_chance_decides_no_more_than_one_action_is_planned() -> None:
     turns = [turn for episode in play(twice, samples=2, depth=5) for turn in episode.turns]
     assert max(len(turn.imagined["path"]) for turn in turns) > 1
     assert all(len(turn.executed) == 1 for turn in turns)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_further_is_planned_than_the_turns_that_are_left_allow(limit: int) -> None:
+    world, wall = next((world, move) for world in WORLDS if (move := blocked(world)) is not None)
+
+    def planned(turns: int, samples: int) -> list[int]:
+        task = lake_task(1, max_turns=turns, max_actions_per_turn=limit, max_actions=50)
+        onward = Asked(
+            lambda move: (seen(f"{move.state}.") if move.action == wall.action else NOTHING,) * samples, [wall.action]
+        )
+        (episode,) = play(onward, task, [world], samples=samples, depth=10)
+        return [len(turn.imagined["path"]) for turn in episode.turns]
+
+    assert planned(1, samples=1) == [limit]
+    assert planned(3, samples=2) == [3, 2, 1], "one action a turn"
 
 
 def test_what_was_imagined_is_kept_in_the_episode() -> None:

@@ -15,7 +15,17 @@ from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, split_of
-from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, PlannerConfig, PracticeConfig, SamplingConfig
+from spa.config.schema import (
+    AgentConfig,
+    Config,
+    EnvConfig,
+    ModelConfig,
+    PlannerConfig,
+    PracticeConfig,
+    SamplingConfig,
+    SelfPlayConfig,
+)
+from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import LAYOUTS, transition_rows
 from spa.models.load import load_model, load_tokenizer, save_model
@@ -310,6 +320,22 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     assert {path: path.read_bytes() for path in others} == others, "what was finished is not done again"
     done = [json.loads(path.read_text()) for path in out.glob("round_*/*/done.json")]
     assert again["seconds"] == pytest.approx(sum(one["seconds"] for one in done), abs=0.1)
+
+
+def test_rows_of_the_plain_prompt_are_no_repetitions(tmp_path: Path) -> None:
+    """They are answered by an action alone, so many have the same answer."""
+
+    def row(content: str, response: str, **extra: Any) -> Row:
+        return Row("T", [{"role": "user", "content": content}], response, extra)
+
+    moves = [row(f"{left} actions left", f"move {number}", outcome="0") for left in (2, 1) for number in (0, 1)]
+    plain = [row(f"state {number}", "Left") for number in range(3)]
+    write_rows(tmp_path / "in.parquet", [*moves, *plain])
+    module._join([tmp_path / "in.parquet"], SelfPlayConfig(rows="transitions", deduplicate=True), tmp_path)
+    assert [(one.prompt[0]["content"], one.response) for one in rows_in(tmp_path)] == [
+        *(("2 actions left", f"move {number}") for number in (0, 1)),
+        *((f"state {number}", "Left") for number in range(3)),
+    ]
 
 
 def test_interrupted_planning_goes_on(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:

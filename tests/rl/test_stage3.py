@@ -276,7 +276,13 @@ def test_worlds_are_drawn_until_enough_groups_tell_good_from_bad(tmp_path, monke
     assert metrics["rollout/zero_std"] == 0.5
 
 
-def test_it_gives_up_after_some_rounds_and_skips_a_step_without_any(tmp_path, monkeypatch) -> None:
+def test_no_filter_follows_dynamic_sampling(tmp_path, monkeypatch) -> None:
+    scored(monkeypatch, [[DIFFERENT, DIFFERENT], [DIFFERENT, DIFFERENT]])
+    cfg = tiny_config(steps=1, val_every=0, dynamic_groups=4, dynamic_rounds=9, filter="std", filter_ratio=0.25)
+    assert train(tmp_path, cfg)[1][0][1]["rollout/kept"] == 1
+
+
+def test_it_gives_up_after_some_rounds_and_skips_a_step_without_any(tmp_path, monkeypatch, capsys) -> None:
     calls = scored(monkeypatch, [[SAME, SAME]] * 4 + [[DIFFERENT, SAME]] * 2)
     cfg = tiny_config(steps=3, val_every=0, dynamic_groups=1, dynamic_rounds=2, estimator="grpo", filter="off")
     _, rows = train(tmp_path, cfg)
@@ -284,6 +290,7 @@ def test_it_gives_up_after_some_rounds_and_skips_a_step_without_any(tmp_path, mo
     assert [metrics["charts/skipped_steps"] for _, metrics in rows] == [1, 2, 2]
     assert [metrics["rollout/kept"] for _, metrics in rows] == [0, 0, 0.5]
     assert ["losses/policy_loss" in metrics for _, metrics in rows] == [False, False, True]
+    assert capsys.readouterr().err.count("all episodes score the same, so the policy is not updated\n") == 1
 
 
 def test_a_filter_that_keeps_nothing_skips_the_step(tmp_path, monkeypatch) -> None:
@@ -308,6 +315,15 @@ def test_each_task_of_a_mixture_is_logged_and_validated(tmp_path) -> None:
         json.loads(line)["group"] for line in (tmp_path / "episodes" / "step_000001.jsonl").read_text().splitlines()
     ]
     assert sorted(set(groups)) == [0, 1, 2]
+
+
+def test_tasks_of_a_mixture_that_share_a_tag_are_named_by_their_configs(tmp_path) -> None:
+    cfg = tiny_config(steps=1, val_every=1, val_worlds=4, groups=4)
+    cfg.curriculum = CurriculumConfig(mixture={"frozen_lake": 1, "frozen_lake_slippery": 1})
+    _, rows = train(tmp_path, cfg)
+    tasks = {name.split("/")[1] for name in rows[-1][1] if name.startswith("train/") and name.count("/") == 2}
+    assert tasks == {"frozen_lake", "frozen_lake_slippery"}
+    assert {f"val/{task}/pass@1" for task in tasks} <= set(rows[-1][1])
 
 
 def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:

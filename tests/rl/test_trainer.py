@@ -221,6 +221,12 @@ def test_constant_failure_gives_the_policy_no_gradient(tmp_path, capsys, critic:
     assert capsys.readouterr().err.count(f"all episodes score the same, so the policy is {said}\n") == 1
 
 
+def test_dr_grpo_divides_by_the_most_tokens_of_a_row(tmp_path) -> None:
+    config = tiny_config(estimator="grpo", loss_aggregation="seq-mean-token-sum-norm")
+    config.sampling.max_tokens, config.sampling.max_tokens_base = 60, 12
+    assert Run(tmp_path, config).trainer.learner.horizon == 12 * (1 if config.agent.window else config.env.max_turns)
+
+
 def test_the_filter_decides_what_is_learned_from(tmp_path) -> None:
     run = Run(tmp_path, tiny_config(steps=1, groups=4, filter_ratio=0.5, val_every=0))
     run.trainer.train()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spa.config.load import load_config
-from spa.config.schema import Config
+from spa.config.schema import Config, VariantConfig
 from spa.runs.folder import RunFolder
 
 
@@ -72,6 +73,21 @@ def test_a_changed_config_is_refused_by_key(tmp_path: Path, cfg: Config, resume:
     with pytest.raises(ValueError, match=r"these settings differ: env.settings, ppo.steps"):
         folder.open(other, "generate" if resume else "sft", resume=resume)
     assert folder.config_path.read_text() == before
+
+
+def test_a_changed_variant_is_refused_by_key(tmp_path: Path, cfg: Config) -> None:
+    """Of a variant the config holds the name alone."""
+    mine = VariantConfig(name="mine", settings={"sampling.temperature": 1.0, "model.threads": 1})
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False, variants=[mine])
+    folder.open(cfg, "run", resume=True, variants=[replace(mine, settings={**mine.settings, "model.threads": 2})])
+    other = replace(mine, state_format="coordinates", settings={"sampling.temperature": 0.0, "ppo.steps": 7})
+    with pytest.raises(
+        ValueError, match=r"state_format, settings\.sampling\.temperature, settings\.ppo\.steps changed"
+    ):
+        folder.open(cfg, "run", resume=True, variants=[other])
+    folder.open(cfg, "run", resume=True, variants=[replace(other, name="another")])
+    with pytest.raises(ValueError, match="variant mine was another when"):
+        folder.check(cfg, "eval mine", False, [other])
 
 
 def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:

@@ -399,7 +399,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             for line in imports(cfg, variants):
                 print(f"# {redact(line)}", flush=True)  # said before it is done
             if options.out is not None:
-                check_out(cfg, folder, command, options.resume, variant)
+                check_out(cfg, folder, command, options.resume, variants)
             heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else []), *unused]
             for line in [*heading, *pipeline.plan(cfg, command, variants, options.model, folder)]:
                 print(f"# {redact(line)}".rstrip())

@@ -221,6 +221,11 @@ class PPOConfig:
             raise ValueError(
                 f"ppo.estimator={self.estimator} compares the episodes of a world: ppo.group_size must be 2 or more"
             )
+        if self.group_size < 2 and (self.dynamic_groups or self.filter == "top_p"):
+            name = "ppo.dynamic_groups" if self.dynamic_groups else "ppo.filter=top_p"
+            raise ValueError(f"{name} compares the episodes of a world: ppo.group_size must be 2 or more")
+        if self.use == "best" and not self.val_every:
+            raise ValueError("ppo.use=best needs validation: set ppo.val_every, or ppo.use=last")
         if self.reward_norm != "identity" and self.reward_placement != "end":
             raise ValueError(
                 f"ppo.reward_norm={self.reward_norm} is of whole episodes' scores: it needs ppo.reward_placement=end"

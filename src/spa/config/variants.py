@@ -58,15 +58,18 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
         if variant.name in earlier:
             raise ValueError(f"two variants are named {variant.name!r}")
         stage_3, source = variant_config(cfg, variant), source_config(cfg, variant)
-        if variant.continues in earlier:
-            _check_continues(cfg, variant, stage_3, earlier[variant.continues])
+        if variant.continues:
+            shorter = earlier.get(variant.continues) or variant_named(cfg, variant.continues)
+            _check_continues(cfg, variant, stage_3, shorter)
         earlier[variant.name] = variant
+        dreams = variant.rl and stage_3.curriculum.imagined and not stage_3.curriculum.imagined_file
+        if dreams and not (needs_sft(cfg, variant) and source.selfplay.rows == "transitions"):
+            raise ValueError(
+                f"variant {variant.name} trains in worlds that its stage 2 imagines (curriculum.imagined): it needs sft: true, "
+                "selfplay.rows=transitions and no ppo.start, or curriculum.imagined_file"
+            )
         if not variant.sft:
             continue
-        if stage_3.curriculum.imagined and source.selfplay.rows != "transitions":
-            raise ValueError(
-                f"variant {variant.name} trains in worlds that stage 2 imagines: it needs sft and selfplay.rows=transitions"
-            )
         if variant.practice and source.selfplay.rows != "transitions":
             raise ValueError(
                 f"variant {variant.name} practises, which asks about single moves: set selfplay.rows=transitions"
@@ -146,8 +149,13 @@ def overruled(cfg: Config, settings: Sequence[str], variants: Iterable[VariantCo
         for setting in settings:
             key = split_override(setting)[0]
             if name := next((name for name in names if f"{key}.".startswith(f"{name}.")), None):
-                value = reduce(getattr, name.split("."), changed)
-                lines.append(f"{setting} has no effect in variant {variant.name}, which sets {name}={value}")
+                before: Any = reduce(getattr, name.split("."), cfg)
+                after: Any = reduce(getattr, name.split("."), changed)
+                if isinstance(after, dict) and (entry := key.removeprefix(f"{name}.")) in after:
+                    if before.get(entry) == after[entry]:  # it changes other entries
+                        continue
+                    name, after = key, after[entry]
+                lines.append(f"{setting} has no effect in variant {variant.name}, which sets {name}={after}")
     return lines
 
 
@@ -238,6 +246,8 @@ def sft_folder(out: Path, variant: VariantConfig | None) -> Path:
 def command_of(stage: str, variant: VariantConfig | None) -> str:
     """What a run folder records as a command: ``"ppo spa"``; ``"generate"`` where stage 1 is the run's."""
     names = {"run": "", "generate": selfplay_name(variant), "sft": sft_name(variant)}
+    if variant and variant.shares:
+        names["practice"] = variant.shares
     return f"{stage} {names.get(stage, variant.name if variant else '')}".rstrip()
 
 

@@ -215,6 +215,11 @@ def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
     return headers
 
 
+def each_move_once(rows: Sequence[Row]) -> list[Row]:
+    """Transition rows without repetitions; their prompts may differ in the number of actions left, which does not affect a move."""
+    return list({row.response: row for row in reversed(rows)}.values())[::-1]
+
+
 def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
     """``rows``, followed by repeated rows of each rare outcome until they are this share of ``rows``.
 

@@ -38,9 +38,10 @@ class VariantScore:
 
 
 def main_variant(variants: Iterable[str]) -> str | None:
-    """The variant that the verdict is about: the recipe's, else the last trained one."""
+    """The variant that the verdict is about: the recipe's, else the last trained one, a control only where there is no other."""
     names = list(variants)
     trained = [n for n in names if n not in (BASE, PLAIN_RL, EQUAL_TIME, UPPER_BOUND) and PLANNED not in n]
+    trained = [name for name in trained if name not in (COORDINATES, *CONTROLS)] or trained
     return next((name for name in MAIN_VARIANTS if name in names), trained[-1] if trained else None)
 
 

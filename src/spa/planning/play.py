@@ -74,9 +74,9 @@ def play_with_planner(
 ) -> list[Episode]:
     """Plays every world ``group_size`` times, replanning each turn; returns ``len(worlds) * group_size`` episodes, group by group.
 
-    A turn plays as much of the plan as ``env.max_actions_per_turn`` allows. Transitions already seen in an episode are not
-    imagined again. Episodes have texts but no token sequences; each turn's ``imagined`` records the expectation. A world that
-    fails ends only its own episode, with ``status="error"``.
+    A turn plays as much of the plan as ``env.max_actions_per_turn`` allows, with several ``planner.samples`` one action. What an
+    episode has shown is not imagined again. Episodes have texts but no token sequences; each turn's ``imagined`` records the
+    expectation. A world that fails ends only its own episode, with ``status="error"``.
 
     Args:
         kind: lookahead, beam or mcts.
@@ -90,11 +90,12 @@ def play_with_planner(
     memories: list[dict[Move, tuple[Imagined, ...]]] = [{} for _ in plays]
     for index in range(task.env.max_turns):
         live = [number for number, play in enumerate(plays) if play.live]
+        in_turns = (task.env.max_turns - index) * _actions_a_turn(task, config)
         searches = [
             search(
                 plays[number].state,
                 world_model.actions,
-                plays[number].actions_left,
+                min(plays[number].actions_left, in_turns),
                 config,
                 np.random.default_rng(np.random.SeedSequence([seed, number, index])),
             )
@@ -122,11 +123,15 @@ def _seen(turn: Turn) -> dict[Move, tuple[Imagined, ...]]:
     }
 
 
+def _actions_a_turn(task: Task, config: PlannerConfig) -> int:
+    """How much of a plan a turn plays. Where chance decides, one action is all that was planned."""
+    return task.env.max_actions_per_turn if config.samples == 1 else 1
+
+
 def _response(play: Play, plan: Plan, config: PlannerConfig) -> str:
-    """What a model would write that had this plan. Where chance decides, one action a turn is all that was planned."""
+    """What a model would write that had this plan."""
     task, layout = play.task, LAYOUTS[play.task.agent.style]
-    take = min(task.env.max_actions_per_turn, play.actions_left) if config.samples == 1 else 1
-    path = plan.path[:take]
+    path = plan.path[: min(_actions_a_turn(task, config), play.actions_left)]
     actions = f" {task.agent.action_sep} ".join(action for action, _ in path)
     if not task.agent.think:
         return layout.answer.format(actions)

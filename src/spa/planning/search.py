@@ -340,7 +340,7 @@ def mcts(
             action = nodes[state].select(config.exploration, low, high, rng)
             believed = graph.answers(state, action)
             if believed is None:
-                if question_count + _each(config) > limit:
+                if question_count and question_count + _each(config) > limit:
                     break
                 question_count += _each(config)
                 ((imagined, worth),) = yield from _what_if([Move(state, action)], config)

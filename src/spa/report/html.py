@@ -252,7 +252,9 @@ def _left_out(data: ReportData, scenes: Sequence[Scene]) -> list[str]:
 def _provenance(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     """``run.json`` as it is, with the last of its commands."""
     entries = info.get("commands", [])
-    whole = {key: value for key, value in info.items() if key != "commands"} | dict(entries[-1] if entries else {})
+    whole = {key: value for key, value in info.items() if key not in ("commands", "variants")} | dict(
+        entries[-1] if entries else {}
+    )
     whole |= {"commands": "; ".join(str(e.get("command", "")) for e in entries)} if len(entries) > 1 else {}
     argv = whole.get("argv")
     if isinstance(argv, list):

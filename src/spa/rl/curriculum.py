@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from spa.agent.policy import make_task
@@ -55,6 +56,13 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
         instruction=instructions["base"],
         instruction_world_model=instructions["world_model"],
     )
+
+
+def task_labels(cfg: Config, tasks: Sequence[Task]) -> list[str]:
+    """What metrics call the tasks: their tags; in a mixture, the names of configs that share a tag."""
+    tags = [task.tag for task in tasks]
+    names = list(cfg.curriculum.mixture) or tags
+    return [tag if tags.count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
 
 
 def is_real(task: Task) -> bool:

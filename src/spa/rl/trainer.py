@@ -14,7 +14,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, read_episodes, write_episodes
 from spa.agent.failures import Failures
-from spa.agent.policy import Policy, local_engine, make_task
+from spa.agent.policy import Policy, local_engine, make_task, sampling_for
 from spa.agent.show import show_sample
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
@@ -31,7 +31,7 @@ from spa.models.load import load_model, load_sharded, load_state, load_weights, 
 from spa.models.lora import add_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
-from spa.rl.curriculum import Curriculum, is_real, training_tasks
+from spa.rl.curriculum import Curriculum, is_real, task_labels, training_tasks
 from spa.rl.episode_files import step_file, write_step
 from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
 from spa.rl.health import Health, TrainingCollapsed
@@ -92,7 +92,7 @@ class PPOTrainer:
         tasks = training_tasks(self.config, state_format=shown)
         if not self.config.curriculum.mixture:
             tasks[len(self.config.curriculum.levels)] = self.task  # after the levels, before imagined worlds
-        self.curriculum = Curriculum(self.config, tasks)
+        self.curriculum, self.labels = Curriculum(self.config, tasks), task_labels(self.config, tasks)
         self.world_model_tasks = (
             training_tasks(self.config, state_format=shown, prompt="world_model") if config.world_model_coef else []
         )
@@ -102,11 +102,11 @@ class PPOTrainer:
         if config.val_every:
             worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
             self.validations.append(("val/", self.task, worlds))
-            others = [task for task in tasks if task.tag != self.task.tag] if self.config.curriculum.mixture else []
-            for task in others:
-                few = max(1, config.val_worlds // len(tasks))
-                worlds = WorldSource(task, "val", seeds.val, unique=True).take(few)
-                self.validations.append((f"val/{task.tag}/", task, worlds))
+            for label, task in zip(self.labels, tasks, strict=True) if self.config.curriculum.mixture else ():
+                if label != self.task.tag and task.env != self.task.env:
+                    few = max(1, config.val_worlds // len(tasks))
+                    worlds = WorldSource(task, "val", seeds.val, unique=True).take(few)
+                    self.validations.append((f"val/{label}/", task, worlds))
 
     def _make_learner(self) -> Learner:
         config, actor = self.config.ppo, self.policy.model
@@ -118,7 +118,8 @@ class PPOTrainer:
             adapters_off = config.reference is None and config.lora_rank > 0
             model = actor if adapters_off else load_model(self.config.model, config.reference or self.start)
             reference = Reference(model, adapters_off)
-        one_row = self.config.sampling.max_tokens * (1 if self.config.agent.window else self.config.env.max_turns)
+        most = sampling_for(self.task, self.config.sampling).max_tokens
+        one_row = most * (1 if self.config.agent.window else self.config.env.max_turns)
         temperature, exact = self.config.sampling.temperature, self.policy.exact
         return Learner(actor, critic, config, temperature, reference, horizon=one_row, exact=exact)
 
@@ -208,6 +209,7 @@ class PPOTrainer:
                 metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
             else:
                 self._count_empty(episodes)
+                self._say_alike(any(episode.status != "error" for episode in episodes), step, critic=False)
         finally:  # after the update, which adds its estimates; also where it fails, to see what was played
             if config.log_episodes and ranks.is_main():
                 write_step(self.out, step, episodes[: config.log_episodes], config.keep_episodes)
@@ -258,10 +260,10 @@ class PPOTrainer:
         """Indices of the episodes that are trained on, and metrics."""
         config = self.config.ppo
         groups, scores = group_indices(episodes), self._scores(episodes)
-        candidates = groups
         if config.dynamic_groups:
-            candidates = {group: groups[group] for group in informative(groups, scores)[: config.dynamic_groups]}
-        chosen = choose_groups(candidates, scores, config.filter, config.filter_ratio)
+            chosen = informative(groups, scores)[: config.dynamic_groups]
+        else:
+            chosen = choose_groups(groups, scores, config.filter, config.filter_ratio)
         return [i for group in chosen for i in groups[group]], filter_metrics(groups, scores, chosen)
 
     def _count_empty(self, episodes: Sequence[Episode]) -> None:
@@ -282,7 +284,7 @@ class PPOTrainer:
         warming_up = self.learner.critic is not None and step <= config.critic_warmup
         rewards = [turn_rewards(episode, config) for episode in episodes]
         alike = nothing_to_learn(rewards, [episode.group for episode in episodes], config)
-        self._say_alike(alike, step)
+        self._say_alike(alike, step, critic=self.learner.critic is not None)
         examples = []
         if config.world_model_coef and not warming_up:
             lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # imagined states are not ground truth
@@ -317,11 +319,14 @@ class PPOTrainer:
             self.skipped_steps += 1
             return {}
 
-    def _say_alike(self, alike: bool, step: int) -> None:
-        """Counts steps in a row without an informative group; says so at the first, the tenth, the hundredth ..."""
+    def _say_alike(self, alike: bool, step: int, *, critic: bool) -> None:
+        """Counts steps in a row without an informative group; says so at the first, the tenth, the hundredth ...
+
+        ``critic``: whether there is one, which is updated.
+        """
         self.alike_steps = self.alike_steps + 1 if alike else 0
         if alike and self.alike_steps in (1, 10, 100, 1000):
-            learns = "not updated" if self.learner.critic is None else "not updated, only the critic is"
+            learns = "not updated, only the critic is" if critic else "not updated"
             row = f" ({self.alike_steps} steps in a row)" if self.alike_steps > 1 else ""
             note(f"PPO, step {step}: in every group all episodes score the same, so the policy is {learns}{row}")
 
@@ -335,7 +340,7 @@ class PPOTrainer:
         if self.curriculum.by_level:
             metrics["curriculum/level"] = float(self.curriculum.level)
         if self.config.curriculum.mixture or self.config.curriculum.imagined:
-            metrics |= {f"train/{self.curriculum.tasks[index].tag}/success": value for index, value in success.items()}
+            metrics |= {f"train/{self.labels[index]}/success": value for index, value in success.items()}
         self.curriculum.observe(success)
         return metrics
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from typing_extensions import TypedDict
 from spa.common.files import atomic_write
 from spa.common.manifest import own_digest, say
 from spa.common.progress import note
-from spa.common.secrets import redact
+from spa.common.secrets import redact, shown
 from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
-from spa.config.schema import Config
+from spa.config.schema import Config, VariantConfig
 from spa.runs.provenance import changes, provenance
 
 TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
@@ -98,11 +99,12 @@ def default_folder(cfg: Config) -> Path:
 
 
 class _Info(TypedDict, total=False):
-    """``run.json``."""
+    """``run.json``; ``variants`` holds the definition of each variant that a command was to run."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     commands: list[Object]
+    variants: Object
 
 
 class RunFolder:
@@ -149,26 +151,30 @@ class RunFolder:
         """The distinct commands that were run here, in order."""
         return list(dict.fromkeys(str(entry.get("command", "")) for entry in self.info().get("commands", [])))
 
-    def open(self, cfg: Config, command: str, resume: bool, device: str = "") -> RunFolder:
+    def open(
+        self, cfg: Config, command: str, resume: bool, device: str = "", variants: Sequence[VariantConfig] = ()
+    ) -> RunFolder:
         """Creates the folder and records config and command; returns itself. Notes what changed since the command before.
 
         ``command`` is the command, with the variant if there is one (``"ppo spa"``). A command not yet run here may join
         a run of the same config; ``run`` and its stages exclude each other.
 
         Raises:
-            ValueError: the path is a file, the command was run here before and ``resume`` is False, or the saved config
-                differs (the message lists the keys). ``SELECTION`` may change while nothing was trained on the rows.
+            ValueError: the path is a file, the command was run here before and ``resume`` is False, or the saved config or
+                one of ``variants`` differs (the message lists the keys). ``SELECTION`` may change while nothing was trained on
+                the rows.
         """
-        self.check(cfg, command, resume)
+        self.check(cfg, command, resume, variants)
         self.path.mkdir(parents=True, exist_ok=True)
         started, config = datetime.now(UTC).isoformat(timespec="seconds"), to_yaml(cfg)
         facts = {**provenance(cfg, device), "seed": cfg.seeds.run, "config_sha256": _sha256(config)}
         self.say_damage()
-        entries = self.info().get("commands", [])
+        entries, known = self.info().get("commands", []), self.info().get("variants", {})
         self._compare(facts)
         atomic_write(self.config_path, config)
         entry = {"command": command, "resume": resume, "started": started, **facts}
-        self._write({"name": redact(cfg.name), "commands": [*entries, entry]})
+        definitions = {**known, **{variant.name: shown(variant) for variant in variants}}
+        self._write({"name": redact(cfg.name), "commands": [*entries, entry], "variants": definitions})
         return self
 
     def close(self, error: BaseException | None) -> None:
@@ -213,7 +219,7 @@ class RunFolder:
             return False
         return str(last["config_sha256"]) != _sha256(self.config_path.read_text(encoding="utf-8", errors="replace"))
 
-    def check(self, cfg: Config, command: str, resume: bool) -> None:
+    def check(self, cfg: Config, command: str, resume: bool, variants: Sequence[VariantConfig] = ()) -> None:
         """Raises what ``open`` would raise, but writes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; give another --out")
@@ -224,6 +230,12 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
+        for variant in variants:
+            if names := self._changed(variant):
+                raise ValueError(
+                    f"variant {variant.name} was another when {self.path} was run: {', '.join(names)} changed; restore it, "
+                    "rename it or give another --out"
+                )
         changed = changed_settings(self.config(), cfg)
         if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
             if changed and (trained := self._trained_on_rows(cfg)):
@@ -237,6 +249,21 @@ class RunFolder:
                 f"{self.path} holds a run with another config; these settings differ: {', '.join(changed)}; "
                 "leave them as they are or give another --out"
             )
+
+    def _changed(self, variant: VariantConfig) -> list[str]:
+        """What differs in a variant since an earlier command."""
+        known = self.info().get("variants", {}).get(variant.name)
+        if known is None:
+            return []
+        before, after = (
+            {
+                **{name: value for name, value in each.items() if name not in ("settings", "source")},
+                **{f"{part}.{name}": value for part in ("settings", "source") for name, value in each[part].items()},
+            }
+            for each in (known, json.loads(json.dumps(shown(variant))))
+        )
+        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return [name for name in names if not name.partition(".")[2].startswith(_FREE)]
 
     def _trained_on_rows(self, cfg: Config) -> list[str]:
         """The folders of stages that depend on the rows of stage 1; variants that are not the config's count as such."""

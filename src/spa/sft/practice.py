@@ -28,7 +28,7 @@ from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
 from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
-from spa.data.transitions import LAYOUTS, repeat_rare, state_prompt, transition_rows
+from spa.data.transitions import LAYOUTS, each_move_once, repeat_rare, state_prompt, transition_rows
 from spa.evaluate.play import play_chunks
 from spa.models.folders import identity
 from spa.planning.journal import journaled
@@ -219,10 +219,11 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
 
 
 def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, Any]:
-    """Writes all transitions to one file."""
+    """Writes all transitions, and the rows of the plain prompt between them, to one file."""
     rows = [row for part in parts for row in read_rows(part)[0]]
     if play.deduplicate:
-        rows = list({row.response: row for row in rows}.values())
+        moves = [row for row in rows if "outcome" in row.extra]
+        rows = each_move_once(moves) + [row for row in rows if "outcome" not in row.extra]
     rows = repeat_rare(rows, play.outcome_share)
     write_rows(out / "train.parquet", rows)
     return {"rows": len(rows)}
