@@ -222,8 +222,8 @@ def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, A
     """Writes all transitions, and the rows of the plain prompt between them, to one file."""
     rows = [row for part in parts for row in read_rows(part)[0]]
     if play.deduplicate:
-        moves = [row for row in rows if "outcome" in row.extra]
-        rows = each_move_once(moves) + [row for row in rows if "outcome" not in row.extra]
+        moves = [row for row in rows if row.extra.get("outcome") is not None]
+        rows = each_move_once(moves) + [row for row in rows if row.extra.get("outcome") is None]
     rows = repeat_rare(rows, play.outcome_share)
     write_rows(out / "train.parquet", rows)
     return {"rows": len(rows)}
