@@ -79,12 +79,16 @@ def test_options_may_stand_anywhere(calls: Calls) -> None:
 def test_ppo_and_eval_take_an_variant(calls: Calls) -> None:
     assert main(["ppo", "sokoban", "--variant", "spa", "--out", "x"]) == 0
     assert main(["ppo", "sokoban", "--out", "x"]) == 0
-    assert main(["eval", "sokoban", "variants=[se]", "--model", "org/name", "--out", "x"]) == 0
+    RunFolder("y").open(load_config("sokoban", ["variants=[se]"]), "generate", resume=False)
+    assert main(["eval", "--model", "org/name", "--out", "y"]) == 0
+    assert main(["eval", "sokoban", "env.state_format=coordinates", "--model", "org/name", "--out", "x"]) == 0
     assert [(name, call["variant"].name, call.get("model")) for name, call in calls] == [
         ("ppo", "spa", None),
         ("ppo", "vanilla", None),
         ("evaluate", "se", "org/name"),
+        ("evaluate", "base", "org/name"),
     ]
+    assert calls[-1][1]["variant"].state_format == "coordinates"
 
 
 def test_default_folder_is_named_and_printed(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,11 @@ from spa.agent.chat import Chat
 from spa.agent.episode import read_episodes
 from spa.agent.response import parse_response
 from spa.cli import main
+from spa.config.load import load_config
 from spa.config.schema import ModelConfig
 from spa.models.folders import resolve_path
 from spa.models.load import load_model, load_tokenizer
+from spa.runs.stage import model_of
 from tests.scripted import same
 from tests.test_pipeline import SMALL
 
@@ -108,6 +110,35 @@ def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> Non
     assert (tmp_path / "again" / "README.md").read_text() == (to / "README.md").read_text()
 
 
+def test_an_exported_model_is_measured_in_the_states_that_it_was_trained_on(run, tmp_path) -> None:
+    to = tmp_path / "model"
+    assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
+    few = ["eval.worlds=2", "eval.samples=1", "eval.ks=[1]"]
+    for number, words in enumerate(([str(to)], [f"{to}/spa.yaml", f"model={to}"])):
+        out = tmp_path / f"eval-{number}"
+        assert main(["eval", *words, *few, "--out", str(out), "--quiet"]) == 0
+        first, *_ = read_episodes(out / "variants" / "base" / "eval" / "episodes.jsonl")
+        user, card = first.turns[0].user, (to / "README.md").read_text()
+        assert "Player (P) is at" in user and "Player (P) is at" in card
+        assert user.splitlines()[-1] in card, "and asked for the same"
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_practised_policy_is_exported_with_its_plain_prompt(run, tmp_path, named: bool) -> None:
+    """Nothing is imagined here, so that practice keeps the model of stage 2."""
+    out, to = tmp_path / "run", tmp_path / "model"
+    small = [*SMALL, "variants=[plan]", "practice.worlds=2", "practice.rounds=1", "planner.max_questions=8"]
+    assert main(["run", "frozen_lake", "--out", str(out), *small, "--quiet"]) == 0
+    if named:
+        assert main(["export", str(out), "--variant", "plan", "--to", str(to)]) == 0
+    else:  # as if it had been taught something
+        policy = out / "practice-plan" / "round_1" / "policy" / "checkpoints" / "global_step_1"
+        shutil.copytree(Path(model_of(str(out / "practice-plan"))), policy)
+        assert main(["export", str(policy), "--to", str(to)]) == 0
+    task = load_config(to / "spa.yaml")
+    assert (task.agent.prompt, task.env.state_format) == ("base", "grid")
+
+
 def test_the_base_models_licence_comes_along(run, tmp_path) -> None:
     base, copy, to = (tmp_path / name for name in ("base", "run", "model"))
     shutil.copytree(resolve_path("builtin:tiny"), base)
@@ -171,11 +202,17 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
     to.mkdir()
     (to / "mine.txt").write_text("x")
     command = ["export", str(run), "--variant", "spa", "--to", str(to)]
+    for mine in (to, to / "mine.txt"):
+        assert main([*command[:-1], str(mine), "--force"]) == 2, "it is no export"
+        assert f"{mine} exists and is no exported model; give another --to" in capsys.readouterr().err
+    assert (to / "mine.txt").exists()
+    (to / "mine.txt").unlink()
+    assert main(command) == 0
+    (to / "old.txt").write_text("x")
     assert main(command) == 2
     assert "--force" in capsys.readouterr().err
-    assert (to / "mine.txt").exists()
     assert main([*command, "--force"]) == 0
-    assert not (to / "mine.txt").exists()
+    assert not (to / "old.txt").exists()
     stage = run / "variants" / "spa" / "ppo"
     assert main(["export", str(stage), "--to", str(stage), "--force"]) == 2
     assert "give another --to" in capsys.readouterr().err

@@ -27,6 +27,10 @@ def load_config(name: str | Path | Config | None = None, *settings: str) -> Conf
     Raises:
         ValueError: one line that names the unknown key or the wrong value, and the nearest known one.
     """
+    if not all(isinstance(setting, str) for setting in settings):
+        raise ValueError(
+            "settings are texts, each an argument of its own: load_config(name, 'ppo.steps=20', 'eval.worlds=8')"
+        )
     if isinstance(name, Config):
         if settings:
             raise ValueError("settings are for a config given by its name; assign to a Config's fields instead")
@@ -198,15 +202,23 @@ class Run:
             return list(read_episodes(self._stage(variant, "eval") / "planner_episodes.jsonl"))
         return list(read_episodes(self._stage(variant, stage) / "episodes.jsonl"))
 
-    def model(self, variant: str | None = None, stage: str = "ppo") -> str:
-        """The model folder that a stage trained (``ppo``, ``sft`` or ``practice``).
+    def model(self, variant: str | None = None, stage: str | None = None) -> str:
+        """The model that a variant's evaluation plays, or the one that a stage trained (``ppo``, ``sft`` or ``practice``).
 
         Raises:
-            ValueError: it has not trained one.
+            ValueError: it has not been trained.
         """
+        from spa.config.variants import variant_named
+        from spa.runs.products import trained_model
+        from spa.runs.record import read_done
         from spa.runs.stage import model_of
 
-        return model_of(str(self._stage(variant, stage)), "stage")
+        folder = self._stage(variant, stage or "ppo")
+        if stage is None:
+            return trained_model(self.config, variant_named(self.config, str(variant)), self.folder)
+        if read_done(folder) is None:
+            raise ValueError(f"{folder} holds no finished stage, so no model")
+        return model_of(str(folder), "stage")
 
     def report(self) -> Path:
         """Writes ``report.html``; returns its path."""
@@ -217,6 +229,7 @@ class Run:
     def _stage(self, variant: str | None, stage: str) -> Path:
         """The folder of a stage."""
         from spa.common.names import choose
+        from spa.config.variants import practice_folder, selfplay_folder, sft_folder, variant_named
         from spa.runs.folder import variants_folder
 
         choose("stage", stage, ["selfplay", "sft", "practice", "ppo", "eval"])
@@ -224,8 +237,10 @@ class Run:
             if variant is None:
                 raise ValueError(f"stage {stage} belongs to a variant: give one of {', '.join(self.variants)}")
             return variants_folder(self.folder) / choose("variant of this run", variant, self.variants) / stage
-        variant_folder = self.folder / f"{stage}-{variant}"
-        return variant_folder if variant and variant_folder.is_dir() else self.folder / stage
+        if variant is None:
+            return self.folder / stage
+        of = {"selfplay": selfplay_folder, "sft": sft_folder, "practice": practice_folder}[stage]
+        return of(self.folder, variant_named(self.config, variant))
 
 
 @dataclass(frozen=True)

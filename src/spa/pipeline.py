@@ -227,11 +227,11 @@ def report(out: Path, episodes: int | None = None) -> Path:
     """
     from spa.evaluate.summary import comparison_table, render_text
     from spa.report.collect import collect
-    from spa.report.html import render_report, write_page
+    from spa.report.html import render_report, sealed, write_page
     from spa.report.terminal import learning_curves
 
     data = collect(out, episodes)
-    path = write_page(render_report(data), out / "report.html")
+    path = write_page(sealed(render_report(data)), out / "report.html")
     results = {name: variant.result for name, variant in data.variants.items() if variant.result is not None}
     if results:
         if curves := learning_curves(data):

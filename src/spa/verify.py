@@ -25,7 +25,7 @@ from spa.evaluate.samples import SAMPLES, read_samples
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.world_model import world_model_metrics
 from spa.report.collect import collect
-from spa.report.html import render_report
+from spa.report.html import is_sealed, render_report, sealed
 from spa.rl.curriculum import is_real, training_tasks
 from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
@@ -273,7 +273,9 @@ def _report(folder: RunFolder) -> str:
     last = folder.last_command()
     if (last.get("spa"), last.get("package_git")) != (__version__, git_state(str(Path(__file__).parent))):
         return "not compared: another version of the package wrote it"
-    written = (folder.path / "report.html").read_bytes()
-    if written != render_report(collect(folder.path)).encode("utf-8", "replace"):
-        raise ValueError(f"not what the run gives now; `spa report {folder.path}` writes it again")
-    return "what `spa report` writes now"
+    written = (folder.path / "report.html").read_text(encoding="utf-8", errors="replace")
+    if written == sealed(render_report(collect(folder.path))):
+        return "what `spa report` writes now"
+    if not is_sealed(written):
+        raise ValueError(f"changed since it was written; `spa report {folder.path}` writes it again")
+    return f"older than the last command; `spa report {folder.path}` writes it again"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +75,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Variant = Annotated[
     str | None,
     typer.Option(
-        "--variant", help="A variant (spa env list) or a YAML file. Default: the first of variants.", show_default=False
+        "--variant",
+        help="A variant (spa env list) or a YAML file. Default: the first of variants; eval without a run: base.",
+        show_default=False,
     ),
 ]
 SourceVariant = Annotated[
@@ -123,6 +126,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
     except SystemExit as error:  # ours returns codes
+        if (
+            isinstance(error.__context__, OSError) and error.__context__.errno == errno.EPIPE
+        ):  # typer ends so: `spa play | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         return _fail(f"Error: a world or library asked to end the program (SystemExit: {error})", 2)
     except BrokenPipeError:  # `spa config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -256,9 +264,11 @@ def evaluate(
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pass@1, Pass@k and world-model accuracy of one variant on held-out worlds."""
+    """Pass@1, Pass@k and world-model accuracy of one variant on held-out worlds; without a run in --out, of the model as it is."""
+    from spa.cli.play import exported
     from spa.runs.stage import model_of
 
+    words, model = exported(words, model, "eval")
     with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
         model = model_of(model) if model else None
     options = _Options(words, out, resume, dry_run, quiet, variant, model)
@@ -373,8 +383,11 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     name, settings = _words(options.words)
     preset = preset_of(name, settings) if name is not None else None
     folder = options.out or default_folder(cfg)
-    chosen = options.variant or (cfg.variants[0] if command in ("ppo", "eval") else None)
+    trained = command == "ppo" or (command == "eval" and folder.joinpath("config.yaml").is_file())
+    chosen = options.variant or (cfg.variants[0] if trained else "base" if command == "eval" else None)
     variant = load_variant(chosen) if chosen else None
+    if variant and not trained and options.variant is None:  # a model as it is
+        variant = replace(variant, state_format=cfg.env.state_format)
     said = is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []

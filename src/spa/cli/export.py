@@ -48,7 +48,7 @@ def export(
     if push:
         check_push(push)
     checkpoint = find_checkpoint(source, variant=variant, sft=sft, which=which, step=step)
-    files = export_files(checkpoint, adapter=adapter)
+    files = export_files(checkpoint, None if sft else variant, adapter=adapter)
     write(checkpoint, to, files=files, dtype=dtype, adapter=adapter, force=force)
     print(f"{checkpoint} -> {to}")
     if push:

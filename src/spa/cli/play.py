@@ -39,7 +39,7 @@ def play(
     else:
         if variant:
             raise ValueError("--variant chooses a model of a run: give the run's folder first, as in `spa play runs/a`")
-        words, model = _exported(words, model)
+        words, model = exported(words, model, "play")
         cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
     screen = Screen()
     ask = _ask if take_over else None
@@ -83,7 +83,7 @@ def _predicts(folder: Path, variant: VariantConfig) -> bool:
     return variant.sft and not variant.rl if coverage is None else coverage > 0.5
 
 
-def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | None, str | None]:
+def exported(words: list[str] | None, model: str | None, command: str) -> tuple[list[str] | None, str | None]:
     """An exported folder given as NAME stands for its task and itself as the model.
 
     Raises:
@@ -95,7 +95,8 @@ def _exported(words: list[str] | None, model: str | None) -> tuple[list[str] | N
         return words, model
     if not (folder / TASK).is_file():
         raise ValueError(
-            f"{folder} is neither a run nor an exported model (no {TASK}): use `spa play NAME --model {folder}`"
+            f"{folder} is no exported model (no {TASK}): use `spa {command} NAME --model {folder}`"
+            + (f" or, for a run, --out {folder}" if command != "play" and (folder / "config.yaml").is_file() else "")
         )
     return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 

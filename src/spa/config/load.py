@@ -205,6 +205,10 @@ def _is_checkpoint(value: str) -> bool:
 
 
 def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset: Preset | None) -> Config:
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder, not a config: a run is given with --out {path}, an exported model's task as {path}/spa.yaml"
+        )
     if not path.is_file():
         near = nearest(path.stem, names_of("env"))
         raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))

@@ -10,7 +10,9 @@ from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
 from spa.common.manifest import MANIFEST
 from spa.common.names import choose
-from spa.runs.folder import variants_folder
+from spa.config.load import load_config
+from spa.config.variants import practice_folder, sft_folder, variant_named
+from spa.runs.folder import variant_names, variants_folder
 from spa.runs.record import read_done
 from spa.runs.stage import model_of
 
@@ -23,7 +25,7 @@ def find_checkpoint(
     """A checkpoint of a run folder or stage folder, or the checkpoint itself.
 
     Args:
-        variant: of a run: whose stage 3; None: the only one.
+        variant: of a run: whose stage 3 or, without RL, whose practice or stage 2; None: the only one trained by PPO.
         sft: of a run: stage 2 instead.
         which: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation).
         step: of this step instead.
@@ -38,6 +40,8 @@ def find_checkpoint(
             raise ValueError(f"{source} is a single model: it has no variants, stages or steps to choose from")
         return source
     stage = _stage(source, variant, sft) if (source / "config.yaml").is_file() else source
+    if which == "used" and step is None and stage.name.startswith("practice-"):
+        return Path(model_of(str(stage)))  # of its last round
     checkpoints = dict(list_checkpoints(stage))
     if not checkpoints:
         raise ValueError(f"{stage} holds no checkpoint")
@@ -58,12 +62,21 @@ def find_checkpoint(
 
 
 def _stage(run: Path, variant: str | None, sft: bool) -> Path:
+    cfg = load_config(run / "config.yaml", missing_ok=True)
     if sft:
-        variant_folder = run / f"sft-{variant}"
-        folder = variant_folder if variant and variant_folder.is_dir() else run / "sft"
-        if not folder.is_dir():
-            raise ValueError(f"{run} has no SFT model")
-        return folder
+        of_variant = sft_folder(run, variant_named(cfg, variant)) if variant else run / "sft"
+        folder = of_variant if of_variant.is_dir() else run / "sft"
+        own = sorted(path.name for path in run.glob("sft-*"))
+        if not folder.is_dir() and (variant or len(own) != 1):
+            has = f"; it has {', '.join(own)}: choose one with --variant" if own else ""
+            raise ValueError(f"{run} has no SFT model" + (f" of variant {variant}" if variant else "") + has)
+        return folder if folder.is_dir() else run / own[0]
+    if variant and variant in variant_names(run, cfg) and not (chosen := variant_named(cfg, variant)).rl:
+        stages = (practice_folder, sft_folder) if chosen.practice else (sft_folder,) if chosen.sft else ()
+        found = next((folder for of in stages if (folder := of(run, chosen)).is_dir()), None)
+        if found is None:
+            raise ValueError(f"variant {variant} of {run} has no trained model")
+        return found
     variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
     if variant is None:
         if len(variants) != 1:
@@ -94,13 +107,16 @@ def export(
         files: name -> text of what is written beside them, such as the model card.
         dtype: of the copied weights; None keeps theirs.
         adapter: export only the LoRA adapters, in peft's format, instead of the merged model.
-        force: replace an existing ``target``.
+        force: replace an earlier export in ``target``; anything else is kept.
 
     Raises:
         ValueError: ``target`` exists; unknown dtype; no adapters; the model cannot be loaded.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not force:
-        raise ValueError(f"{target} exists; add --force to replace it")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
+            raise ValueError(f"{target} exists and is no exported model; give another --to")
+        if not force:
+            raise ValueError(f"{target} exists; add --force to replace it")
     if target.exists() and (target.resolve() in checkpoint.resolve().parents or target.samefile(checkpoint)):
         raise ValueError(f"{target} holds the model that is exported; give another --to")
     if adapter and not (checkpoint / "adapter").is_dir():
@@ -109,8 +125,6 @@ def export(
         choose("--dtype", dtype, ("float32", "bfloat16", "float16"))
     if adapter and dtype:
         raise ValueError("--dtype is of the merged model; leave it out with --adapter")
-    if target.is_file():
-        target.unlink()
     with atomic_folder(target) as folder:
         if adapter:
             shutil.copytree(checkpoint / "adapter", folder, dirs_exist_ok=True)

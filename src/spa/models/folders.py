@@ -33,7 +33,7 @@ def resolve_path(path: str) -> str:
             raise ValueError(f"the model {name!r} has not been downloaded yet: run `spa model get {name}`")
         return str(cache_folder(name))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
-    looks_local = looks_local or path.endswith(".gguf")
+    looks_local = looks_local or path.endswith(".gguf") or ("/" in path and Path(path).parent.is_dir())
     folder = Path(path).expanduser()
     gguf = [folder] if path.endswith(".gguf") and folder.is_file() else sorted(folder.glob("*.gguf"))
     if gguf and not any(folder.glob("*.safetensors")):

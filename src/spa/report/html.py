@@ -184,6 +184,22 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+_SEAL = "<!-- sha256 {} -->\n"
+
+
+def sealed(page: str) -> str:
+    """The page with its digest at the end, which tells an older page from a changed one. For lone surrogates, which a model can
+    write and UTF-8 cannot encode, it has question marks."""
+    text = page.encode("utf-8", "replace").decode("utf-8")
+    return text + _SEAL.format(hashlib.sha256(text.encode()).hexdigest())
+
+
+def is_sealed(page: str) -> bool:
+    """Whether a page is as ``sealed`` made it."""
+    text = page[: page.rfind("<!-- sha256 ")]
+    return page == text + _SEAL.format(hashlib.sha256(text.encode()).hexdigest())
+
+
 def write_page(text: str, path: str | os.PathLike[str]) -> Path:
     """Writes a page atomically and returns its path."""
     # A model can write lone surrogates, which UTF-8 cannot encode.

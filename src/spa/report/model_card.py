@@ -14,12 +14,12 @@ from spa.agent.policy import make_task, sampling_for
 from spa.common.tables import markdown_table
 from spa.config.load import load_config, to_yaml
 from spa.config.schema import Config
-from spa.config.variants import played_config, source_config, variant_named
+from spa.config.variants import played_config, practice_folder, source_config, variant_named
 from spa.evaluate.roles import BASE
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
 from spa.models.folders import resolve_path
-from spa.runs.folder import TASK, variants_folder
+from spa.runs.folder import TASK, variant_names, variants_folder
 from spa.runs.record import read_done
 from spa.runs.trainings import trainings
 
@@ -49,19 +49,20 @@ print(forced + tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=T
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a checkpoint comes from: its ``run``, its stage 3 variant (None: stage 2 or practice) and the config of its task."""
+    """Where a checkpoint comes from: its ``run``, its variant (None: stage 2) and the config of its task."""
 
     run: Path
     config: Config
     variant: str | None
 
 
-def export_files(checkpoint: Path, *, adapter: bool = False) -> dict[str, str]:
-    """Name -> text of the files that belong to an exported checkpoint.
+def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool = False) -> dict[str, str]:
+    """Name -> text of the files that belong to an exported checkpoint, as ``variant`` of its run plays it.
 
-    Outside a run nothing is known of it: a card of its own is kept, else a bare one written.
+    Without a variant its folder tells what it was trained for. Outside a run nothing is known of it: a card of its own is kept,
+    else a bare one written.
     """
-    origin = _origin(checkpoint)
+    origin = _origin(checkpoint, variant)
     if origin is None:
         readme = checkpoint / "README.md"
         kept = readme.is_file()
@@ -71,15 +72,22 @@ def export_files(checkpoint: Path, *, adapter: bool = False) -> dict[str, str]:
     return files | ({"LICENSE": licence} if licence else {})
 
 
-def _origin(checkpoint: Path) -> Origin | None:
+def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
     run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
     if run is None:
         return None
     cfg = load_config(run / "config.yaml", missing_ok=True)
     stage = checkpoint.resolve().parent.parent
-    if stage.name == "ppo":
-        variant = variant_named(cfg, stage.parent.name)
+    if variant_name or stage.name == "ppo":
+        variant = variant_named(cfg, variant_name or stage.parent.name)
         return Origin(run, played_config(cfg, variant), variant.name)
+    practised = next((parent for parent in stage.parents if parent.name.startswith("practice-")), None)
+    if practised is not None:  # the plain policy of those that share it: of one without RL, if there is one
+        variants = [variant_named(cfg, name) for name in variant_names(run, cfg)]
+        sharing = [each for each in variants if each.practice and practice_folder(run, each).name == practised.name]
+        if sharing:
+            variant = min(sharing, key=lambda each: each.rl)
+            return Origin(run, played_config(cfg, variant), variant.name)
     name = stage.name.partition("-")[2]
     stage_cfg = source_config(cfg, variant_named(cfg, name) if name else None)
     stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt
@@ -195,6 +203,5 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
         code.rstrip(),
         "```",
         "",
-        f"With the package `spa-agent`: `spa play FOLDER` watches it play; `{TASK}` holds the task, a config file for "
-        f"`spa eval FOLDER/{TASK} model=FOLDER`.",
+        f"With the package `spa-agent`: `spa play FOLDER` watches it play, `spa eval FOLDER` measures it; `{TASK}` holds the task.",
     ]

@@ -40,6 +40,8 @@ def check_inputs(
     if stage == "practice":
         return practised_model(variant, out), None
     if stage == "ppo":
+        if not variant.rl:
+            raise ValueError(f"variant {variant.name} has no stage 3; use one with `rl: true`, such as vanilla or spa")
         if variant.continues and read_done(variants_folder(out) / variant.continues / "ppo") is None:
             raise ValueError(
                 f"variant {variant.name} continues {variant.continues}, which was not trained in {out}: list it first, or "
