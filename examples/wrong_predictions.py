@@ -1,6 +1,6 @@
 """Where a model's world model is wrong: its predictions against what happened, as a data frame.
 
-python examples/wrong_predictions.py runs/first/sft
+python examples/wrong_predictions.py RUN/sft        # of a run of frozen_lake
 """
 
 import sys

@@ -90,7 +90,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.test_pipeline import SMALL
 
     monkeypatch.chdir(tmp_path)
-    run = spa.run("sokoban_easy", *SMALL, out="runs/first", quiet=True)
+    run = spa.run("frozen_lake", *SMALL, out="runs/first", quiet=True)
     shutil.copytree("runs/first", "runs/second")
     monkeypatch.setattr(spa, "run", lambda *args, **settings: run, raising=False)
     for page in (ROOT / "README.md", ROOT / "docs" / "python.md"):

@@ -323,7 +323,14 @@ def pretrain(
 
 @app.command()
 def config(
-    words: Words = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME KEY=VALUE",
+            help="A config name or YAML file (default: sokoban), and settings.",
+            show_default=False,
+        ),
+    ] = None,
     variant: Annotated[
         str | None, typer.Option("--variant", help="With the settings of this variant.", show_default=False)
     ] = None,

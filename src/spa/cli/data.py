@@ -201,15 +201,22 @@ def _read(file: Path) -> tuple[list[Row], Path, str]:
     from spa.common.progress import note
     from spa.data.layouts import read_rows
 
-    path = file / "train.parquet" if file.is_dir() else file
-    if file.is_dir() and not path.is_file() and (file / "selfplay" / "train.parquet").is_file():
-        path = file / "selfplay" / "train.parquet"
+    path = _training_file(file) if file.is_dir() else file
     rows, skipped, layout = read_rows(path)
     for reason, count in skipped.items():
         note(f"{count} rows of {path.name} skipped: {reason}")
     if not rows:
         raise ValueError(f"{path} has no row that can be used: {dict(skipped) or 'it is empty'}")
     return rows, path, layout
+
+
+def _training_file(folder: Path) -> Path:
+    """The rows of a folder of stage 1, or of the run's or only stage 1 of a run."""
+    places = [folder, folder / "selfplay", *sorted(folder.glob("selfplay-*"))]
+    found = [place / "train.parquet" for place in places if (place / "train.parquet").is_file()]
+    if len(found) > 1 and found[0].parent.parent == folder and found[0].parent.name != "selfplay":
+        raise ValueError(f"{folder} has several stages 1; give one: {', '.join(str(path.parent) for path in found)}")
+    return found[0] if found else folder / "train.parquet"
 
 
 def _chat(model: str) -> Chat:
