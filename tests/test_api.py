@@ -44,6 +44,8 @@ def test_a_run_knows_its_results(run: spa.Run) -> None:
     assert run.metrics(stage="sft") and run.metrics("spa", "sft") == run.metrics(stage="sft")
     assert len(run.episodes(stage="selfplay")) == 8
     assert Path(run.model("spa"), "config.json").is_file()
+    assert run.model("spa") == run.model("spa", "ppo") != run.model(stage="sft") == run.model("spa", "sft")
+    assert run.model("base") == "builtin:tiny"
     assert run.report() == run.folder / "report.html"
 
 
@@ -56,6 +58,10 @@ def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
         run.metrics("vagen")
     with pytest.raises(ValueError, match="no episode file"):
         run.episodes("spa", "planner")
+    with pytest.raises(ValueError, match=r"practice-spa holds no finished stage"):
+        run.model("spa", "practice")
+    with pytest.raises(ValueError, match="settings are texts"):
+        spa.load_config("frozen_lake", ["ppo.steps=20"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="holds no run"):
         spa.Run(tmp_path)
     with pytest.raises(ValueError, match="already holds"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -198,6 +199,18 @@ def test_gymnasium_errors_are_the_users(
 
     monkeypatch.setattr(sys.modules["spa.pipeline"], "run", broken)
     assert fails(2, ["run", "sokoban", "--out", "x"], capsys) == "Error: Environment `X` doesn't exist."
+
+
+def test_a_reader_that_went_away_is_no_error(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    """As in ``spa play | head``: typer turns the error into an exit."""
+
+    def gone(cfg: Any, out: Path, *, resume: bool) -> None:
+        raise OSError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], "run", gone)
+    monkeypatch.setattr(os, "dup2", lambda *files: None)
+    assert main(["run", "sokoban", "--out", "x", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_defect_keeps_its_traceback(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

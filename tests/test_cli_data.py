@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,17 @@ def test_stats(data, capsys) -> None:
     stats = json.loads(capsys.readouterr().out)
     assert stats["over_max_length"] == 6
     assert stats["rejections"] == {"no think block": 1}
+
+
+def test_the_only_stage_1_of_a_run_is_meant(data, capsys) -> None:
+    run = data.parent
+    data.rename(run / "selfplay-plan")
+    assert main(["data", "stats", str(run)]) == 0
+    shutil.copytree(run / "selfplay-plan", run / "selfplay-raw")
+    assert main(["data", "stats", str(run)]) == 2
+    assert f"give one: {run / 'selfplay-plan'}, {run / 'selfplay-raw'}" in capsys.readouterr().err
+    shutil.copytree(run / "selfplay-plan", run / "selfplay")
+    assert main(["data", "stats", str(run)]) == 0, "that of the run itself"
 
 
 def test_inspect(data, capsys) -> None:

@@ -206,6 +206,7 @@ def test_a_configs_name_is_its_world(capsys: pytest.CaptureFixture[str], monkeyp
 
     assert named_world("sokoban", {}) == ("sokoban", {})
     assert named_world("frozen_lake_6x6", {"p": 0.5})[1] == {"size": 6, "p": 0.5, "is_slippery": True}
+    assert named_world("examples/vault.yaml", {"wheels": 3}) == ("vault:Vault", {"wheels": 3, "digits": 5, "moves": 4})
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert main(["env", "play", "sokoban_easy"]) == 0
     assert "P" in capsys.readouterr().out

@@ -272,6 +272,14 @@ def test_a_whole_run_is_right(whole: Path, capsys: pytest.CaptureFixture[str]) -
     assert failures(whole, capsys) == []
 
 
+def test_an_older_report_is_no_failure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(run)
+    folder.open(folder.config(), "eval spa", resume=True)
+    assert failures(run, capsys) == []
+    main(["verify", str(run)])
+    assert "report.html: older than the last command; `spa report" in capsys.readouterr().out
+
+
 def change_turn(path: Path, **changes: object) -> None:
     read, write = (
         (read_samples, write_samples) if path.name == SAMPLES else (lambda p: list(read_episodes(p)), write_episodes)

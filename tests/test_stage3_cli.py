@@ -73,6 +73,14 @@ def test_a_start_that_holds_no_model_is_one_line_and_nothing_is_written(tmp_path
         assert not out.exists()
 
 
+def test_a_variant_without_stage_3_is_not_trained(tmp_path, capsys) -> None:
+    for variant in ("base", "sft"):
+        out = tmp_path / variant
+        assert main(["ppo", "frozen_lake", "--variant", variant, "--out", str(out), *ONE, "--quiet"]) == 2
+        assert f"variant {variant} has no stage 3" in capsys.readouterr().err
+        assert not out.exists()
+
+
 def plan(capsys, *argv: str) -> str:
     assert main([*argv, "--dry-run"]) == 0
     return "\n".join(line for line in capsys.readouterr().out.splitlines() if line.startswith("#"))

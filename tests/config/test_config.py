@@ -180,6 +180,7 @@ def test_model_as_an_existing_folder_without_slash(tmp_path: Path, monkeypatch: 
         ("sokoban", ["report.trackers=[wandb,mlflow]"], r"report.trackers\[1\] must be .* not 'mlflow'"),
         ("sokoban", ["model.path="], "model.path must not be empty"),
         ("no/such.yaml", [], "no config file no/such.yaml"),
+        ("docs/scales", [], "docs/scales is a folder, not a config: a run is given with --out docs/scales"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(name: str, overrides: list[str], message: str) -> None:

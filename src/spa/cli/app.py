@@ -126,15 +126,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("Interrupted.", 130)
     except SystemExit as error:  # ours returns codes
-        if (
-            isinstance(error.__context__, OSError) and error.__context__.errno == errno.EPIPE
-        ):  # typer ends so: `spa play | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+        if getattr(error.__context__, "errno", None) == errno.EPIPE:  # typer ends so
+            return _unread()
         return _fail(f"Error: a world or library asked to end the program (SystemExit: {error})", 2)
-    except BrokenPipeError:  # `spa config | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return _unread()
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors; called without arguments, the message is the help
             bare = type(error).__name__ == "NoArgsIsHelpError"
@@ -165,6 +161,12 @@ def _setting_hint(option: str) -> str:
     word = option.lstrip("-").replace("-", "_")
     names = [name for name in setting_names(Config) if word in (name, name.rpartition(".")[2])]
     return f". Settings are written key=value: {' or '.join(f'{name}=...' for name in names[:4])}" if names else ""
+
+
+def _unread() -> int:
+    """Ends a command whose output nobody reads any more: ``spa config | head``."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
 
 
 def _fail(message: str, code: int) -> int:
