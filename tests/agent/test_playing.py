@@ -13,6 +13,7 @@ from spa.agent.policy import sampling_for
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, overlaps, split_of
+from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.envs import make_env
 from tests.scripted import CHAT, LAKE, Scripted, lake_task
@@ -206,7 +207,9 @@ def test_splits_share_no_content_and_the_cursor_continues() -> None:
     assert sum(images.values()) > 0, "of the same lakes turned around some are in two splits"
     first = WorldSource(task, "train", 3 * 10**9)
     part = first.take(15)
-    rest = WorldSource(task, "train", 3 * 10**9, cursor=first.cursor).take(25)
+    with progress(25, "worlds") as bar:
+        rest = WorldSource(task, "train", 3 * 10**9, cursor=first.cursor).take(25, bar)
+    assert bar.done == 25
     assert part + rest == taken["train"]
 
 

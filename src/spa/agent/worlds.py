@@ -10,6 +10,7 @@ import numpy as np
 
 from spa.agent.task import Task
 from spa.common.names import choose
+from spa.common.progress import progress
 from spa.config.seeds import SEEDS_OF_A_RUN
 from spa.envs.checked import WorldError
 
@@ -84,8 +85,8 @@ class WorldSource:
         self._env = task.make_env()
         self._taken: set[str] = set()
 
-    def take(self, count: int) -> list[World]:
-        """The next ``count`` worlds."""
+    def take(self, count: int, bar: progress | None = None) -> list[World]:
+        """The next ``count`` worlds; ``bar`` shows how many have been found."""
         worlds: list[World] = []
         fruitless = 0
         while len(worlds) < count:
@@ -109,6 +110,8 @@ class WorldSource:
             if self.unique:
                 self._taken.add(key)
             worlds.append(world)
+            if bar:
+                bar.advance()
         return worlds
 
     def _look(self, seed: int) -> tuple[World, str | None]:

@@ -239,7 +239,8 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
     selfplay_worlds = max(1, settings.worlds // 3)
     counts = {"selfplay": selfplay_worlds, "train": settings.worlds - selfplay_worlds}
     sources = {split: WorldSource(task, split, first_seed(seeds, split), unique=True) for split in counts}
-    starts = {split: sources[split].take(count) for split, count in counts.items()}
+    with progress(settings.worlds, "finding start states") as bar:  # slow where distinct worlds are few
+        starts = {split: sources[split].take(count, bar) for split, count in counts.items()}
     worlds = [world for chosen in starts.values() for world in chosen]
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     with closing(policy), journaled(world_model, out / "answers.jsonl", identity(model)):
