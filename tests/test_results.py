@@ -14,13 +14,18 @@ from spa.reproduce.table import markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 # docs/results/FILE.json -> the scale whose `spa reproduce --scale SCALE --numbers FILE` prints its table
-SCALES = {"frozen_lake": "hours", "main": "main", "planning_worlds": str(DOCS / "scales" / "planning-worlds.yaml")}
+SCALES = {
+    "frozen_lake": "hours",
+    "main": "main",
+    "longer_practice": str(DOCS / "scales" / "longer-practice.yaml"),
+    "planning_worlds": str(DOCS / "scales" / "planning-worlds.yaml"),
+}
 ROWS = {  # of the overview -> file and world
     "FrozenLake 4x4": ("main", "frozen_lake"),
     "Sokoban, eight moves": ("main", "sokoban"),
     "Sudoku 4x4": ("main", "sudoku"),
     "FrozenLake 4x4, five actions a turn": ("planning_worlds", "frozen_lake_five_actions"),
-    "FrozenLake 5x5": ("planning_worlds", "frozen_lake_5x5"),
+    "FrozenLake 5x5": ("longer_practice", "frozen_lake_5x5"),
     "FrozenLake 6x6": ("planning_worlds", "frozen_lake_6x6"),
     "FrozenLake 4x4, slippery": ("planning_worlds", "frozen_lake_slippery"),
     "Sokoban, two boxes": ("planning_worlds", "sokoban_2_boxes"),

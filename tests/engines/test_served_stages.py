@@ -183,7 +183,7 @@ def test_the_random_policy_asks_nobody(server: Server, tmp_path: Path) -> None:
 def test_eval_of_the_model_behind_the_server(server: Server, tmp_path: Path) -> None:
     sizes = ["eval.worlds=3", "eval.samples=2", "eval.ks=[1,2]", "eval.bootstrap=20", "eval.world_model_worlds=2"]
     assert main(command(server, "eval", tmp_path / "run", "variants=[vanilla]", *sizes)) == 0
-    folder = tmp_path / "run" / "variants" / "vanilla" / "eval"
+    folder = tmp_path / "run" / "variants" / "base" / "eval"
     scores = json.loads((folder / "result.json").read_text())
     assert scores["metrics"]["samples"] == 6
     assert scores["world_model"]

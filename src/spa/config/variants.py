@@ -58,8 +58,7 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
         if variant.name in earlier:
             raise ValueError(f"two variants are named {variant.name!r}")
         stage_3, source = variant_config(cfg, variant), source_config(cfg, variant)
-        if variant.continues:
-            shorter = earlier.get(variant.continues) or variant_named(cfg, variant.continues)
+        if shorter := earlier.get(variant.continues) or _known(cfg, variant.continues):
             _check_continues(cfg, variant, stage_3, shorter)
         earlier[variant.name] = variant
         dreams = variant.rl and stage_3.curriculum.imagined and not stage_3.curriculum.imagined_file
@@ -84,6 +83,14 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
                 f"variants {other} and {variant.name} share the self-play data {key or 'of the run'!r} but not its settings "
                 f"({', '.join(changed)}); give one of them another `selfplay` name"
             )
+
+
+def _known(cfg: Config, name: str) -> VariantConfig | None:
+    """A run's or packaged variant; None for a name that neither has."""
+    try:
+        return variant_named(cfg, name) if name else None
+    except ValueError:
+        return None
 
 
 def _differences(known: Config, source: Config) -> list[str]:
