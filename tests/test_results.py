@@ -33,8 +33,12 @@ ROWS = {  # of the overview -> file and world
 
 
 FIGURES = {  # of docs/images -> file and variants
-    f"{world}-{axis}.svg": ("main", variants)
-    for world, variants in (("frozen_lake", "vanilla_longer,se,spa_plan"), ("sokoban", "vanilla_longer,spa_plan"))
+    f"{world}-{axis}.svg": (file, variants)
+    for file, world, variants in (
+        ("main", "frozen_lake", "vanilla_longer,se,spa_plan"),
+        ("main", "sokoban", "vanilla_longer,spa_plan"),
+        ("longer_practice", "frozen_lake_5x5", "vanilla_longer,spa_plan"),
+    )
     for axis in ("cpu_time", "actions")
 }
 
@@ -80,7 +84,7 @@ def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_figures_are_drawn_from_the_stored_numbers(name: str) -> None:
-    """As the page says: ``spa reproduce --scale main --numbers FILE --variants VARIANTS --out FOLDER`` writes them."""
+    """As CONTRIBUTING says: ``spa reproduce --scale SCALE --numbers FILE --variants VARIANTS --out FOLDER`` writes them."""
     file, variants = FIGURES[name]
     scale = load_scale(SCALES[file])
     scale.override("variants", variants.split(","))

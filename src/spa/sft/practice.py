@@ -250,7 +250,7 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
         note(
             f"practice: no path to a reward was imagined from any of {len(worlds)} start states within {planner.depth} actions, so "
             "there is nothing to learn; check the world model (imagination/ in the evaluation), planner.depth and "
-            "planner.min_probability"
+            "planner.min_probability; where self-play seldom wins, set selfplay.outcome_share=0.1"
         )
     past = [row for part in transition_files for row in read_rows(part)[0]]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
