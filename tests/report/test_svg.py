@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spa.evaluate.bootstrap import Interval
@@ -83,6 +83,7 @@ def test_seeds_are_thin_lines_behind_their_mean_and_inside_the_axes() -> None:
 numbers = st.floats(-1e12, 1e12, allow_nan=False)
 
 
+@example([(0.0, 0.0), (5e-324, 0.0)], False)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=80), st.booleans())
 def test_everything_stays_inside(values: list[tuple[float, float]], share: bool) -> None:
     series = sorted(dict(values).items())

@@ -153,7 +153,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 def _widened(low: float, high: float) -> tuple[float, float]:
     """A range of positive length."""
-    return (low, high) if high > low else (low - 0.5, high + 0.5) if low != 1 else (0.5, 2.0)
+    return (low, high) if high - low > 1e-300 else (low - 0.5, high + 0.5) if low != 1 else (0.5, 2.0)
 
 
 def _y_range(values: Sequence[float], share: bool) -> tuple[float, float]:
