@@ -48,7 +48,7 @@ def test_no_row_depends_on_its_neighbours(lengths: list[int], seed: int) -> None
     with torch.no_grad():
         first = packed(model, rows)[0]
         again = packed(model, [rows[0], *[row % 128 for row in others]])[0]
-    torch.testing.assert_close(first, again, rtol=0, atol=1e-6)
+    torch.testing.assert_close(first, again, rtol=0, atol=1e-5)  # values near 1 in float32
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
