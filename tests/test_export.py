@@ -121,6 +121,8 @@ def test_an_exported_model_is_measured_in_the_states_that_it_was_trained_on(run,
         user, card = first.turns[0].user, (to / "README.md").read_text()
         assert "Player (P) is at" in user and "Player (P) is at" in card
         assert user.splitlines()[-1] in card, "and asked for the same"
+        again = ["eval", "--variant", "base", "--model", str(to), "--out", str(out), "--resume", "--quiet"]
+        assert main(again) == 0, "as an interrupted command says how to go on"
 
 
 @pytest.mark.parametrize("named", [True, False])

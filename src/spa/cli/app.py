@@ -395,7 +395,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     trained = command == "ppo" or (command == "eval" and folder.joinpath("config.yaml").is_file())
     chosen = options.variant or (cfg.variants[0] if trained else "base" if command == "eval" else None)
     variant = load_variant(chosen) if chosen else None
-    if variant and not trained and options.variant is None:  # a model as it is
+    if variant and command == "eval" and chosen == "base":  # a model as it is, also where this is resumed
         variant = replace(variant, state_format=cfg.env.state_format)
     said = is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported

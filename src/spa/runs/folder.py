@@ -169,7 +169,8 @@ class RunFolder:
         started, config = datetime.now(UTC).isoformat(timespec="seconds"), to_yaml(cfg)
         facts = {**provenance(cfg, device), "seed": cfg.seeds.run, "config_sha256": _sha256(config)}
         self.say_damage()
-        entries, known = self.info().get("commands", []), self.info().get("variants", {})
+        info = self.info()
+        entries, known = info.get("commands", []), info.get("variants", {})
         self._compare(facts)
         atomic_write(self.config_path, config)
         entry = {"command": command, "resume": resume, "started": started, **facts}
