@@ -181,6 +181,16 @@ def test_a_row_answers_with_one_best_action() -> None:
     assert len(rows) == sum(map(len, taught.values()))
 
 
+def test_rows_that_worlds_share_are_kept_once() -> None:
+    task, once = lake_task(1), WORLDS[:2]
+    rows, others = (
+        lesson_rows(oracle(task), task, worlds, PlannerConfig(), whole=True, values=True)
+        for worlds in (once, [*once, WORLDS[0], WORLDS[1]])
+    )
+    assert (others.plans, others.values) == (rows.plans, rows.values)
+    assert (rows.solved, others.solved) == (2, 4)
+
+
 def test_without_thoughts_the_lesson_is_the_answer_alone() -> None:
     task = Task(LAKE, AgentConfig(style="terse", window=1, think=False))
     rows = lesson_rows(oracle(task), task, WORLDS[:1], PlannerConfig(), whole=False).plans

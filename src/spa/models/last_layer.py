@@ -46,12 +46,14 @@ class Reads:
         asks, masks = [], []
         for batch, (_, longest) in zip(layout.rows, layout.batches, strict=True):
             places = [np.unique(asked[index]) for index in batch]
-            most = max(1, *map(len, places))
+            used = np.arange(max(1, *map(len, places))) < np.array([len(at) for at in places])[:, None]
             # An unused slot sees the row's first token: attention over no keys is undefined.
-            positions = np.stack([np.pad(at, (0, most - len(at))) for at in places])
+            positions, asks_of = np.zeros(used.shape, np.int64), np.full(used.shape, -1)
+            positions[used] = np.concatenate(places)
+            in_rows = [rows[index][at] for index, at in zip(batch, places, strict=True)]
+            asks_of[used] = np.searchsorted(wanted, np.concatenate(in_rows))
             masks.append(torch.from_numpy(np.arange(longest) <= positions[:, None, :, None]).to(device))
-            for index, at in zip(batch, places, strict=True):
-                asks.append(np.pad(np.searchsorted(wanted, rows[index][at]), (0, most - len(at)), constant_values=-1))
+            asks.append(asks_of.ravel())
         flat = np.concatenate(asks)
         slots = np.flatnonzero(flat >= 0)
         first = np.unique(flat[slots], return_index=True)[1]

@@ -90,7 +90,8 @@ def lesson_rows(
 ) -> Lessons:
     """The lessons of ``worlds``; only their start states are used, and a world that fails is left out.
 
-    Each of several best actions in a state gets its own row. With ``values``, so does the value of each action.
+    Each of several best actions in a state gets its own row. With ``values``, so does the value of each action. Rows that several
+    worlds share are kept once.
 
     Raises:
         ValueError: a larger share than ``env.max_failed`` of the worlds fails.
@@ -131,7 +132,11 @@ def lesson_rows(
             world_model.forget()
             bar.advance(len(chunk), rows=len(result.plans), solved=result.solved)
     failures.say()
-    return result
+    return Lessons(_once(result.plans), _once(result.values), result.solved)
+
+
+def _once(rows: Sequence[Row]) -> list[Row]:
+    return list({(str(row.prompt), row.response): row for row in reversed(rows)}.values())[::-1]
 
 
 def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
