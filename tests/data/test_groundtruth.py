@@ -23,6 +23,7 @@ from spa.data.ground_truth import (
 )
 from spa.data.layouts import read_rows, write_rows
 from spa.data.select import split_rows
+from spa.data.states import exact
 from spa.rl.auxiliary import true_response
 
 
@@ -255,3 +256,23 @@ def test_wrong_files_are_explained(tmp_path) -> None:
         read_rows(tmp_path / "torn.parquet")
     with pytest.raises(ValueError, match="no data file"):
         read_rows(tmp_path / "none.parquet")
+
+
+SPACED = "   #\n# 0#\n   "  # a map drawn with blanks
+
+
+@pytest.mark.parametrize("state", [SPACED, "  P", "P  ", "\n x", "P"])
+@pytest.mark.parametrize("gap", ["", "\n"])
+def test_white_space_of_a_state_is_its_own(state: str, gap: str) -> None:
+    """Training on what was copied perfectly changes nothing; what was copied badly is the truth after one correction."""
+    text = "<think><observation>{0}{1}{0}</observation>go<prediction>{0}{1}{0}</prediction></think><answer>Up</answer>"
+    copied = text.format(gap, state)
+    assert ground_truth(turn(copied, state, state)) == copied
+    once = ground_truth(turn(text.format(gap, state.strip()), state, state))
+    assert ground_truth(turn(once, state, state)) == once
+    assert body_spans(once, "prediction", state) == [(start := once.rindex(state), start + len(state))]
+
+
+def test_where_white_space_tells_states_apart_it_counts() -> None:
+    assert exact("P", "P") and exact("\nP\n", "P") and exact("\n  P\n", "  P") and exact(SPACED, SPACED)
+    assert not exact("P  ", "  P") and not exact("  P", "P  ") and not exact("P", "  P")

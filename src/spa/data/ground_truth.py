@@ -1,7 +1,7 @@
 """Converts episodes to rows of stage 1: states written by the model are replaced with the true ones.
 
-Replacement is by character span, not by regex template: a state may start with digits or contain backslashes. White space
-around a body is kept, which preserves both the tiny model's bare layout and the paper's spaced one.
+Replacement is by character span, not by regex template: a state may start with digits or contain backslashes. The layout's white
+space around a body is kept, which preserves both the tiny model's bare layout and the paper's spaced one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, replace_spans
+from spa.data.states import within
 
 Message = dict[str, str]
 _LOWER_TAG = re.compile(TAG.pattern)
@@ -30,14 +31,16 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def body_spans(text: str, tag: str) -> list[Span]:
-    """Character ranges of the bodies of all ``tag`` pairs, without surrounding white space (an empty body gives an empty range)."""
+def body_spans(text: str, tag: str, state: str = "") -> list[Span]:
+    """Character ranges of the bodies of all ``tag`` pairs, without the layout's white space around ``state`` (see ``within``; an
+    empty body gives an empty range)."""
     spans = []
     for pair in pairs(text, tag):
         start, end = pair.body
         body = text[start:end]
         if body.strip():
-            start, end = start + len(body) - len(body.lstrip()), end - (len(body) - len(body.rstrip()))
+            first, last = within(body, state)
+            start, end = start + first, start + last
         spans.append((start, end))
     return spans
 
@@ -49,8 +52,8 @@ def ground_truth(turn: Turn) -> str:
     without tags is returned unchanged.
     """
     text = turn.response
-    truths = [(span, turn.state) for span in body_spans(text, "observation")]
-    truths += [(span, turn.next_state) for span in body_spans(text, "prediction")]
+    truths = [(span, turn.state) for span in body_spans(text, "observation", turn.state)]
+    truths += [(span, turn.next_state) for span in body_spans(text, "prediction", turn.next_state)]
     # Nested or overlapping tags: the earlier one wins.
     chosen: list[tuple[Span, str]] = []
     for span, state in sorted(truths, key=lambda item: item[0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Sequence
 
 _SENTENCE = re.compile(r"\s*(?:Player \(.+?\) is at|Empty positions? to be filled|No empty positions? found)")
@@ -68,6 +69,29 @@ def cell_accuracy(written: str, truth: str, before: str | None = None) -> float 
     return right / total if total else None
 
 
+def within(body: str, state: str = "") -> tuple[int, int]:
+    """The range of ``body`` without the layout's white space around a state written in it.
+
+    Around a copy of ``state`` newlines are layout. Otherwise all white space is, except for the kinds (spaces, newlines) that
+    ``state`` itself has on that side.
+    """
+    at = body.find(state) if state else -1
+    if at >= 0 and not f"{body[:at]}{body[at + len(state) :]}".strip("\n"):
+        return at, at + len(state)
+    before, after = state[: len(state) - len(state.lstrip())], state[len(state.rstrip()) :]
+    start = len(body) - len(body.lstrip(_layout(before)))
+    return start, max(start, len(body.rstrip(_layout(after))))
+
+
+def _layout(edge: str) -> str:
+    return "".join(space for space in string.whitespace if space not in edge)
+
+
+def bare(written: str, truth: str) -> str:
+    """``written`` without the layout's white space around it (see ``within``)."""
+    return written[slice(*within(written, truth))]
+
+
 def exact(written: str, truth: str) -> bool:
-    """Equality up to surrounding white space."""
-    return written.strip() == truth.strip()
+    """Equality up to the layout's white space around ``written``."""
+    return bare(written, truth) == truth

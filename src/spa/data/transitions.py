@@ -28,6 +28,7 @@ from spa.agent.failures import Failures
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.data.ground_truth import Message, Row, facts
+from spa.data.states import bare
 
 END = "end"
 _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
@@ -192,7 +193,8 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         if states == "belief":
             if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
                 continue
-            shown = replace(move, state=turn.observation.strip(), next_state=turn.prediction.strip())
+            written, guessed = bare(turn.observation, move.state), bare(turn.prediction, move.next_state)
+            shown = replace(move, state=written, next_state=guessed)
         left = turn.actions_left - number
         if episode.seed not in headers:
             continue

@@ -15,7 +15,7 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
 from spa.agent.response import closing, match_action, parse_response, replace_spans
 from spa.data.ground_truth import body_spans
-from spa.data.states import cells, exact, grid_part, is_board
+from spa.data.states import cells, exact, grid_part, is_board, within
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
 
@@ -108,7 +108,7 @@ def cases(make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: in
             if context is None or turn.prediction is None or exact(turn.next_state, turn.state):
                 continue
             head = turn.response[: parse_response(turn.response, "world_model").spans["prediction"][0]]
-            head = replace_spans(head, [(span, turn.state) for span in body_spans(head, "observation")])
+            head = replace_spans(head, [(span, turn.state) for span in body_spans(head, "observation", turn.state)])
             rng = np.random.default_rng(np.random.SeedSequence([seed, episode.group, episode.member, turn.index]))
             others: list[tuple[str, str]] = []
             with failures.alone(episode.seed):
@@ -122,12 +122,11 @@ def cases(make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: in
 
 
 def _laid_out(written: str, state: str) -> str:
-    """``state`` with the surrounding white space of the model's own."""
-    body = written.strip()
-    if not body:
+    """``state`` with the layout's white space around the model's own."""
+    if not written.strip():
         return state
-    start = written.index(body)
-    return written[:start] + state + written[start + len(body) :]
+    start, end = within(written, state)
+    return written[:start] + state + written[end:]
 
 
 def _context(episode: Episode, turn: Turn) -> list[int] | None:
