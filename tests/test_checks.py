@@ -215,3 +215,34 @@ def test_a_model_without_weights_or_tokenizer_or_with_damaged_weights(capsys, tm
 def test_a_reference_that_is_not_used_and_hub_names_are_not_looked_at(tmp_path) -> None:
     assert main(["ppo", "frozen_lake", *SMALL, f"ppo.reference={tmp_path}", "--dry-run"]) == 0
     assert main(["run", "frozen_lake", *SMALL, "model=org/name", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            ["run", "frozen_lake", *SMALL, "model.dtype=bfloat16", "variants=[spa]"],
+            ["stage 2: steps are", "variant spa: st"],
+        ),
+        (
+            ["run", "frozen_lake", *SMALL, "variants=[vanilla]", "ppo.critic_warmup=2"],
+            ["vanilla: all 2 steps train the"],
+        ),
+        (["run", "bandit", *SMALL, "variants=[vanilla,se]"], ["variant se: this world writes states in one way"]),
+        (["run", "frozen_lake", *SMALL, "variants=[vanilla,se]", "algorithm=grpo", "ppo.critic_warmup=2"], []),
+    ],
+)
+def test_settings_in_vain_are_said(capsys, command: list[str], said: list[str]) -> None:
+    assert main([*command, "ppo.steps=2", "--dry-run"]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == len(said) and all(text in line for text, line in zip(said, notes, strict=True)), notes
+
+
+def test_actions_that_no_answer_can_name(capsys, tmp_path, monkeypatch) -> None:
+    (tmp_path / "twins.py").write_text(
+        "from spa.envs.frozen_lake.world import FrozenLake as Lake\n\nclass Twins(Lake):\n    actions = ('go', 'Go ')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["run", "frozen_lake", *SMALL, "env.id=twins:Twins", "--dry-run"]) == 2
+    assert "no answer can name the action 'Go '" in capsys.readouterr().err

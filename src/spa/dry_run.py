@@ -19,7 +19,7 @@ from spa.config.variants import (
     source_config,
     variant_config,
 )
-from spa.preflight import check_command
+from spa.preflight import check_command, written_format
 
 if TYPE_CHECKING:
     from spa.models.fit import Advice, Estimate
@@ -72,7 +72,7 @@ def plan(
             lines.append(
                 f"ppo {variant.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
                 f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "
-                f"states: {variant.state_format}, prompt: {variant_cfg.agent.prompt}"
+                f"states: {written_format(cfg, variant)}, prompt: {variant_cfg.agent.prompt}"
             )
             lines.append(f"ppo {variant.name}: {_algorithm(rl)}")
             lines += [f"ppo {variant.name}: {text}" for text in _curriculum(variant_cfg)]

@@ -227,7 +227,7 @@ def test_evaluation_worlds_are_distinct_and_running_out_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "limit", "seen"), [("base", 12, 12), ("base", 0, 200), ("base", 900, 200), ("world_model", 12, 200)]
+    ("prompt", "limit", "seen"), [("base", 12, 12), ("base", 0, 200), ("base", 900, 900), ("world_model", 12, 200)]
 )
 def test_plain_answers_have_a_limit_of_their_own(prompt: str, limit: int, seen: int) -> None:
     task = Task(LAKE, AgentConfig(style="terse", prompt=prompt))

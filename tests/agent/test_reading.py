@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import Parsed, parse_response, split_actions
+from spa.common.text import clean
 from spa.data.encode import encode_row, loss_spans, mask_states
 from spa.data.ground_truth import Row, body_spans, ground_truth, rejection
-from spa.data.maskview import clean, pieces
+from spa.data.maskview import pieces
 from spa.data.states import cell_accuracy
 from spa.report.turns import _common, mark_differences, mark_response, view
 from spa.rl.auxiliary import true_response

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spa.agent.response import match_action, parse_response, replace_spans, split_actions
+from spa.agent.response import check_names, match_action, parse_response, replace_spans, split_actions
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import make_env
@@ -100,6 +100,14 @@ def test_match_action() -> None:
     assert match_action("uP", ("Up", "Down")) == "Up"
     assert match_action("Upp", ("Up", "Down")) is None
     assert match_action("1,2,3", ()) == "1,2,3"
+    assert [match_action(name, ("a", "A", " go on ")) for name in ("a", "A", "Go on")] == ["a", "A", " go on "]
+
+
+@pytest.mark.parametrize("names", [("Up", ""), ("a || b",), ("Up", "up "), ("<think>",), ("x", "x ")])
+def test_names_that_no_answer_can_give(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="no answer can name the action"):
+        check_names(names, "||")
+    check_names(("Up", "go north", "a", "A", "1,2", "x|y"), "||")
 
 
 def test_replacement_is_literal_and_refuses_overlaps() -> None:

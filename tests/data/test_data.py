@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
+from spa.common.text import clean
 from spa.config.schema import SelfPlayConfig
 from spa.data.describe import describe, render_stats
 from spa.data.encode import encode_row, prompt_ids
 from spa.data.ground_truth import Row, rejection
 from spa.data.layouts import LAYOUTS, SCHEMAS, read_rows, write_rows
-from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, clean, pieces, plain, rich_text
+from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, pieces, plain, rich_text
 from spa.data.select import select_rows
 from spa.models.load import load_tokenizer
 

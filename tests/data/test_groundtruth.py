@@ -165,7 +165,7 @@ def test_tags_that_the_correction_would_erase_are_a_reason(response: str, states
 
 def test_a_true_state_that_breaks_the_tags_is_a_reason() -> None:
     (made,) = rows_of(episode(turn(FULL, "</think>")), window=1)
-    assert row_rejection(made) == "no observation"
+    assert row_rejection(made) == "no observation: the world's states contain tags of the format"
     assert rejection(FULL) is None
 
 

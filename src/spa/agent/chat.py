@@ -8,15 +8,19 @@ generation prompt. The segments are cut out of the tokenizer's chat template. A 
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
-from spa.agent.response import Span, forced_tag, tagged
+from spa.agent.response import TAG, Span, forced_tag, tagged
 
 _REMEMBERED = 4096  # user messages whose ids are cached
+# Put before templates that write the date, so that a run has the same prompts on every day.
+_TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 _PROBE_ANSWER = tagged("think", "probe") + tagged("answer", "probe")
 
 
@@ -42,7 +46,9 @@ class Chat:
         forced: the tag that every response starts with (``forced_tag``). The harness inserts as much of it as the next
             characters leave alone: attributes ``forced`` and ``forced_ids``.
 
-    ``default_system`` is the system message that the template inserts into a conversation without one, or None.
+    ``default_system`` is the system message that the template inserts into a conversation without one, or None. Where the template
+    has no place for a system message (Gemma), it begins the first user message. The template's control tokens in messages and
+    responses are ordinary text.
 
     Raises:
         TemplateError: no template, or one whose rendering of n messages is not a prefix of that of n+1.
@@ -55,15 +61,23 @@ class Chat:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned checkpoint "
                 "or put a chat_template into its tokenizer_config.json"
             )
+        control = [name for name in tokenizer.all_special_tokens if len(name) > 1 and not TAG.search(name)]
+        self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
         self.forced, self.forced_ids = self._boundary(forced)
         self._closing = self._check_template()
-        self.default_system = self._default_system()
+        self._has_system, self.default_system = self._system()
         closing_ids = self.encode(self._closing)
         if not closing_ids:
             raise TemplateError(
                 "the chat template puts nothing after an assistant message, so a response could not end"
             )
         self.closing_ids = closing_ids
+        if closing_ids[0] not in tokenizer.all_special_ids and not tokenizer.added_tokens_decoder.get(closing_ids[0]):
+            raise TemplateError(
+                f"the chat template of {tokenizer.name_or_path!r} ends an assistant message with ordinary text "
+                f"({self._closing!r}), at which every response would be cut: put the end-of-text token "
+                f"({tokenizer.eos_token}) after assistant messages in chat_template"
+            )
         stop = {closing_ids[0], tokenizer.eos_token_id}
         self.stop_ids: frozenset[int] = frozenset(i for i in stop if i is not None)
         # Worlds of a group share their opening, and states recur.
@@ -79,7 +93,11 @@ class Chat:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+        template = self.tokenizer.chat_template
+        dated = isinstance(template, str) and "strftime_now" in template
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate, chat_template=_TODAY + template if dated else None
+        )
         assert isinstance(text, str)
         return text
 
@@ -97,15 +115,17 @@ class Chat:
         text = self.decode(ids)
         return (text, ids) if text and tag.startswith(text) else (tag, whole)
 
-    def _default_system(self) -> str | None:
+    def _system(self) -> tuple[bool, str | None]:
+        """Whether the template takes a system message, and the one that it inserts where there is none."""
         user = {"role": "user", "content": "probe one"}
         try:
-            before, _, after = self._render([{"role": "system", "content": "probe two"}, user]).partition("probe two")
+            text = self._render([{"role": "system", "content": "probe two"}, user])
         except Exception:  # jinja errors: the template has no system messages
-            return None
+            return False, None
+        before, found, after = text.partition("probe two")
         text = self._render([user])
         inserted = text[len(before) : len(text) - len(after)]
-        return inserted if inserted and text == before + inserted + after else None
+        return bool(found), inserted if found and inserted and text == before + inserted + after else None
 
     def _check_template(self) -> str:
         """Checks prefix preservation over two turns; returns the text that closes an assistant message."""
@@ -143,8 +163,11 @@ class Chat:
 
     def opening_text(self, system: str | None, user: str) -> str:
         """System message, first user message and generation prompt as rendered by the template."""
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        return self._render([*messages, {"role": "user", "content": user}], generate=True)
+        if system is None or not self._has_system:
+            user = user if system is None else f"{system}\n\n{user}"
+            return self._render([{"role": "user", "content": user}], generate=True)
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return self._render(messages, generate=True)
 
     def opening(self, system: str | None, user: str, shots: Sequence[Mapping[str, str]] = ()) -> list[int]:
         """Ids of ``opening_text``, with examples before the first user message.
@@ -156,7 +179,7 @@ class Chat:
 
     def _encode_opening(self, system: str | None, user: str, *shots: str) -> tuple[int, ...]:
         users = [*shots[::2], user]
-        ids = self.encode(self.opening_text(system, users[0]))
+        ids = self._encode_around(self.opening_text(system, users[0]), system or "", users[0])
         for response, following in zip(shots[1::2], users[1:], strict=True):
             answered = self.response_ids(response)
             ids += [*answered, *self.closing(answered), *self.following(following)]
@@ -170,7 +193,24 @@ class Chat:
         head = [{"role": "user", "content": "probe one"}, {"role": "assistant", "content": _PROBE_ANSWER}]
         before = self._render(head)
         after = self._render([*head, {"role": "user", "content": user}], generate=True)
-        return tuple(self.encode(after[len(before) :]))
+        return tuple(self._encode_around(after[len(before) :], user))
+
+    def _encode_around(self, rendered: str, *messages: str) -> list[int]:
+        """Ids of a rendered text, in which messages may contain control tokens as text."""
+        ids: list[int] = []
+        for message in filter(self._control.search, map(str.strip, messages)):
+            before, _, rendered = rendered.partition(message)
+            ids += [*self.encode(before), *self._encode_text(message)]
+        return [*ids, *self.encode(rendered)]
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Ids of a text in which control tokens are spelled out."""
+        return [i for part in self._spelled(text) for i in self.encode(part)]
+
+    def _spelled(self, text: str) -> list[str]:
+        """``text``, cut after the first character of each control token in it."""
+        cuts = [0, *(match.start() + 1 for match in self._control.finditer(text)), len(text)]
+        return [text[start:end] for start, end in pairwise(cuts)]
 
     def closing(self, response_ids: list[int]) -> list[int]:
         """Ids to append after a response: the end-of-turn token unless it was sampled, and separators."""
@@ -180,8 +220,8 @@ class Chat:
     def response_ids(self, text: str) -> list[int]:
         """The ids of ``encode_response`` without offsets, in half the time."""
         start = len(self.forced) if self.forced and text.startswith(self.forced) else 0
-        if not self.tokenizer.is_fast:
-            return [*(self.forced_ids if start else ()), *self.encode(text[start:])]
+        if not self.tokenizer.is_fast or self._control.search(text):
+            return [*(self.forced_ids if start else ()), *self._encode_text(text[start:])]
         rest = self.tokenizer.backend_tokenizer.encode(text[start:], add_special_tokens=False).ids
         return [*(self.forced_ids if start else ()), *rest]
 
@@ -201,9 +241,11 @@ class Chat:
             ids += self.forced_ids
             offsets += [(0, start)] * len(self.forced_ids)
             num_forced = len(self.forced_ids)
-        rest = self.tokenizer(text[start:], add_special_tokens=False, return_offsets_mapping=True)
-        ids += rest["input_ids"]
-        offsets += [(a + start, b + start) for a, b in rest["offset_mapping"]]
+        for part in self._spelled(text[start:]):
+            encoded = self.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
+            ids += encoded["input_ids"]
+            offsets += [(a + start, b + start) for a, b in encoded["offset_mapping"]]
+            start += len(part)
         return EncodedResponse(ids, offsets, num_forced)
 
     def continuation(self, context: Sequence[int], prefix: str, rest: str) -> tuple[list[int], list[int]]:

@@ -193,8 +193,19 @@ def replace_spans(text: str, replacements: Sequence[tuple[Span, str]]) -> str:
 
 
 def match_action(action: str, names: Sequence[str]) -> str | None:
-    """The world's own spelling of ``action``: exact match after lower-casing; without ``names``, the string itself."""
-    if not names:
+    """The world's own spelling of ``action``: as it is, else up to case and surrounding white space; without ``names``, the string
+    itself."""
+    if not names or action in names:
         return action
     wanted = action.lower()
-    return next((name for name in names if name.lower() == wanted), None)
+    return next((name for name in names if name.strip().lower() == wanted), None)
+
+
+def check_names(names: Sequence[str], action_sep: str) -> None:
+    """Raises ValueError if an answer could not name one of the actions ``names``."""
+    for name in names:
+        if split_actions(name, action_sep) != (name.strip(),) or match_action(name.strip(), names) != name:
+            raise ValueError(
+                f"no answer can name the action {name!r}: an action needs a name of its own, with neither tags nor the "
+                f"separator {action_sep!r} in it"
+            )

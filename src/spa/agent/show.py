@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from spa.agent.episode import Episode, Turn
 from spa.common.tables import side_by_side
+from spa.common.text import clean
+from spa.data.states import exact
 
 
 def show_sample(episode: Episode) -> str:
@@ -21,7 +23,7 @@ def outcome(episode: Episode) -> str:
     """``won after 3 actions, reward 1``."""
     result = "won" if episode.success else f"failed: {episode.error}" if episode.error else "not won"
     actions = sum(len(turn.executed) for turn in episode.turns)
-    return f"{result} after {actions} actions, reward {episode.total_reward:g}"
+    return clean(f"{result} after {actions} actions, reward {episode.total_reward:g}")
 
 
 def _headline(turn: Turn) -> str:
@@ -33,8 +35,8 @@ def _headline(turn: Turn) -> str:
         expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
         text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
     elif turn.prediction:
-        text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"
-    return text
+        text += f". Its prediction is {'right' if exact(turn.prediction, turn.next_state) else 'wrong'}"
+    return clean(text)
 
 
 def _columns(turn: Turn) -> list[tuple[str, str]]:

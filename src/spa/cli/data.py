@@ -36,9 +36,10 @@ def inspect(
 ) -> None:
     """Show rows and which of their tokens are trained."""
     from spa.common.names import choose
+    from spa.common.text import clean
     from spa.config.overrides import choices
     from spa.config.schema import Config
-    from spa.data.maskview import MEANINGS, clean, pieces, plain, rich_text
+    from spa.data.maskview import MEANINGS, pieces, plain, rich_text
 
     choose("sft.loss", loss, choices(Config, "sft.loss"))
     all_rows, path, _ = _read(file)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TextIO
 
 from spa.common.secrets import redact
+from spa.common.text import clean
 
 INTERVAL = 10.0  # seconds between plain lines
 _quiet = False
@@ -51,7 +52,7 @@ def set_outlook(outlook: Outlook | None) -> None:
 def note(text: str, file: TextIO | None = None) -> None:
     """Prints a status line ("self-play: already done, skipped") on stderr; nothing when quiet."""
     if not _quiet:
-        print(redact(text), file=file or sys.stderr, flush=True)
+        print(clean(redact(text)), file=file or sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from spa.common.text import clean
+
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with a rule below the header; the first column is left-aligned, the others are right-aligned."""
@@ -30,7 +32,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
 def side_by_side(columns: Sequence[tuple[str, str]], widest: int = 60) -> list[str]:
     """Texts of several lines next to each other, each below its title; longer lines are cut."""
-    parts = [[title, *(line[:widest] for line in text.splitlines())] for title, text in columns]
+    parts = [[title, *(clean(line[:widest]) for line in text.splitlines())] for title, text in columns]
     widths = [max(map(len, part)) for part in parts]
     rows = zip_longest(*parts, fillvalue="")
     return [

@@ -11,9 +11,9 @@ import numpy as np
 from spa.agent.chat import Chat
 from spa.agent.response import parse_response
 from spa.common.tables import text_table
+from spa.common.text import clean
 from spa.data.encode import encode_row, mask_states
 from spa.data.ground_truth import Row, body_spans, deduplicate, row_rejection
-from spa.data.maskview import clean
 
 Stats = dict[str, Any]
 _BY_TASK = ("rows", "episodes", "worlds", "format_rate", "success", "changed")

@@ -121,7 +121,10 @@ def row_rejection(row: Row) -> str | None:
     ``original_response`` are judged by ``response``.
     """
     original = row.extra.get("original_response")
-    return (rejection(original) if original else None) or rejection(row.response)
+    if original and (reason := rejection(original)):
+        return reason
+    reason = rejection(row.response)
+    return f"{reason}: the world's states contain tags of the format" if original and reason else reason
 
 
 def rejection(response: str) -> str | None:

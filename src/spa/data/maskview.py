@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spa.agent.chat import Chat
+from spa.common.text import clean
 from spa.data.encode import encode_row, mask_states
 from spa.data.ground_truth import Row
 
@@ -18,10 +18,6 @@ MEANINGS = {
     FORCED: "forced tag, never trained",
     CONTEXT: "context",
 }
-# Characters that move the cursor, hide or reorder text, and lone surrogates; not tab and newline.
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
-)
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,6 @@ def _text(chat: Chat, ids: Sequence[int], index: int) -> str:
     before = str(decode(list(ids[low:index]), skip_special_tokens=False)).rstrip("\ufffd")
     after = str(decode(list(ids[low : index + 1]), skip_special_tokens=False)).rstrip("\ufffd")
     return after[len(before) :] if after.startswith(before) else ""
-
-
-def clean(text: str) -> str:
-    """``text`` with control characters shown as ``�``, since model output must not control a terminal."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 def plain(row: list[Piece]) -> str:

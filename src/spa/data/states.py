@@ -83,8 +83,9 @@ def within(body: str, state: str = "") -> tuple[int, int]:
     return start, max(start, len(body.rstrip(_layout(after))))
 
 
-def _layout(edge: str) -> str:
-    return "".join(space for space in string.whitespace if space not in edge)
+def _layout(edge: str) -> str | None:
+    """What to strip beside a state with the white space ``edge`` on that side; None: all white space."""
+    return "".join(space for space in string.whitespace if space not in edge) if edge else None
 
 
 def bare(written: str, truth: str) -> str:
