@@ -251,6 +251,8 @@ def test_where_nothing_stands_out_it_says_so() -> None:
         (lambda d: replace(d, hidden=Outcomes("hidden", "")), ["agent.window=0"]),
         (lambda d: replace(d, hidden=Outcomes("chance", "")), ["planner.samples"]),
         (lambda d: replace(d, states=States(30.0, 20.0, 6.0)), ["coordinates", "variants=[vanilla,se,spa]"]),
+        (base(failed=0.1), ["failed in 10%", "spa env check"]),
+        (learned(top1=None, imagined={1: 0.0, 3: 0.0}), ["no prediction that is right"]),
         (learned(top1=0.49), ["49% of the states", "more self-play"]),
         (learned(imagined={1: 0.9, 2: 0.5, 3: 0.4}), ["planner.depth=2"]),
         (gained(0.12, 0.01), ["by 12 points", "variants=[search,plan,spa_plan]"]),
@@ -270,7 +272,7 @@ def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: 
         base(pass_1=Interval(0.0, 0.0, 0.0)),  # chance wins now and then
         lambda d: replace(d, states=States(30.0, None, 6.0)),
         learned(top1=0.5),
-        learned(top1=None, imagined={}),
+        learned(top1=None, imagined={1: 0.6}),
         learned(imagined={1: 0.4, 2: 0.3}),  # no depth to recommend
         gained(0.2, -0.01),  # may be luck
         gained(0.04, 0.01),  # too little to matter
@@ -298,3 +300,9 @@ def test_plans_go_as_deep_as_half_of_the_states_are_right() -> None:
     depths = {1: 0.9, 2: 0.5, 3: 0.3, 4: 0.6}
     assert advice.plan_depth(replace(ordinary().learned, imagined=depths)) == 2  # type: ignore[type-var]
     assert advice.shown_depths(depths) == [1, 3, 4]
+
+
+def test_from_nothing_no_knowledge_is_inferred() -> None:
+    nothing = Learned("random", 24, 6, None, 0, None, None, {1: 0.0, 3: 0.0})
+    assert advice.world_model_part(nothing)[1] == "nothing shows that it knows this world"
+    assert advice.states_part(States(None, None, 6.0))[0].startswith("not measured")

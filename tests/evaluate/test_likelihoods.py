@@ -27,7 +27,14 @@ from spa.envs import TextEnv, make_env
 from spa.envs.checked import CheckedEnv
 from spa.evaluate import calibration
 from spa.evaluate.calibration import calibration_metrics, cases, changes
-from spa.evaluate.perplexity import _prompted, random_guess, sample_states, state_perplexity
+from spa.evaluate.perplexity import (
+    NothingToScore,
+    StatePerplexity,
+    _prompted,
+    random_guess,
+    sample_states,
+    state_perplexity,
+)
 from spa.evaluate.probe import probe_world_model
 from spa.evaluate.world_model import world_model_metrics
 from spa.models.folders import resolve_path
@@ -320,6 +327,19 @@ def test_states_are_those_of_play_and_repeat(policies) -> None:
     assert len(states) == 15  # no room is solved by four random moves here
     assert states == sample_states(task, worlds, seed=1, moves=4)
     assert states[0] == task.make_env().reset(seed=worlds[0].seed)[0]
+
+
+def test_states_without_a_token_to_score_are_left_out(policies) -> None:
+    """Without a begin-of-text token a state's first token has no context."""
+    cfg, policy, _, _ = policies["frozen_lake"]
+
+    def of(*states: str, context: str = "bare") -> StatePerplexity:
+        return state_perplexity(policy.model, policy.chat, make_task(cfg), states, context=context)
+
+    with pytest.raises(NothingToScore):
+        of("P", "")
+    assert of("P", "P_O", "") == of("P_O")
+    assert of("P", context="prompt").states == 1
 
 
 def test_random_guess(policies) -> None:

@@ -26,13 +26,15 @@ class Base:
     """The untrained model on validation worlds.
 
     ``format_rate`` and ``valid_turns`` are shares of turns: well-formed ones, and those with an action that the world accepted.
-    ``random`` is the Pass@1 of uniformly random actions; None if the world has none.
+    ``random`` is the Pass@1 of uniformly random actions; None if the world has none. ``failed`` is the share of episodes in which
+    the world failed: lost, and not counted in the shares of turns.
     """
 
     format_rate: float
     valid_turns: float
     pass_1: Interval
     random: float | None
+    failed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ def base_part(base: Base) -> tuple[str, str]:
         f"in the format {_share(base.format_rate)}, turns with a valid action {_share(base.valid_turns)}, "
         f"Pass@1 {percent(base.pass_1)}, random policy {chance}"
     )
+    if base.failed:
+        figures += f"; the world failed in {_share(base.failed)} of the episodes"
     if base.valid_turns < FEW:
         return figures, "it hardly plays: more sampling.max_tokens, a larger model, or random self-play"
     if base.random is not None and base.pass_1.low > base.random:
@@ -159,6 +163,8 @@ def states_part(states: States) -> tuple[str, str]:
     shown = {"raw": states.raw, "with coordinates": states.coordinates}
     values = {title: value for title, value in shown.items() if value is not None}
     both = len(values) == 2
+    if not values:
+        return "not measured: no state has a token to score", "states this short are foreign to no model"
     figures = ", ".join(f"{title} {value:.1f}" for title, value in values.items())
     figures = f"perplexity {figures}, random guess {states.guess:.1f}"
     if coordinates_help(states):
@@ -207,6 +213,8 @@ def world_model_part(learned: Learned | str) -> tuple[str, str]:
         return figures, "it tells true states from false ones"
     if depth := plan_depth(learned):
         return figures, f"half of the states it imagines are exact up to depth {depth}"
+    if learned.top1 is None:
+        return figures, "nothing shows that it knows this world"
     return figures, "it knows some of this world, but cannot imagine one move"
 
 
@@ -278,6 +286,8 @@ def verdict(diagnosis: Diagnosis) -> list[str]:
 def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
     """Advice based on the world and the untrained model."""
     base, hidden = diagnosis.base, diagnosis.hidden
+    if base.failed:
+        yield f"the world failed in {_share(base.failed)} of the episodes: `spa env check` says why"
     if base.valid_turns < FEW:
         yield (
             f"only {_share(base.valid_turns)} of the turns have a valid action: RL will see little reward; a larger model, more "
@@ -314,6 +324,8 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
                 "more self-play, more epochs or a larger model first (here: --groups, --steps)"
             )
         depth, max_depth = plan_depth(learned), max(learned.imagined, default=0)
+        if learned.top1 is None and not depth:
+            yield "stage 2 wrote no prediction that is right: more self-play, more epochs or a larger model (--groups, --steps)"
         if 0 < depth < max_depth and not planner_pays:  # a planner replans after each move and needs less depth
             yield (
                 f"after {depth} of {max_depth} imagined actions fewer than half of the states are exact: planner.depth={depth}, or "

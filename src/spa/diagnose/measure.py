@@ -150,13 +150,15 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
         guesses = play_chunks(blind, task, worlds, SAMPLES, run, EVAL, "random policy")
     except ValueError:
         guesses = []
-    turns = [turn for episode in episodes for turn in episode.turns]
+    sound = [episode for episode in episodes if episode.status != "error"]
+    turns = [turn for episode in sound for turn in episode.turns]
     results = group_worlds(episodes)
     base = Base(
         format_rate=float(np.mean([turn.format_ok for turn in turns])),
         valid_turns=float(np.mean([bool(turn.executed) and turn.info.get("valid") is not False for turn in turns])),
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, run),
         random=float(np.mean([episode.success for episode in guesses])) if guesses else None,
+        failed=1 - len(sound) / len(episodes),
     )
     return base, results
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,10 @@ from spa.config.schema import Config
 CONTEXTS = ("bare", "prompt")
 FORMATS: tuple[StateFormat, ...] = ("grid", "coordinates")
 _MOST_NATS = 700.0  # exp() of more overflows
+
+
+class NothingToScore(ValueError):
+    """The states are empty, or one token long where a first token has no context."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ def state_perplexity(
 
     Raises:
         ValueError: unknown context, no states, or a chat template that changes its input.
+        NothingToScore: no state has a token that can be scored.
     """
     from spa.models.score import Chosen, sum_logprobs
 
@@ -97,28 +103,30 @@ def state_perplexity(
     header = task.header(task.make_env()) if context == "prompt" else ""
     for state in states:
         ids, positions, length = _bare(chat, state) if context == "bare" else _prompted(chat, task, header, state)
-        rows.append(Chosen(ids, positions))
-        characters += length
+        if positions:
+            rows.append(Chosen(ids, positions))
+            characters += length
+    if not rows:
+        raise NothingToScore("the states have no token that can be scored")
     nats, tokens = -math.fsum(sum_logprobs(model, rows)), sum(len(row.positions) for row in rows)
-    if not tokens:
-        raise ValueError("the states have no token that can be scored")
     return StatePerplexity(
         perplexity=math.exp(min(nats / tokens, _MOST_NATS)),
         bits_per_char=nats / math.log(2) / characters,
-        tokens_per_state=tokens / len(states),
-        states=len(states),
+        tokens_per_state=tokens / len(rows),
+        states=len(rows),
     )
 
 
 def perplexity_by_format(
     cfg: Config, policy: Policy, task: Task, worlds: Sequence[World], *, seed: int, context: str = "bare"
 ) -> dict[str, StatePerplexity]:
-    """``state_perplexity`` of the ``sample_states`` of ``worlds``, in each of ``formats(task)``."""
+    """``state_perplexity`` of the ``sample_states`` of ``worlds``, in each of ``formats(task)`` that has something to score."""
     scores: dict[str, StatePerplexity] = {}
     for state_format in formats(task):
         shown = make_task(cfg, state_format=state_format)
         states = sample_states(shown, worlds, seed=seed)
-        scores[state_format] = state_perplexity(policy.model, policy.chat, shown, states, context=context)
+        with suppress(NothingToScore):
+            scores[state_format] = state_perplexity(policy.model, policy.chat, shown, states, context=context)
     return scores
 
 
