@@ -234,3 +234,23 @@ def test_plain_answers_have_a_limit_of_their_own(prompt: str, limit: int, seen: 
     found = sampling_for(task, SamplingConfig(max_tokens=200, max_tokens_base=limit, temperature=0.7))
     assert (found.max_tokens, found.temperature) == (seen, 0.7)
     assert sampling_for(task, SamplingConfig(), 0.0).temperature == 0.0
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int) -> None:
+    """Positions that a model was not trained on would be measured without a word."""
+    task = lake_task(window, max_actions_per_turn=1, max_turns=8)
+    engine = Scripted(lambda i: "</think><answer>nowhere</answer>")
+    (whole,) = rollout(engine, CHAT, task, [World(3, "w")], SamplingConfig(), seed=0)
+    lengths = [len(context) for (context,) in engine.contexts]
+    assert len(lengths) == len(whole.turns) == 8
+
+    class Short(Scripted):
+        context_length = lengths[4]
+
+    (episode,) = rollout(Short(engine.text), CHAT, task, [World(3, "w")], SamplingConfig(), seed=0)
+    if window:
+        assert lengths[4] == lengths[0] and episode.turns == [] and "turn 1 has" in episode.error
+    else:
+        assert len(episode.turns) == 4 and f"{lengths[4]} tokens and the model reads {lengths[4]}" in episode.error
+    assert episode.status == "error"

@@ -51,14 +51,15 @@ class Play:
         try:
             play.state, play.header, play.names = play.host.start(world.seed, episode.noise_seed)
         except WorldError as error:
-            play._fail(str(error))
+            play.fail(str(error))
             return play
         examples = task.cold_start.draw(episode.noise_seed)
         play.header_shown = bool(examples) and all(user.startswith(play.header) for user, _ in examples)
         episode.shots = messages(examples, play.header if play.header_shown else "")
         return play
 
-    def _fail(self, message: str) -> None:
+    def fail(self, message: str) -> None:
+        """Ends the episode with an error."""
         self.live = False
         self.episode.success = False
         self.episode.status = "error"
@@ -138,7 +139,7 @@ class Play:
         turn.next_state = self.state
         self.actions_left -= len(steps)
         if failure:
-            self._fail(failure)
+            self.fail(failure)
             return
         self.episode.success = bool(turn.info.get("success", self.episode.success))
         ended = bool(steps) and (steps[-1].terminated or steps[-1].truncated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -84,6 +85,20 @@ def _play(
 ) -> dict[int, Episode]:
     """Plays to the end; returns the episodes by session number. ``threads`` wait for worlds in other processes."""
 
+    limit = engine.context_length or math.inf
+
+    def ask(play: _TokenPlay, index: int) -> list[int] | None:
+        """The context of turn ``index``; None if the episode has ended, or fails since the model cannot read as much."""
+        context = _ask(play, chat, index) if play.live else None
+        if context is None or len(context) < limit:
+            return context
+        play.episode.turns.pop()
+        play.fail(
+            f"the context of turn {index + 1} has {len(context)} tokens and the model reads {limit}: set agent.window=1, or "
+            "fewer env.max_turns"
+        )
+        return None
+
     def on_completion(session: int, completion: Completion) -> list[int] | Later | None:
         play = plays[session]
         index, text = len(play.responses), chat.forced + chat.decode(completion.ids)
@@ -96,7 +111,7 @@ def _play(
             play.learn(*outcome)
             if on_turn:
                 on_turn(play.episode, not play.live)
-            return _ask(play, chat, index + 1) if play.live else None
+            return ask(play, index + 1)
 
         if threads and actions:
             return Later(threads.submit(play.host.run, actions, last), following)
@@ -104,7 +119,8 @@ def _play(
 
     for play in plays.values():
         play.episode.system = chat.default_system if play.task.system is None else play.task.system
-    contexts = {session: _ask(play, chat, 0) for session, play in plays.items() if play.live}
+    first = ((session, ask(play, 0)) for session, play in plays.items())
+    contexts = {session: context for session, context in first if context is not None}
     engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)
     return {session: play.episode for session, play in plays.items()}
 

@@ -68,6 +68,11 @@ class Engine:
         """Whether samples depend on seed, session and turn alone, so that several ranks may divide the sessions."""
         return False
 
+    @property
+    def context_length(self) -> int | None:
+        """The tokens that the model can attend to, if that is known."""
+        return None
+
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:

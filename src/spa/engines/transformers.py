@@ -53,6 +53,10 @@ class TransformersEngine(Engine):
     def keyed(self) -> bool:
         return self.decoder is not None
 
+    @property
+    def context_length(self) -> int | None:
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
         """The fastest number of processes for a rollout of ``groups`` groups; see ``sampling.processes``.
 

@@ -75,6 +75,10 @@ class VLLMEngine(Engine):
         if trained:
             self.sleep()  # until the first push
 
+    @property
+    def context_length(self) -> int | None:
+        return getattr(getattr(self._llm.llm_engine, "model_config", None), "max_model_len", None)
+
     def serve(
         self,
         contexts: Mapping[int, Sequence[int]],
