@@ -36,6 +36,17 @@ def test_stats(data, capsys) -> None:
     assert stats["rejections"] == {"no think block": 1}
 
 
+def test_answers_to_the_plain_prompt_among_transitions_need_no_states(tmp_path, capsys) -> None:
+    plain = row("<think></think><answer>Up</answer>", seed=9)
+    plain.extra["outcome"] = None
+    write_rows(tmp_path / "train.parquet", [*(row(seed=i) for i in range(3)), plain])
+    assert main(["data", "stats", str(tmp_path), "--json"]) == 0
+    stats = json.loads(capsys.readouterr().out)
+    assert (stats["format_rate"], stats["rejections"], stats["plain_rows"]) == (1.0, {}, 1)
+    assert main(["data", "filter", str(tmp_path), "--out", str(tmp_path / "kept.parquet")]) == 0
+    assert len(read_rows(tmp_path / "kept.parquet")[0]) == 4
+
+
 def test_the_only_stage_1_of_a_run_is_meant(data, capsys) -> None:
     run = data.parent
     data.rename(run / "selfplay-plan")

@@ -126,12 +126,17 @@ def test_an_exported_model_is_measured_in_the_states_that_it_was_trained_on(run,
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_practised_policy_is_exported_with_its_plain_prompt(run, tmp_path, named: bool) -> None:
+def test_a_practised_policy_is_exported_with_its_plain_prompt(run, tmp_path, capsys, named: bool) -> None:
     """Nothing is imagined here, so that practice keeps the model of stage 2."""
     out, to = tmp_path / "run", tmp_path / "model"
-    small = [*SMALL, "variants=[plan]", "practice.worlds=2", "practice.rounds=1", "planner.max_questions=8"]
+    variants = "vanilla,plan" if named else "plan"
+    small = [*SMALL, f"variants=[{variants}]", "ppo.steps=1", "practice.worlds=2", "practice.rounds=1"]
+    small += ["planner.max_questions=8"]
     assert main(["run", "frozen_lake", "--out", str(out), *small, "--quiet"]) == 0
     if named:
+        capsys.readouterr()
+        assert main(["export", str(out), "--to", str(to)]) == 2
+        assert "has models of vanilla, plan: choose one with --variant" in capsys.readouterr().err
         assert main(["export", str(out), "--variant", "plan", "--to", str(to)]) == 0
     else:  # as if it had been taught something
         policy = out / "practice-plan" / "round_1" / "policy" / "checkpoints" / "global_step_1"

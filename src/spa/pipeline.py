@@ -208,15 +208,25 @@ def evaluate(
             model = trained_model(cfg, variant, out)
         folder = variants_folder(out) / variant.name / "eval"
         stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True, remake=True)
-        if stage.finished:
-            return
-        from spa.evaluate.play import evaluate_model
+        if not stage.finished:
+            from spa.evaluate.play import evaluate_model
 
-        stage.finish(evaluate_model(variant_cfg, variant, model, stage.folder))
-        if variant_cfg.report.trackers:
-            from spa.report.track import track_evaluation
+            stage.finish(evaluate_model(variant_cfg, variant, model, stage.folder))
+            if variant_cfg.report.trackers:
+                from spa.report.track import track_evaluation
 
-            track_evaluation(variant_cfg, variant.name, stage.folder)
+                track_evaluation(variant_cfg, variant.name, stage.folder)
+        if not begun and ranks.is_main():
+            _print_result(folder, variant.name)
+
+
+def _print_result(folder: Path, name: str) -> None:
+    from spa.evaluate.summary import comparison_table, render_text
+    from spa.report.collect import read_result
+
+    path = folder / "result.json"
+    if result := read_result(path):
+        print(f"{render_text(comparison_table({name: result}))}\nResult: {path}")
 
 
 def report(out: Path, episodes: int | None = None) -> Path:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import Parsed, parse_response, split_actions
+from spa.common.tables import side_by_side
 from spa.common.text import clean
 from spa.data.encode import encode_row, loss_spans, mask_states
 from spa.data.ground_truth import Row, body_spans, ground_truth, rejection
@@ -283,3 +284,12 @@ def test_as_few_words_as_possible_are_marked(words: list[str], others: list[str]
     assert len(kept) == longest[-1][-1]
     rest = iter(others)
     assert all(words[place] in rest for place in sorted(kept))
+
+
+def test_columns_wrap_long_lines_and_show_control_characters() -> None:
+    sentence = "You are in the hall; the blue key is in the kitchen, on shelf 2; the door is locked"
+    (title, *lines) = side_by_side([("before", sentence), ("came", "a\x1b[2Jb\n  c")])
+    assert title.split() == ["before", "came"] and max(map(len, lines)) <= 2 + 60 + 3 + 60
+    width = title.index("came")
+    assert "".join(line[2:width].rstrip() + " " for line in lines).split() == sentence.split()
+    assert [line[width:] for line in lines] == ["a\ufffd[2Jb", "  c"]

@@ -243,6 +243,13 @@ def test_saved_config_with_another_world_does_not_inherit_settings(tmp_path: Pat
     assert load_config(path, ["model=qwen2.5-0.5b"]).model.path.startswith("Qwen/")
 
 
+def test_a_world_of_ones_own_gets_its_own_names(tmp_path: Path) -> None:
+    path = tmp_path / "house.yaml"
+    path.write_text("env: {id: rooms.house:House}\n", encoding="utf-8")
+    config = load_config(path)
+    assert (config.name, config.env.tag) == ("house", "House")
+
+
 def test_file_with_defaults_is_composed(tmp_path: Path) -> None:
     path = tmp_path / "it's mine, all.yaml"
     path.write_text(

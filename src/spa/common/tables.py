@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from textwrap import TextWrapper
 
 from spa.common.text import clean
+
+_WRAPPER = TextWrapper(60, drop_whitespace=False, replace_whitespace=False, expand_tabs=False)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -30,9 +33,12 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
     return [line(header), "|" + "|".join("-" * (width + 2) for width in widths) + "|", *map(line, rows)]
 
 
-def side_by_side(columns: Sequence[tuple[str, str]], widest: int = 60) -> list[str]:
-    """Texts of several lines next to each other, each below its title; longer lines are cut."""
-    parts = [[title, *(clean(line[:widest]) for line in text.splitlines())] for title, text in columns]
+def side_by_side(columns: Sequence[tuple[str, str]]) -> list[str]:
+    """Texts of several lines next to each other, each below its title; longer lines are wrapped."""
+    parts = [
+        [title, *(part for line in text.splitlines() for part in _WRAPPER.wrap(clean(line)) or [""])]
+        for title, text in columns
+    ]
     widths = [max(map(len, part)) for part in parts]
     rows = zip_longest(*parts, fillvalue="")
     return [

@@ -222,7 +222,7 @@ def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset:
         base = from_mapping(Config, compose_files("base", conf_folder(), {}, preset)[0])
         block = data.get("env")
         if isinstance(block, dict) and "id" in block:
-            base.env = EnvConfig()
+            base.name, base.env = path.stem, EnvConfig(tag=str(block["id"]).rpartition(":")[2])
         config = from_mapping(Config, data, base)
         for group, choice in choices.items():
             config = from_mapping(Config, read_yaml(conf_folder() / group / f"{choice}.yaml"), config)

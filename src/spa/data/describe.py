@@ -13,7 +13,7 @@ from spa.agent.response import parse_response
 from spa.common.tables import text_table
 from spa.common.text import clean
 from spa.data.encode import encode_row, mask_states
-from spa.data.ground_truth import Row, body_spans, deduplicate, row_rejection
+from spa.data.ground_truth import Row, answers_plainly, body_spans, deduplicate, row_rejection
 
 Stats = dict[str, Any]
 _BY_TASK = ("rows", "episodes", "worlds", "format_rate", "success", "changed")
@@ -27,11 +27,12 @@ def describe(
 
     ``rows``; ``tasks`` (rows by ``data_source``) and, if there are several, ``by_task`` (for each: rows, episodes, worlds,
     format_rate, success, changed); ``episodes``, ``worlds`` (by seed, group and member; by content);
-    ``turns_per_episode`` and ``rows_per_world`` (min, median, max); ``format_rate`` and ``rejections`` (by the tag filter);
-    ``actions`` (how often each was executed) and ``actions_per_turn`` (number of turns by action count); ``success``
-    (share of successful episodes, by their last row); ``changed`` (share of the rows whose prediction differs from their
-    observation); ``duplicates``. With ``chat`` also ``tokens`` (of ``prompt``, ``response`` and ``row``: min, median, p95, max,
-    total), ``trained`` (share of the tokens under ``loss``), ``over_max_length`` and ``not_encodable`` (by reason).
+    ``turns_per_episode`` and ``rows_per_world`` (min, median, max); ``format_rate`` and ``rejections`` (by the tag filter,
+    without the ``plain_rows``); ``actions`` (how often each was executed) and ``actions_per_turn`` (number of turns by action
+    count); ``success`` (share of successful episodes, by their last row); ``changed`` (share of the rows whose prediction
+    differs from their observation); ``duplicates``. With ``chat`` also ``tokens`` (of ``prompt``, ``response`` and ``row``:
+    min, median, p95, max, total), ``trained`` (share of the tokens under ``loss``), ``over_max_length`` and ``not_encodable``
+    (by reason).
     """
     stats: Stats = {"rows": len(rows), "tasks": dict(Counter(row.task for row in rows).most_common())}
     stats |= _episodes(rows) | _worlds(rows) | _responses(rows) | _actions(rows)
@@ -76,8 +77,11 @@ def _worlds(rows: Sequence[Row]) -> Stats:
 def _responses(rows: Sequence[Row]) -> Stats:
     if not rows:
         return {}
-    reasons = Counter(reason for row in rows if (reason := row_rejection(row)) is not None)
-    stats: Stats = {"format_rate": 1 - sum(reasons.values()) / len(rows), "rejections": dict(reasons.most_common())}
+    tagged = [row for row, plain in zip(rows, answers_plainly(rows), strict=True) if not plain]
+    reasons = Counter(reason for row in tagged if (reason := row_rejection(row)) is not None)
+    stats: Stats = {"format_rate": 1 - sum(reasons.values()) / len(tagged), "rejections": dict(reasons.most_common())}
+    if len(tagged) < len(rows):
+        stats["plain_rows"] = len(rows) - len(tagged)
     pairs = [(_first(row.response, "observation"), _first(row.response, "prediction")) for row in rows]
     complete = [(now, then) for now, then in pairs if now is not None and then is not None]
     if complete:
@@ -153,6 +157,8 @@ def render_stats(stats: Stats) -> str:
         add("won", f"{stats['success']:.1%} of the episodes")
     if "format_rate" in stats:
         add("format", f"{stats['format_rate']:.1%} keep to it; others: {counts(stats['rejections'])}")
+    if "plain_rows" in stats:
+        add("plain rows", f"{stats['plain_rows']}: answers to the plain prompt, not counted above")
     if "changed" in stats:
         add("state changed", f"in {stats['changed']:.1%} of the rows with observation and prediction")
     add("actions", counts(stats["actions"]))

@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from spa.config.schema import SelfPlayConfig
-from spa.data.ground_truth import Row, deduplicate, row_rejection
+from spa.data.ground_truth import Row, answers_plainly, deduplicate, row_rejection
 
 _CLASS: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
     "actions": ("executed", lambda row: len(row.extra["executed"])),
@@ -32,7 +32,10 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
     reasons: Counter[str] = Counter()  # += drops zero counts
     remaining = list(rows)
     if play.filter:
-        rejections = [(row, row_rejection(row)) for row in remaining]
+        plainly = answers_plainly(remaining)
+        rejections = [
+            (row, None if plain else row_rejection(row)) for row, plain in zip(remaining, plainly, strict=True)
+        ]
         reasons.update(reason for _, reason in rejections if reason is not None)
         remaining = [row for row, reason in rejections if reason is None]
     if play.success_only:

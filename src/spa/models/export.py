@@ -11,6 +11,7 @@ from spa.common.files import atomic_folder
 from spa.common.manifest import MANIFEST
 from spa.common.names import choose
 from spa.config.load import load_config
+from spa.config.schema import VariantConfig
 from spa.config.variants import practice_folder, sft_folder, variant_named
 from spa.runs.folder import variant_names, variants_folder
 from spa.runs.record import read_done
@@ -72,13 +73,16 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
             raise ValueError(f"{run} has no SFT model" + (f" of variant {variant}" if variant else "") + has)
         return folder if folder.is_dir() else run / own[0]
     if variant and variant in variant_names(run, cfg) and not (chosen := variant_named(cfg, variant)).rl:
-        stages = (practice_folder, sft_folder) if chosen.practice else (sft_folder,) if chosen.sft else ()
-        found = next((folder for of in stages if (folder := of(run, chosen)).is_dir()), None)
+        found = _without_rl(run, chosen)
         if found is None:
             raise ValueError(f"variant {variant} of {run} has no trained model")
         return found
     variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
     if variant is None:
+        untrained = (name for name in (*cfg.variants, *variant_names(run, cfg)) if name not in variants)
+        others = dict.fromkeys(name for name in untrained if _without_rl(run, variant_named(cfg, name)))
+        if variants and others:
+            raise ValueError(f"{run} has models of {', '.join([*variants, *others])}: choose one with --variant")
         if len(variants) != 1:
             has = (
                 f"has {', '.join(variants)}: choose one with --variant"
@@ -90,6 +94,12 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
     if not variants:
         raise ValueError(f"{run} has no PPO model")
     return variants_folder(run) / choose(f"variant of {run} trained by PPO", variant, variants) / "ppo"
+
+
+def _without_rl(run: Path, variant: VariantConfig) -> Path | None:
+    """The stage that trained the model of a variant without RL: its practice, else its stage 2."""
+    stages = (practice_folder, sft_folder) if variant.practice else (sft_folder,) if variant.sft else ()
+    return None if variant.rl else next((folder for of in stages if (folder := of(run, variant)).is_dir()), None)
 
 
 def export(

@@ -11,6 +11,7 @@ from spa.data.states import exact
 Measured = tuple[dict[str, float], list[Episode]]
 """Metrics of the world model, and the episodes that they were measured on."""
 _LINES = 16  # of a state
+_LONGEST = 960  # characters
 
 
 def shown(before: Measured | None, after: Measured) -> str:
@@ -44,5 +45,5 @@ def _example(name: str, episodes: Sequence[Episode]) -> list[str]:
     prediction = turn.prediction or ""
     verdict = "right" if exact(prediction, turn.next_state) else "wrong"
     columns = [("state", turn.state), ("predicted", prediction.strip()), ("came", turn.next_state)]
-    cut = [(title, "\n".join(text.splitlines()[:_LINES])) for title, text in columns]
+    cut = [(title, "\n".join(text[:_LONGEST].splitlines()[:_LINES])) for title, text in columns]
     return [f"  {name}, {', '.join(turn.executed)} ({verdict}):", *(f"  {line}" for line in side_by_side(cut))]
