@@ -5,7 +5,6 @@ from __future__ import annotations
 from spa.agent.episode import Episode, Turn
 from spa.common.tables import side_by_side
 from spa.common.text import clean
-from spa.data.states import exact
 
 
 def show_sample(episode: Episode) -> str:
@@ -35,7 +34,7 @@ def _headline(turn: Turn) -> str:
         expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
         text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
     elif turn.prediction:
-        text += f". Its prediction is {'right' if exact(turn.prediction, turn.next_state) else 'wrong'}"
+        text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"
     return clean(text)
 
 
