@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spa.evaluate.bootstrap import Interval
+from spa.evaluate.bootstrap import Interval, all_or_none, bootstrap_mean
 from spa.evaluate.two_way import two_groups, two_way
 
 WORLDS = 256
@@ -149,3 +149,20 @@ if __name__ == "__main__":
             shown = ", ".join(f"{seeds_} seeds {coverage(4000, seeds_, spread_, kind_):.3f}" for seeds_ in SEEDS)
             by_bootstrap = bootstrap_coverage(1000, spread_, kind_)
             print(f"{kind_}, spread {spread_}: {shown}; bootstrap, 3 seeds {by_bootstrap:.3f}")
+
+
+@pytest.mark.parametrize(("worlds", "width"), [(8, 0.3694), (256, 0.0143)])
+def test_where_nothing_or_everything_was_won_the_interval_is_the_exact_one(worlds: int, width: float) -> None:
+    """SciPy's Clopper-Pearson interval; a bootstrap would say that other worlds cannot differ."""
+    from scipy.stats import binomtest
+
+    for share in (0.0, 1.0):
+        exact = binomtest(int(share * worlds), worlds).proportion_ci(0.95, "exact")
+        for interval in (
+            two_way(np.full((3, worlds), share), 0, 1),
+            bootstrap_mean(np.full(worlds, share), shares=True),
+            all_or_none(share, worlds),
+        ):
+            assert (interval.mean, interval.low, interval.high) == pytest.approx((share, exact.low, exact.high))
+            assert interval.high - interval.low == pytest.approx(width, abs=1e-4)
+    assert bootstrap_mean(np.zeros(worlds)).high == 0.0, "differences are no shares"

@@ -29,7 +29,14 @@ def percent(interval: Interval | None, sign: bool = False) -> str:
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if sign else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0) -> Interval:
+def all_or_none(share: float, worlds: int) -> Interval:
+    """The exact 95% interval (Clopper-Pearson) of a share that is 0 or 1 in all of ``worlds``: other worlds may differ, although
+    no spread was seen. With 256 worlds its other end is 1.4 points away, with 8 worlds 36.9."""
+    width = 1 - ((1 - LEVEL) / 2) ** (1 / worlds)
+    return Interval(share, max(0.0, share - width), min(1.0, share + width))
+
+
+def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0, *, shares: bool = False) -> Interval:
     """Mean of ``values`` with its 95% percentile bootstrap interval over worlds.
 
     Worlds, not samples, are drawn with replacement: samples of one world are not independent. The same arguments give the
@@ -42,6 +49,7 @@ def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0) 
         values: float (worlds,), finite, at least one; e.g. Pass@k of each world.
         num_resamples: number of bootstrap samples, at least 1.
         seed: of the resampling.
+        shares: the values are shares in [0, 1]; where all are 0 or all are 1 the interval is ``all_or_none``.
     """
     array = np.asarray(values, dtype=np.float64)
     worlds = array.size
@@ -49,6 +57,8 @@ def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0) 
     # One world, or identical worlds, carry no information about the spread: rounding must not invent one.
     if np.ptp(array) == 0:
         mean = float(array[0])
+        if shares and mean in (0, 1):
+            return all_or_none(mean, worlds)
         return Interval(mean, mean, mean)
     rng = np.random.default_rng(seed)
     rows = max(1, _BLOCK // worlds)

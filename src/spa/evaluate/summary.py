@@ -70,7 +70,7 @@ def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, see
     Raises:
         ValueError: ``k`` is larger than the samples of some world.
     """
-    return bootstrap_mean(_passes(worlds, k), num_resamples, seed)
+    return bootstrap_mean(_passes(worlds, k), num_resamples, seed, shares=True)
 
 
 def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:

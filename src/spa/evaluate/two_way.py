@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.evaluate.bootstrap import LEVEL, Interval
+from spa.evaluate.bootstrap import LEVEL, Interval, all_or_none
 
 _GAP = 0.1  # seeds closer together than this are one group, whatever their shape
 _GAP_SHARE = 0.5  # of the range of all seeds
@@ -23,7 +23,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     simulation (``tests/evaluate/test_two_way.py``) it covers the truth in .94 to .96 of cases with 3, 6 and 12 normal seeds. With
     bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
-    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only.
+    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Shares that are all 0 or
+    all 1 have the interval ``all_or_none``.
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
@@ -50,6 +51,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     parts = [(ms, df) for ms, df in ((ms_seed, df_seed), (ms_world, df_world), (ms_rest, df_rest)) if df]
     # Estimates of a part can be negative by chance, if worlds or seeds are alike; the noise of the rest remains.
     total = max(ms_seed + ms_world - ms_rest, ms_seed, ms_rest)
+    if total <= 0 and (least, most) == (0, 1) and mean in (0, 1):
+        return all_or_none(mean, worlds)
     if total <= 0:
         return Interval(mean, mean, mean)
     freedom = total**2 / sum(ms**2 / df for ms, df in parts)
