@@ -13,6 +13,7 @@ import pytest
 from spa.cli import main
 from spa.config.schema import ModelConfig
 from spa.models.load import load_model, load_tokenizer, save_model
+from tests.models.networks import random_model
 from tests.test_pipeline import SMALL
 
 
@@ -243,3 +244,12 @@ def test_actions_that_no_answer_can_name(capsys, tmp_path) -> None:
         capsys, tmp_path / "out", "run", "frozen_lake", *SMALL, "env.settings.action_names=[Up,'go || on',Down,Left]"
     )
     assert "no answer can name the action" in text
+
+
+@pytest.mark.parametrize("command", [["run"], ["ppo"]])
+def test_training_of_a_model_that_caps_its_logits(capsys, tmp_path, command: list[str]) -> None:
+    model = random_model("gemma3_text", final_logit_softcapping=30.0)
+    save_model(model, load_tokenizer("builtin:tiny"), tmp_path / "capped")
+    capsys.readouterr()  # the progress of saving
+    line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL, f"model.path={tmp_path / 'capped'}")
+    assert line.endswith("its logits are capped (final_logit_softcapping=30), which training cannot reproduce")

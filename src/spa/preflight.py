@@ -113,7 +113,7 @@ def check_command(
     if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
         raise ValueError("agent.planner needs a local model: use engine=transformers or vllm, not a chat server")
     chat = None if served else _check_model(cfg, model, local_only)
-    _check_memory(cfg, stage, variants, local_only)
+    _check_training(cfg, stage, variants, local_only)
     for folder, each in {sft_folder(out, each): each for each in sft_variants(cfg, stage, variants)}.items():
         if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
             _, data = check_inputs(cfg, "sft", each, out)
@@ -166,8 +166,10 @@ def _check_data(source: Config, data: Path, chat: Chat | None) -> None:
         check_rows(rows, chat, source.sft, skipped)
 
 
-def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
-    """Refuses stages 2 and 3 where they cannot fit; a model whose config is not at hand is left out."""
+def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
+    """Refuses stages 2 and 3 of a model that cannot be scored, and where they cannot fit; a model whose config is not at hand is
+    left out."""
+    from spa.models.families import logit_scale
     from spa.models.load import load_config
     from spa.rl import memory as ppo
     from spa.sft import memory as sft
@@ -179,9 +181,11 @@ def _check_memory(cfg: Config, stage: str, variants: Sequence[VariantConfig], lo
         checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
     for stage_cfg, check in checks:
         try:
-            load_config(stage_cfg.model.path, local_only=local_only)
+            model = load_config(stage_cfg.model.path, local_only=local_only)
         except ValueError:
             continue
+        with _named(f"model.path={stage_cfg.model.path}"):
+            logit_scale(model)
         check(stage_cfg, local_only=local_only)
 
 

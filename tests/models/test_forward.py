@@ -7,7 +7,8 @@ import torch
 
 from spa.models import forward
 from spa.models.forward import token_logprobs
-from tests.models.networks import network
+from spa.models.score import prepare
+from tests.models.networks import network, random_model
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -84,3 +85,37 @@ def test_a_head_of_another_kind_gives_the_same(monkeypatch, chunk) -> None:
         results.append((logprobs.detach(), entropy.detach(), *gradient))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+SCALED = {"granite": {"logits_scaling": 6.0}, "cohere": {"logit_scale": 0.0625}}
+
+
+@pytest.mark.parametrize("family", SCALED)
+def test_logits_scaled_after_the_head(family: str) -> None:
+    model = random_model(family, **SCALED[family])
+    ids = torch.arange(3, 30)[None]
+    logprobs = (model(input_ids=ids).logits[0, :-1] / 0.7).log_softmax(-1)
+    plain = logprobs.gather(-1, ids[0, 1:, None]).squeeze(-1), -(logprobs.exp() * logprobs).sum(-1)
+    hidden = model.base_model(input_ids=ids).last_hidden_state[0, :-1]
+    got = token_logprobs(model, hidden, ids[0, 1:], temperature=0.7, entropy=True)
+    gradients = [torch.autograd.grad(sum(each).sum(), list(model.parameters())) for each in (plain, got)]
+    for a, b in zip(got, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_capped_logits_are_refused() -> None:
+    model = random_model("gemma3_text", final_logit_softcapping=30.0)
+    with pytest.raises(ValueError, match=r"logits are capped \(final_logit_softcapping=30\)"):
+        token_logprobs(model, torch.zeros(1, 32), torch.zeros(1, dtype=torch.long))
+
+
+def test_a_model_that_changes_its_logits_in_its_own_way_is_refused() -> None:
+    model = random_model("qwen2_moe").train()
+    state = torch.random.get_rng_state()
+    prepare(model, "sft", packing=False, compile=False)
+    assert model.training and torch.equal(state, torch.random.get_rng_state())
+    model.register_forward_hook(lambda module, inputs, output: type(output)(logits=2 * output.logits))
+    with pytest.raises(ValueError, match="cannot be trained: something else follows its output head"):
+        prepare(model, "sft", packing=False, compile=False)

@@ -1,10 +1,12 @@
-"""Model families whose layers we compute ourselves, exactly as transformers does."""
+"""What is known of model families: whose layers we compute ourselves, and what becomes of the products of the output head."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from spa.config.presets import LLAMA_LIKE
+
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 def is_llama_like(model: Any) -> bool:
@@ -17,3 +19,19 @@ def is_llama_like(model: Any) -> bool:
         and not (getattr(config, "sliding_window", None) and not layers)
         and not getattr(config, "quantization_config", None)
     )
+
+
+def logit_scale(config: Any) -> float:
+    """What the model multiplies the products of its output head by: Cohere and Falcon-H1 multiply, Granite divides.
+
+    Raises:
+        ValueError: it caps its logits, as Gemma 2 does.
+    """
+    text = config.get_text_config()
+    for name in CAPS:
+        if getattr(text, name, None):
+            raise ValueError(f"its logits are capped ({name}={getattr(text, name):g}), which training cannot reproduce")
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier"):
+        scale *= getattr(text, name, None) or 1.0
+    return float(scale / (getattr(text, "logits_scaling", None) or 1.0))

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from spa.models.families import logit_scale
+
 CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}
 """Maximum number of logits in memory, by device. On a CPU smaller chunks are slower because the head's gradient is accumulated
 once per chunk, larger ones because of page faults; a GPU needs larger matrix products."""
@@ -35,6 +37,12 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         else:
             groups.append([index])
     return groups
+
+
+def probe_ids(model: Any, count: int) -> list[int]:
+    """Different ids from the whole vocabulary, to try a model out."""
+    vocabulary = len(model.get_input_embeddings().weight)
+    return [vocabulary * i // count for i in range(count)]
 
 
 def hidden_states(model: Any, ids_BT: Tensor) -> Tensor:
@@ -155,8 +163,12 @@ def token_logprobs(
     """Log-probs (N,) of ``targets_N`` given the hidden states that predict them, and entropies (N,) if requested.
 
     ``hidden_ND[i]`` must be the state at the position *before* target i. Results are float32.
+
+    Raises:
+        ValueError: the model caps its logits.
     """
     head = model.get_output_embeddings()
+    temperature /= logit_scale(model.config)
     rows = max(1, CHUNK_LOGITS.get(hidden_ND.device.type, CHUNK_LOGITS["cuda"]) // head.weight.shape[0])
     if not len(targets_N):
         logprobs_N = entropy_N = hidden_ND.new_zeros(0, dtype=torch.float32)

@@ -17,11 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spa.common.errors import first_line
 from spa.models.compiling import compile_blocks
-from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
+from spa.models.families import is_llama_like
+from spa.models.forward import hidden_states, micro_batches, pad_right, probe_ids, token_logprobs
 from spa.models.last_layer import Reads, states_read
 from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
 from spa.scale import ranks
+
+_PROBE = 8  # tokens of the row of ``check_scores``
 
 
 class Scorable(Protocol):
@@ -98,7 +102,7 @@ class Scores(NamedTuple):
 
 
 def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
-    """Enables packing for a model and compiles its blocks.
+    """Checks that the model can be scored, enables packing for it and compiles its blocks.
 
     Args:
         stage: ``sft`` or ``ppo``, for error messages.
@@ -106,10 +110,42 @@ def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
     Raises:
         ValueError: not possible with this model or, for compilation, on this machine.
     """
+    check_scores(model)
     if packing:
         enable_packing(model, f"{stage}.packing")
     if compile:
         compile_blocks(model, f"{stage}.compile")
+
+
+@torch.no_grad()
+def check_scores(model: Any) -> None:
+    """Scores a short row and compares it with the model's own logits. Llama-like models, known to agree, are left out, and so are
+    models that are divided among ranks already.
+
+    Raises:
+        ValueError: it cannot be scored, or log-probs differ by more than rounding, as where something else follows the output head.
+    """
+    if is_llama_like(model) or hasattr(model, "sharded_trunk"):
+        return
+    row = Chosen(probe_ids(model, _PROBE), range(1, _PROBE))
+    was_training = model.training
+    model.eval()
+    try:
+        batch = TokenBatch.of([row], [0], model.device, packing=False)
+        logprobs_N = score(model, batch).logprobs_N
+        logits_NV = model(input_ids=batch.ids, use_cache=False).logits[0, :-1].float()
+    except Exception as error:  # models raise many types
+        raise ValueError(f"{type(model).__name__} cannot be trained: {first_line(error)}") from error
+    finally:
+        model.train(was_training)
+    expected_N = logits_NV.log_softmax(-1).gather(-1, batch.targets_N[:, None]).squeeze(-1)
+    difference = float((logprobs_N - expected_N).abs().max())
+    rounding = 4 * torch.finfo(model.dtype).eps * float(logits_NV.abs().max())
+    if difference > max(1e-3, rounding):
+        raise ValueError(
+            f"{type(model).__name__} cannot be trained: something else follows its output head, so that log-probs from its hidden "
+            f"states differ from its own by {difference:.2g} nats"
+        )
 
 
 def batches(
