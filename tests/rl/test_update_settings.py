@@ -424,3 +424,34 @@ def test_a_world_model_loss_that_is_not_finite_stops_the_step(episodes, monkeypa
     with pytest.raises(TrainingDiverged, match="world-model loss"):
         step(policy, one, episodes, world_model=[example(policy)])
     assert torch.equal(before, flat(policy.model.parameters()))
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_the_value_head_of_a_bfloat16_model_is_float32(kind: str, episodes) -> None:
+    policy = tiny_policy()
+    policy.model.to(torch.bfloat16)
+    policy, one = make(policy=policy, critic=kind)
+    assert one.critic is not None
+    step(policy, one, episodes)  # Adam's states
+    saved = copy.deepcopy(one.state())
+    weights = [p for p in one.critic.head.parameters()]
+    assert {each.dtype for p in weights for each in (p, p.grad) if each is not None} == {torch.float32}
+    # What earlier versions saved.
+    saved["critic"] = {name: value.bfloat16() for name, value in saved["critic"].items()}
+    for values in saved["optimizer"]["state"].values():
+        values.update({name: value.bfloat16() for name, value in values.items() if name != "step"})
+    one.load_state(saved)
+    assert {p.dtype for p in weights} == {one.optimizer.state[p]["exp_avg"].dtype for p in weights} == {torch.float32}
+    assert torch.equal(one.critic.head.weight, saved["critic"]["head.weight"].float())
+    step(policy, one, episodes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_are_not_rounded_in_autocast(dtype: torch.dtype) -> None:
+    policy, one = make(critic="head")
+    assert one.critic is not None
+    hidden = torch.randn(50, one.critic.head.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = one.critic.head(hidden.float()).squeeze(-1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values = one.critic.values(None, hidden)  # type: ignore[arg-type]
+    assert values.dtype == torch.float32 and torch.equal(values, expected)

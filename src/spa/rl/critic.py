@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from spa.config.schema import PPOConfig
@@ -21,13 +22,14 @@ class Critic(nn.Module):
 
     ``head`` reads the actor's hidden states and trains the shared trunk too; ``detached_head`` reads them and leaves the trunk
     to the policy; ``model`` has its own copy of the actor's network (the original also starts the critic from that checkpoint).
+    The head is float32 whatever the networks are: bfloat16 holds neither its small updates nor values that differ little.
     """
 
     def __init__(self, kind: str, actor: Any) -> None:
         super().__init__()
         self.kind = kind
         self.head = ValueHead(actor.config.hidden_size)
-        self.head.to(device=actor.device, dtype=actor.dtype)
+        self.head.to(device=actor.device, dtype=torch.float32)
         self.network = copy.deepcopy(actor) if kind == "model" else None
 
     def values(self, batch: TokenBatch, actor_hidden_ND: Tensor | None) -> Tensor:
@@ -37,7 +39,8 @@ class Critic(nn.Module):
         else:
             assert actor_hidden_ND is not None, "a value head needs the actor's hidden states"
             hidden_ND = actor_hidden_ND.detach() if self.kind == "detached_head" else actor_hidden_ND
-        values_N: Tensor = self.head(hidden_ND.to(self.head.weight.dtype)).squeeze(-1).float()
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            values_N: Tensor = self.head(hidden_ND.float()).squeeze(-1)
         return values_N
 
     def trained(self) -> Iterator[nn.Parameter]:
