@@ -177,11 +177,13 @@ def _curriculum(cfg: Config) -> list[str]:
 def _memory(stage: str, cfg: Config, estimate: Estimate) -> str:
     """The memory that each process of a stage will need, if the model's config is available locally."""
     from spa.models.fit import available, device_type, fits, shards_of
-    from spa.models.memory import size
+    from spa.models.memory import UnknownSizes, size
 
     shards = shards_of(cfg)
     try:
         need, room = estimate(cfg, device_type(cfg), shards), available(cfg)
+    except UnknownSizes as error:
+        return f"{stage} memory: not known ({error})"
     except ValueError:
         return f"{stage} memory: not known before the model's config has been downloaded"
     more = f"; MORE than the {size(room)} free" if room is not None and not fits(cfg, need, room) else ""

@@ -72,3 +72,16 @@ def random_model(family: str, **changes: Any) -> Any:
                 if parameter.ndim > 1:
                     parameter.normal_(std=0.3)
     return model.eval()
+
+
+def with_images() -> Any:
+    """A random Gemma 3, whose config has the sizes of its language model one level down."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"hidden_size": 32, "head_dim": 8, "intermediate_size": 48, "vocab_size": 128, "sliding_window": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=127)
+    with torch.random.fork_rng(devices=[]):
+        return Gemma3ForConditionalGeneration(config).eval()

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from transformers import MambaConfig
 
 from spa.config.load import load_config
 from spa.config.overrides import apply_overrides
@@ -88,3 +89,12 @@ def test_the_engines_copy_of_the_weights(big: str) -> None:
     served = ppo.play_estimate(config(big, "engine=vllm", "model.dtype=bfloat16"), device="cuda")
     assert (served.weights, served.copy) == (0, 2 * parameters)
     assert ppo.play_estimate(load_config("sokoban", []), device="cpu").copy == 0
+
+
+def test_what_cannot_be_estimated_is_not_checked_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MambaConfig(num_hidden_layers=2).save_pretrained(tmp_path)
+    cfg = config(str(tmp_path))
+    for check, stage in ((sft.check_memory, "SFT"), (ppo.check_memory, "PPO")):
+        check(cfg, local_only=True)
+        expected = "memory is not checked (the config of mamba models has no num_attention_heads)"
+        assert capsys.readouterr().err == f"{stage} of {tmp_path}: {expected}\n"

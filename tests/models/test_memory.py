@@ -7,11 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, OPTConfig, OPTForCausalLM
 
 from spa.config.schema import SFTConfig
-from spa.models.memory import count_parameters, estimate_training, free_memory, size
+from spa.models.memory import (
+    Sizes,
+    UnknownSizes,
+    blocked_bytes,
+    cache_bytes,
+    count_parameters,
+    estimate_training,
+    free_memory,
+    size,
+)
 from spa.models.packing import Layout, enable_packing, packed_hidden_states
-from tests.models.networks import network
+from tests.models.networks import network, with_images
 
 LENGTHS = [60, 40, 100]
 
@@ -80,9 +90,34 @@ def test_activations_with_lora_are_estimated_within_a_tenth(dtype: torch.dtype) 
     assert kept == pytest.approx(kept_bytes(model, "float32"), rel=0.1)  # float32: no autocast
 
 
-def estimate(**changes):
+def estimate(config=None, **changes):
     settings = {"weight_bytes": 4, "compute_bytes": 4, "checkpointing": False, "lora_rank": 0, **changes}
-    return estimate_training(network("qwen2").config, tokens=1000, scored=1000, **settings)
+    return estimate_training(config or network("qwen2").config, tokens=1000, scored=1000, **settings)
+
+
+OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+OTHERS = {  # a model, the width of its feed-forward part, its key heads
+    "GPT-2": (lambda: GPT2LMHeadModel(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4)), 128, 4),
+    "OPT": (lambda: OPTForCausalLM(OPTConfig(vocab_size=128, **OPT)), 64, 4),
+    "Gemma 3": (with_images, 48, 2),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_configs_with_other_names_and_of_several_parts(family: str) -> None:
+    make, inner, keys = OTHERS[family]
+    model = make()
+    count, full = sum(p.numel() for p in model.parameters()), estimate(model.config)
+    assert (full.weights, full.gradients, full.optimizer) == (4 * count, 4 * count, 8 * count)
+    sizes = Sizes.of(model.config)
+    assert (sizes.hidden, sizes.layers, sizes.inner, sizes.head, sizes.vocabulary) == (32, 2, inner, 8, 128)
+    assert cache_bytes(model.config, 4) == 2 * 2 * keys * 8 * 4
+    assert blocked_bytes(model.config) == 0
+
+
+def test_sizes_that_a_config_does_not_have() -> None:
+    with pytest.raises(UnknownSizes, match="mamba models has no num_attention_heads"):
+        estimate(MambaConfig())
 
 
 def test_weights_gradients_and_adam_are_counted_exactly() -> None:

@@ -23,7 +23,7 @@ from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, token_weights
 from spa.rl.reference import Reference, needs_reference
 from spa.rl.update import TrainingDiverged, score_tokens, set_advantages, update
-from tests.models.networks import network
+from tests.models.networks import network, with_images
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
@@ -434,7 +434,7 @@ def test_the_value_head_of_a_bfloat16_model_is_float32(kind: str, episodes) -> N
     assert one.critic is not None
     step(policy, one, episodes)  # Adam's states
     saved = copy.deepcopy(one.state())
-    weights = [p for p in one.critic.head.parameters()]
+    weights = list(one.critic.head.parameters())
     assert {each.dtype for p in weights for each in (p, p.grad) if each is not None} == {torch.float32}
     # What earlier versions saved.
     saved["critic"] = {name: value.bfloat16() for name, value in saved["critic"].items()}
@@ -448,10 +448,14 @@ def test_the_value_head_of_a_bfloat16_model_is_float32(kind: str, episodes) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_are_not_rounded_in_autocast(dtype: torch.dtype) -> None:
-    policy, one = make(critic="head")
+    _, one = make(critic="head")
     assert one.critic is not None
     hidden = torch.randn(50, one.critic.head.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = one.critic.head(hidden.float()).squeeze(-1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         values = one.critic.values(None, hidden)  # type: ignore[arg-type]
     assert values.dtype == torch.float32 and torch.equal(values, expected)
+
+
+def test_a_critic_of_a_model_of_several_parts() -> None:
+    assert Critic("head", with_images()).head.in_features == 32

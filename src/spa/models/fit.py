@@ -8,11 +8,12 @@ from typing import Protocol
 
 import torch
 
+from spa.common.progress import note
 from spa.config.overrides import apply_overrides
 from spa.config.schema import Config
 from spa.models import memory
 from spa.models.load import pick_device
-from spa.models.memory import GIB, size
+from spa.models.memory import GIB, UnknownSizes, size
 
 CARDS = (24, 40, 80, 141)
 """Memory of common GPUs in GiB (their makers write GB)."""
@@ -65,7 +66,7 @@ def fits(cfg: Config, need: Need, room: int) -> bool:
 
 
 def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> None:
-    """Refuses a stage that does not fit.
+    """Refuses a stage that does not fit; a note says so if its memory cannot be estimated.
 
     Raises:
         ValueError: it does not; the message says how much it needs and which settings make it fit.
@@ -74,7 +75,11 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
     if room is None:
         return
     device, shards = device_type(cfg), shards_of(cfg)
-    need = estimate(cfg, device, shards)
+    try:
+        need = estimate(cfg, device, shards)
+    except UnknownSizes as error:
+        note(f"{stage.upper()} of {cfg.model.path}: memory is not checked ({error})")
+        return
     if fits(cfg, need, room):
         return
     settings = settings_that_fit(

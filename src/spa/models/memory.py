@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from spa.common.errors import first_line
+
 GIB = 2**30
 PROCESS = {"cpu": 440 * 2**20, "cuda": GIB // 2}
 """Bytes before a model is loaded: Python, torch and transformers (measured), or a CUDA context (not measured here)."""
@@ -50,6 +52,59 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= 0.1 * GIB else f"{count / 2**20:.0f} MiB"
 
 
+class UnknownSizes(ValueError):
+    """A model's config does not say how large its layers are."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a language model. ``inner`` is the width of the feed-forward part, ``head`` that of an attention head."""
+
+    hidden: int
+    layers: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config: Any) -> Sizes:
+        """From a transformers config; of a model of several parts those of its text part.
+
+        Raises:
+            UnknownSizes: the config lacks one that has no usual value.
+        """
+        text = config.get_text_config()
+
+        def number(*names: str, usual: int | None = None) -> int:
+            for name in names:
+                try:
+                    value = getattr(text, name, None)
+                except RuntimeError:  # transformers: one of each layer
+                    continue
+                if isinstance(value, list | tuple):
+                    value = max(value, default=None)
+                if isinstance(value, int) and value > 0:
+                    return value
+            if usual is None:
+                raise UnknownSizes(f"the config of {text.model_type} models has no {names[0]}")
+            return usual
+
+        hidden, heads = number("hidden_size"), number("num_attention_heads")
+        return cls(
+            hidden=hidden,
+            layers=number("num_hidden_layers"),
+            inner=number("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", usual=4 * hidden),
+            heads=heads,
+            kv_heads=number("num_key_value_heads", usual=heads),
+            head=number("head_dim", usual=hidden // heads),
+            vocabulary=number("vocab_size"),
+            tied=bool(getattr(text, "tie_word_embeddings", False)),
+        )
+
+
 def estimate_training(
     config: Any,
     *,
@@ -77,14 +132,15 @@ def estimate_training(
         device: cpu or cuda.
         shards: FSDP2 ranks that weights, gradients and optimizer are divided among. Each gathers one layer while the next
             one arrives, and keeps the embeddings and the head (assumed, not measured).
+
+    Raises:
+        UnknownSizes: see ``Sizes.of``.
     """
     from spa.models.forward import CHUNK_LOGITS
 
-    total = count_parameters(config)
-    hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.intermediate_size
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
-    head = getattr(config, "head_dim", None) or hidden // heads
-    queries, keys = heads * head, kv_heads * head
+    total, sizes = count_parameters(config), Sizes.of(config)
+    hidden, layers, inner = sizes.hidden, sizes.layers, sizes.inner
+    queries, keys = sizes.heads * sizes.head, sizes.kv_heads * sizes.head
     trained, trained_bytes = total, weight_bytes
     # Numbers per token kept for the backward pass of matrix and elementwise products, and of norms.
     products = 2 * hidden + 3 * queries + 2 * keys + 4 * inner
@@ -102,11 +158,10 @@ def estimate_training(
     residual = tokens * hidden * 4  # the residual stream stays in float32
     cast = total * compute_bytes if compute_bytes < weight_bytes else 0  # autocast keeps a copy of the weights
     activations = (layers * residual + layer if checkpointing else layers * layer) + cast + tokens * 3 * hidden * 4
-    chunk = min(scored * config.vocab_size, CHUNK_LOGITS[device])
+    chunk = min(scored * sizes.vocabulary, CHUNK_LOGITS[device])
     # The head's gradient passes through a tensor of its own; for a head tied to the embeddings it waits for theirs.
-    tied = getattr(config, "tie_word_embeddings", False)
-    heads_gradients = 0 if lora_rank else 2 if tied else 1
-    tables, table = 1 if tied else 2, config.vocab_size * hidden
+    heads_gradients = 0 if lora_rank else 2 if sizes.tied else 1
+    tables, table = 1 if sizes.tied else 2, sizes.vocabulary * hidden
     block = (total - tables * table) // layers
     gathered = (2 * block + tables * table) * compute_bytes
     if not lora_rank:  # the gradients of a layer and of the embeddings, before they are divided
@@ -141,24 +196,27 @@ def blocked_bytes(config: Any, *, adapters: bool = False) -> int:
     Args:
         adapters: whether the layers have LoRA adapters; then only the head is copied.
     """
-    head = config.vocab_size * config.hidden_size
-    large = (
-        0 if adapters or config.hidden_size * config.intermediate_size < _BLOCKED else count_parameters(config) - head
-    )
-    if not getattr(config, "tie_word_embeddings", False):
+    sizes = Sizes.of(config)
+    head = sizes.vocabulary * sizes.hidden
+    large = 0 if adapters or sizes.hidden * sizes.inner < _BLOCKED else count_parameters(config) - head
+    if not sizes.tied:
         large -= head if large else 0
     return 4 * (large + (head if head >= _BLOCKED else 0))
 
 
 def cache_bytes(config: Any, itemsize: int) -> int:
     """Bytes of the keys and values of one token, in numbers of ``itemsize`` bytes."""
-    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * width * itemsize)
+    sizes = Sizes.of(config)
+    return 2 * sizes.layers * sizes.kv_heads * sizes.head * itemsize
 
 
 def count_parameters(config: Any) -> int:
-    """Number of parameters of a config's causal model; allocates nothing."""
+    """Number of parameters of a config's causal model; allocates nothing.
+
+    Raises:
+        UnknownSizes: the model needs a package that is missing.
+        ValueError: there is no causal model of this config.
+    """
     from spa.config import presets
 
     counted = presets.count_parameters(config.to_dict())
@@ -166,8 +224,11 @@ def count_parameters(config: Any) -> int:
         return counted
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=_trusted(config))
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=_trusted(config))
+    except ImportError as error:
+        raise UnknownSizes(first_line(error)) from error
     return sum({id(p): p.numel() for p in model.parameters()}.values())
 
 

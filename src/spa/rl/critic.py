@@ -28,7 +28,7 @@ class Critic(nn.Module):
     def __init__(self, kind: str, actor: Any) -> None:
         super().__init__()
         self.kind = kind
-        self.head = ValueHead(actor.config.hidden_size)
+        self.head = ValueHead(actor.get_output_embeddings().in_features)
         self.head.to(device=actor.device, dtype=torch.float32)
         self.network = copy.deepcopy(actor) if kind == "model" else None
 
