@@ -189,6 +189,27 @@ def test_models_that_are_not_supported_play_in_rounds() -> None:
     assert ids(listener.heard) == ids(talk(plain, temperature=0))
 
 
+@pytest.mark.parametrize("holds", [3, 1])
+def test_short_of_memory_rounds_have_fewer_rows_and_the_same_samples(holds: int, monkeypatch) -> None:
+    model = network("mistral", sliding_window=64)
+    expected = ids(talk(model))
+    forward, sizes = model.forward, []
+
+    def limited(input_ids, **given):
+        sizes.append(len(input_ids))
+        if len(input_ids) > holds:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(input_ids=input_ids, **given)
+
+    monkeypatch.setattr(model, "forward", limited)
+    assert ids(talk(model)) == expected
+    tried = [size for size in sizes if size > holds]
+    assert tried == sorted(set(tried), reverse=True)  # what does not fit is tried once
+    holds = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        talk(model)
+
+
 def test_rounds_give_every_session_its_turns() -> None:
     class Echo(Engine):
         def __init__(self) -> None:

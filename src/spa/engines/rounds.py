@@ -17,12 +17,13 @@ from spa.engines.transformers import sample
 
 
 class Rounds(Engine):
-    """transformers' own forward pass: all contexts of a round in left-padded batches."""
+    """transformers' own forward pass: all contexts of a round in left-padded batches, smaller ones once memory has run out."""
 
     def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None) -> None:
         self.model, self.grammar = model, grammar
         self.pad_id = pad_id
         self.stops = stops
+        self.most: int | None = None  # rows at once, once memory has run out
 
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
@@ -32,11 +33,21 @@ class Rounds(Engine):
         # Similar lengths share a batch: less padding.
         order = sorted(range(len(contexts)), key=lambda i: len(contexts[i]))
         out: dict[int, Completion] = {}
-        for start in range(0, len(order), sampling.batch_size):
-            chosen = order[start : start + sampling.batch_size]
+        while len(out) < len(order):
+            chosen = order[len(out) :][: self.most or sampling.batch_size]
             draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
-            batch = self._batch([contexts[i] for i in chosen], sampling, draws)
-            out.update(zip(chosen, batch, strict=True))
+            try:
+                batch = self._batch([contexts[i] for i in chosen], sampling, draws)
+            except torch.OutOfMemoryError:
+                if len(chosen) == 1:
+                    raise
+                batch = []
+            if batch:
+                out.update(zip(chosen, batch, strict=True))
+            else:  # outside of the handler, whose exception keeps the batch's tensors
+                self.most = len(chosen) // 2
+                if self.model.device.type == "cuda":
+                    torch.cuda.empty_cache()
         return [out[i] for i in range(len(contexts))]
 
     def _batch(
