@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 import spa
 from spa.config.schema import ModelConfig
-from spa.models.load import check_model, hub_options, load_config, load_model, load_tokenizer
+from spa.models.load import (
+    check_model,
+    hub_options,
+    load_config,
+    load_model,
+    load_tokenizer,
+    load_weights,
+    save_model,
+)
+from tests.models.networks import network
 
 CODE = """
 from pathlib import Path
@@ -53,6 +64,35 @@ def test_one_setting_lets_it_run(folder: Path, capsys: pytest.CaptureFixture[str
     assert type(load_config(str(folder), settings)).__name__ == "Mine"
     assert (folder.parent / "ran").exists()
     assert capsys.readouterr().err == f"model.trust_remote_code=true: Python code that {folder} brings along is run\n"
+
+
+LLAMA = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class Config(LlamaConfig):
+    model_type = "own_llama"
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+def test_a_checkpoint_of_a_model_with_code_is_loaded_in_place(folder: Path, tmp_path: Path) -> None:
+    settings = network().config.to_dict() | {
+        "model_type": "own_llama",
+        "architectures": ["Model"],
+        "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "own.py").write_text(LLAMA)
+    network().save_pretrained(tmp_path / "weights")
+    shutil.copy(tmp_path / "weights" / "model.safetensors", folder)
+    config = ModelConfig(path=str(folder), trust_remote_code=True, device="cpu")
+    model = load_model(config)
+    save_model(model, load_tokenizer("builtin:tiny"), tmp_path / "checkpoint")
+    expected = model.lm_head.weight.clone()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    load_weights(model, tmp_path / "checkpoint", config)
+    assert torch.equal(model.lm_head.weight, expected)
 
 
 def test_a_revision_is_that_of_model_path_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -150,13 +151,13 @@ def _leave_imports_alone() -> None:
     gc.freeze()
 
 
-def load_weights(model: Any, folder: str | os.PathLike[str]) -> None:
-    """Loads the weights of a checkpoint of the same model in place.
+def load_weights(model: Any, folder: str | os.PathLike[str], config: ModelConfig) -> None:
+    """Loads the weights of a checkpoint of the same model, which was loaded with ``config``, in place.
 
     Raises:
         ValueError: it cannot be loaded.
     """
-    other = load_model(ModelConfig(device=str(model.device)), str(folder), model.dtype)
+    other = load_model(replace(config, device=str(model.device)), str(folder), model.dtype)
     ranks.copy_weights(model, other.state_dict())
 
 

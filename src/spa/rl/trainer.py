@@ -447,7 +447,8 @@ class PPOTrainer:
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
-            load_weights(self.policy.model, folder)  # the critic's network was copied from the initial model
+            # The critic's network was copied from the initial model.
+            load_weights(self.policy.model, folder, self.config.model)
         self.learner.load_state(state["learner"])
         load_sharded(folder, self.learner.optimizer, self.learner.modules)
         self._prune()  # a killed process may have saved without
