@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spa.models.load import enable_checkpointing
 from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
-from tests.models.networks import network
+from tests.models.networks import network, random_model, with_images
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
 
@@ -86,6 +86,31 @@ def test_a_model_that_cannot_be_packed_is_refused() -> None:
         enable_packing(network("mistral", sliding_window=4))
     with pytest.raises(ValueError, match=r"sft\.packing=false"):
         enable_packing(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("family", ["stablelm", "nemotron"])
+def test_a_model_that_takes_no_packed_mask_is_refused(family: str) -> None:
+    with pytest.raises(ValueError, match=r"rows cannot be packed with .*; use ppo\.packing=false"):
+        enable_packing(random_model(family), "ppo.packing")
+
+
+def test_a_model_whose_packed_rows_see_each_other_is_refused() -> None:
+    model = random_model("olmo2").train()
+    state = torch.random.get_rng_state()
+    enable_packing(model)
+    assert model.training and torch.equal(state, torch.random.get_rng_state())
+
+    def mix(module, inputs, output):  # like a convolution over tokens
+        return output + output.roll(1, dims=1)
+
+    model.model.layers[0].mlp.register_forward_hook(mix)
+    with pytest.raises(ValueError, match=r"Olmo2ForCausalLM \(hidden states of packed rows are .* off"):
+        enable_packing(model)
+
+
+def test_a_window_of_the_language_model_of_several_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match="sliding-window"):
+        enable_packing(with_images())
 
 
 def test_layout_of_even_rows_moves_nothing() -> None:

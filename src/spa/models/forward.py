@@ -40,9 +40,9 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def probe_ids(model: Any, count: int) -> list[int]:
-    """Different ids from the whole vocabulary, to try a model out."""
+    """Different ids from the whole vocabulary, to try a model out; the first ones are often special tokens."""
     vocabulary = len(model.get_input_embeddings().weight)
-    return [vocabulary * i // count for i in range(count)]
+    return [vocabulary * (i + 1) // (count + 1) for i in range(count)]
 
 
 def hidden_states(model: Any, ids_BT: Tensor) -> Tensor:

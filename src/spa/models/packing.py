@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spa.models.forward import trunk
+from spa.common.errors import first_line
+from spa.models.families import is_llama_like
+from spa.models.forward import hidden_states, probe_ids, trunk
 
 NAME = "spa_packed"
 _SIMILAR = 0.8  # minimum row length in an attention batch, as a share of its longest row
@@ -175,11 +177,13 @@ class _Collect(torch.autograd.Function):
 def enable_packing(model: Any, setting: str = "sft.packing") -> None:
     """Enables ``packed_hidden_states`` for a transformers model; its other forward passes keep using ``sdpa``.
 
+    Models that are not known to be exact pack two short rows, which must get the states that each has alone.
+
     Args:
         setting: name of the setting, for the error message.
 
     Raises:
-        ValueError: the model's attention cannot be replaced.
+        ValueError: the model's attention cannot be replaced, or its packed rows are not those rows alone.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -190,13 +194,40 @@ def enable_packing(model: Any, setting: str = "sft.packing") -> None:
         model.set_attn_implementation(NAME)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"rows cannot be packed with {type(model).__name__} ({error}); use {setting}=false") from error
-    windows = (
-        [getattr(model.config, "sliding_window", None)] if getattr(model.config, "use_sliding_window", True) else []
-    )
-    if any(windows):
+    config = model.config.get_text_config()
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
         raise ValueError(
             f"{type(model).__name__} has sliding-window attention, which cannot be packed; use {setting}=false"
         )
+    if not (is_llama_like(model) or hasattr(model, "sharded_trunk")):
+        try:
+            difference = _packed_difference(model)
+        except Exception as error:  # models raise many types
+            raise ValueError(
+                f"rows cannot be packed with {type(model).__name__} ({first_line(error)}); use {setting}=false"
+            ) from error
+        if not difference <= max(1e-2, 16 * torch.finfo(model.dtype).eps):
+            raise ValueError(
+                f"rows cannot be packed with {type(model).__name__} (hidden states of packed rows are {difference:.2g} of their "
+                f"size off those of rows alone); use {setting}=false"
+            )
+
+
+@torch.no_grad()
+def _packed_difference(model: Any) -> float:
+    """The largest difference between the states of one of two packed rows and those of the row alone, relative to their norm."""
+    ids = probe_ids(model, 12)
+    rows = [ids[:8], [*ids[:3], *ids[8:]]]
+    packed, places = pack(rows)
+    device, was_training = model.device, model.training
+    model.eval()
+    try:
+        states_TD = packed_hidden_states(model, torch.tensor(packed, device=device), Layout.of(places, device)).float()
+        alone = [hidden_states(model, torch.tensor([row], device=device))[0].float() for row in rows]
+    finally:
+        model.train(was_training)
+    pairs = [(states_TD[torch.from_numpy(row).to(device)], each) for row, each in zip(places, alone, strict=True)]
+    return max(float((states - each).norm() / each.norm()) for states, each in pairs)
 
 
 def packed_hidden_states(model: Any, ids_T: Tensor, layout: Layout) -> Tensor:
