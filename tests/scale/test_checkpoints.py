@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from spa.common.checkpoints import checkpoint_folder
-from spa.config.schema import VariantConfig
+from spa.config.schema import ModelConfig, SFTConfig, VariantConfig
+from spa.models.load import load_model, save_checkpoint
+from spa.models.lora import adapter_weights, add_lora
+from spa.models.optim import adamw
 from spa.rl.trainer import train_ppo
+from tests.models.networks import network
 from tests.scale.tools import in_ranks
-from tests.scripted import tiny_config
+from tests.scripted import TOKENIZER, tiny_config
 
 pytestmark = pytest.mark.scale
 Rows = list[dict[str, float]]
@@ -65,3 +70,21 @@ def test_equal_ranks_resume_bit_for_bit(tmp_path: Path) -> None:
     assert (checkpoint_folder(out, 4) / "model.safetensors").read_bytes() == (
         checkpoint_folder(whole, 4) / "model.safetensors"
     ).read_bytes()
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], ["lm_head"]], ids=["shared", "parted by adapters"])
+def test_a_tied_head_is_saved_where_it_is_not_the_embeddings(tmp_path: Path, targets: list[str]) -> None:
+    pytest.importorskip("peft")
+    model, ids = network("qwen2", tie_word_embeddings=True), torch.arange(5, 45)[None]
+    add_lora(model, SFTConfig(lora_targets=targets), 4)
+    with torch.no_grad():
+        for _, parameter in adapter_weights(model):
+            parameter.add_(0.1)
+        expected = model(input_ids=ids).logits
+    optimizer = adamw([(model.parameters(), 1e-4)], betas=(0.9, 0.99), weight_decay=0.0)
+    folder = tmp_path / "checkpoint"
+    in_ranks(lambda: save_checkpoint(model, TOKENIZER, folder, {"step": 1}, optimizer, {"adapters": model}), 2)
+    assert ("lm_head.weight" in load_file(folder / "model.safetensors")) == (targets == ["lm_head"])
+    with torch.no_grad():
+        logits = load_model(ModelConfig(device="cpu"), str(folder)).eval()(input_ids=ids).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

@@ -238,8 +238,11 @@ def save_checkpoint(
 
     weights = on_main_cpu(lora.merged_state(model) if lora.has_lora(model) else model.state_dict())
     adapters = on_main_cpu(dict(lora.adapter_weights(model)))
-    if getattr(model.config, "tie_word_embeddings", False):
-        weights.pop("lm_head.weight", None)
+    head = weights.get("lm_head.weight")
+    if head is not None and getattr(model.config, "tie_word_embeddings", False):
+        others = (value for value in weights.values() if value is not head and value.shape == head.shape)
+        if any(torch.equal(head, value) for value in others):  # adapters of the head or the embeddings part them
+            del weights["lm_head.weight"]
     with shared_folder(folder) as temporary:
         if ranks.is_main():
             _write_model(model, tokenizer, temporary, state, weights, adapters)
