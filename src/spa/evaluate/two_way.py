@@ -23,8 +23,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     simulation (``tests/evaluate/test_two_way.py``) it covers the truth in .94 to .96 of cases with 3, 6 and 12 normal seeds. With
     bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
-    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Shares that are all 0 or
-    all 1 have the interval ``all_or_none``.
+    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Shares that are
+    all 0 or all 1 have the interval ``all_or_none``.
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
