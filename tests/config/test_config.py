@@ -155,6 +155,7 @@ def test_model_as_an_existing_folder_without_slash(tmp_path: Path, monkeypatch: 
         ("sokoban", ["ppo=3"], "'ppo' is a group of settings; set one of them, as in ppo.steps="),
         ("sokoban", ["ppo.steps"], "settings are written key=value, not 'ppo.steps'"),
         ("sokoban", ["~env.settings.size="], "settings cannot be deleted"),
+        ("sokoban", ["variants=[vanilla_longer]"], "write vanilla_longer.yaml .*continues: vanilla"),
         ("sokoban", ["variants=[vanila]"], "unknown variant 'vanila'; .*Did you mean 'vanilla'"),
         ("sokoban", ["variants=[]"], r"variants must be a list like \[a,b\] that is not empty, not \[\]"),
         ("sokoban", ["variants=[spa,spa]"], "variants names the same twice"),

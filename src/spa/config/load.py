@@ -64,7 +64,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     config = apply_overrides(config, settings)
     for variant in config.variants:
         if not variant.endswith(_SUFFIXES):  # a file is checked when it is loaded
-            choose("variant", variant, names_of("variant"))
+            check_variant(variant)
     learn(config.engine.api_key_env)
     return config
 
@@ -106,6 +106,17 @@ def _list(data: Mapping[str, Any], key: str) -> list[Any]:
     return entries if isinstance(entries, list) else []
 
 
+def check_variant(name: str) -> None:
+    """Raises ValueError if there is no packaged variant ``name``."""
+    if name == "vanilla_longer":
+        raise ValueError(
+            "how long vanilla_longer trains depends on the variant that it is compared with: write vanilla_longer.yaml "
+            "(sft: false, rl: true, continues: vanilla, settings: {ppo.steps: N}) and list it after vanilla: "
+            "variants=[vanilla,spa,vanilla_longer.yaml]"
+        )
+    choose("variant", name, names_of("variant"))
+
+
 def load_variant(name: str) -> VariantConfig:
     """One row of the comparison: a packaged one by name, or a custom one by the path of its YAML file.
 
@@ -113,7 +124,7 @@ def load_variant(name: str) -> VariantConfig:
         ValueError: there is no such variant or file, or it holds an unknown key.
     """
     if not is_file_name(name):
-        choose("variant", name, names_of("variant"))
+        check_variant(name)
         path = conf_folder() / "variant" / f"{name}.yaml"
     else:
         path = Path(name).expanduser()

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,8 @@ class RunFolder:
                     f"variant {variant.name} was another when {self.path} was run: {', '.join(names)} changed; restore it, "
                     "rename it or give another --out"
                 )
-        changed = changed_settings(self.config(), cfg)
+        before = self.config()
+        changed = changed_settings(before, cfg)
         if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
             if changed and (trained := self._trained_on_rows(cfg)):
                 raise ValueError(
@@ -246,8 +248,9 @@ class RunFolder:
                 )
             return
         if changed:
+            values = (f"{key} ({_value(before, key)} there, {_value(cfg, key)} here)" for key in changed)
             raise ValueError(
-                f"{self.path} holds a run with another config; these settings differ: {', '.join(changed)}; "
+                f"{self.path} holds a run with another config; these settings differ: {', '.join(values)}; "
                 "leave them as they are or give another --out"
             )
 
@@ -272,6 +275,12 @@ class RunFolder:
         stages = [each for name in ("sft*", "practice-*", "imagined-*") for each in self.path.glob(name)]
         variants = [each for each in variants_folder(self.path).glob("*") if tuned.get(each.name, True)]
         return [str(each.relative_to(self.path)) for each in sorted([*stages, *variants]) if any(each.iterdir())]
+
+
+def _value(cfg: Config, key: str) -> str:
+    """A setting, cut if it is long."""
+    text = redact(str(reduce(getattr, key.split("."), cfg)))
+    return text if len(text) <= 40 else f"{text[:39]}\u2026"
 
 
 def _sha256(text: str) -> str:
