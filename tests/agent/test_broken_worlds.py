@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,8 +213,10 @@ def task_of(name: str, **env: Any) -> Task:
     return Task(EnvConfig(id=f"{__name__}:{name}", tag="B", **values), AgentConfig(style="terse", window=1))
 
 
-def play(task: Task) -> list[Episode]:
-    worlds = [World(seed, f"w{seed}") for seed in (0, BAD, 2)]
+WORLDS = [World(seed, f"w{seed}") for seed in (0, BAD, 2)]
+
+
+def play(task: Task, worlds: Sequence[World] = WORLDS) -> list[Episode]:
     return rollout(Scripted(lambda i: "</think><answer>go</answer>"), CHAT, task, worlds, SamplingConfig(), seed=0)
 
 
@@ -251,6 +253,37 @@ def test_so_does_one_in_a_process_of_its_own(name: str) -> None:
 def test_a_process_that_dies_or_hangs_is_its_own_episodes_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spa.agent.host._GRACE", 0.5)
     check_alone(play(task_of(name, processes=2)), f"run: {FATAL[name][1]}")
+
+
+class OtherEachTime(Fine):
+    """What ``reset`` makes does not depend on the seed alone."""
+
+    def reset(self, *, seed=None, options=None):
+        return f"world {seed}", {"content": os.urandom(8).hex()}
+
+
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=FORKS)])
+def test_a_reset_that_makes_another_world_than_the_one_chosen(processes: int) -> None:
+    task = task_of("OtherEachTime", processes=processes)
+    episodes = play(task, WorldSource(task, "val", 0).take(3))
+    assert {(episode.status, len(episode.turns)) for episode in episodes} == {("error", 0)}
+    assert "reset(seed=...) must always give the same one" in episodes[0].error
+
+
+class FailsFirst(Fine):
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        type(self).resets += 1
+        if type(self).resets == 1:
+            raise RuntimeError("not yet")
+        return super().reset(seed=seed)
+
+
+def test_a_world_that_failed_when_it_was_chosen_may_be_any() -> None:
+    task = task_of("FailsFirst", disjoint="seed")
+    (episode,) = play(task, WorldSource(task, "val", 0).take(1))
+    assert episode.status == "truncated"
 
 
 def test_a_world_that_is_not_made() -> None:

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -237,11 +238,12 @@ def solved(env: TextEnv) -> str:
 @pytest.mark.parametrize("config", ["countdown", "metamathqa", "bandit"])
 def test_a_right_answer_through_a_task(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(config, prompt="base", style="paper")
+    if config == "countdown":
+        monkeypatch.setattr("spa.envs.countdown.world.generate", lambda *_: (8, (6, 3, 4)))
+        task = replace(task, env=replace(task.env, disjoint="seed"))
     (world,) = WorldSource(task, "test", 50).take(1)
     env = task.make_env()
     env.reset(seed=world.seed)
-    if config == "countdown":
-        monkeypatch.setattr("spa.envs.countdown.world.generate", lambda *_: (8, (6, 3, 4)))
     engine = Scripted(lambda _: f"I see.</think><answer> {solved(env.unwrapped)} </answer>")
     (episode,) = rollout(engine, CHAT, task, [world], SamplingConfig(), seed=0)
     assert (episode.success, episode.status) == (True, "completed")

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from spa.agent.task import Task
+from spa.agent.worlds import content_of
 from spa.common.progress import leave_to_parent
 from spa.common.signals import die_with_parent
 from spa.engines.processes import can_fork
@@ -23,9 +24,10 @@ _GRACE = 2.0  # seconds that a process gets beyond its world's limit
 
 
 class Started(NamedTuple):
-    """A world after ``reset``: its state, the task's header for it and its actions."""
+    """A world after ``reset``: its state, the digest of its content, the task's header for it and its actions."""
 
     state: str
+    content: str
     header: str
     actions: tuple[str, ...]
 
@@ -60,8 +62,9 @@ class LocalHost:
     def start(self, seed: int, noise_seed: int) -> Started:
         self._env = env = self.task.make_env()
         try:
-            state, _ = env.reset(seed=seed, options={"noise_seed": noise_seed})
-            return Started(state, *guarded(lambda: (self.task.header(env), tuple(env.actions)), "prompt"))
+            state, info = env.reset(seed=seed, options={"noise_seed": noise_seed})
+            content = content_of(state, info)
+            return Started(state, content, *guarded(lambda: (self.task.header(env), tuple(env.actions)), "prompt"))
         except WorldError:
             self.close()
             raise

@@ -49,7 +49,12 @@ class Play:
         episode = new_episode(task, world, group, member)
         play = cls(task, episode, host or LocalHost(task), actions_left=task.env.max_actions)
         try:
-            play.state, play.header, play.names = play.host.start(world.seed, episode.noise_seed)
+            play.state, content, play.header, play.names = play.host.start(world.seed, episode.noise_seed)
+            if world.from_reset and content != world.content:
+                play.host.close()
+                raise WorldError(
+                    "reset: a second one gave another world; reset(seed=...) must always give the same one"
+                )
         except WorldError as error:
             play.fail(str(error))
             return play

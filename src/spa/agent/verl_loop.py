@@ -84,7 +84,7 @@ class SpaAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         """One episode; ``kwargs`` are the fields of a row. Members of a group differ in their noise by verl's ``priority``."""
         row, member, request = kwargs["extra_info"], int(kwargs.get("priority", 0)), uuid4().hex
-        world = World(int(row["seed"]), str(row["content"]))
+        world = World(int(row["seed"]), str(row["content"]), from_reset=True)
         limits = self.rollout_config.prompt_length, self.rollout_config.response_length
         loop = asyncio.get_running_loop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +27,14 @@ class World:
     """A seed of the task's world and digests of its problem.
 
     Two worlds have equal ``content`` exactly if they pose the same problem, and equal ``symmetry`` if one is a rotation or
-    mirror image of the other (None if the world does not report symmetries).
+    mirror image of the other (None if the world does not report symmetries). ``from_reset`` says that ``content`` is that of a
+    reset, which every other reset of the seed must repeat.
     """
 
     seed: int
     content: str
     symmetry: str | None = None
+    from_reset: bool = False
 
     def noise_seed(self, member: int) -> int:
         """Seed of the transition noise (slipping) for one member of a group; the world stays the same."""
@@ -41,6 +44,11 @@ class World:
 def content_key(content: str) -> str:
     """A short, stable digest of a world's content (16 hexadecimal digits)."""
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def content_of(state: str, info: Mapping[str, Any]) -> str:
+    """The digest of the content that a reset returned; a world that names none is its first state."""
+    return content_key(str(info.get("content", state)))
 
 
 def split_of(key: str, declared: str | None = None) -> str:
@@ -124,8 +132,8 @@ class WorldSource:
         except WorldError:
             return World(seed, content_key(f"failed {seed}")), None
         symmetry = info.get("symmetry")
-        key = content_key(str(info.get("content", state)))
-        return World(seed, key, None if symmetry is None else content_key(str(symmetry))), info.get("split")
+        symmetry_key = None if symmetry is None else content_key(str(symmetry))
+        return World(seed, content_of(state, info), symmetry_key, from_reset=True), info.get("split")
 
 
 def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:

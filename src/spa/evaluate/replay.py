@@ -8,7 +8,7 @@ from typing import Any
 from spa.agent.episode import Episode
 from spa.agent.play import Play
 from spa.agent.task import Task
-from spa.agent.worlds import World, content_key
+from spa.agent.worlds import World, content_of
 
 # Of a turn: what was asked of the model is the prompt's business, and what a planner imagined the model's.
 _NOT_REPLAYED = ("user", "imagined", "tries")
@@ -31,10 +31,9 @@ def _difference(play: Play, episode: Episode) -> str:
         return play.episode.error
     with play.task.make_env() as env:
         state, info = env.reset(seed=episode.seed)
-    content = content_key(str(info.get("content", state)))
     facts: dict[str, tuple[Any, Any]] = {
         "task": (play.task.tag, episode.task),
-        "world": (content, episode.content),
+        "world": (content_of(state, info), episode.content),
         "noise_seed": (play.episode.noise_seed, episode.noise_seed),
     }
     for name, (replayed, recorded) in facts.items():
