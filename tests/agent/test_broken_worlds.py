@@ -144,6 +144,16 @@ TABLE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "InfoKey": ("step", step(info={3: "three"}), "a key of info must be text, not 3"),
     "InfoSurrogate": ("step", step(info={"note": "\udfff"}), "info['note'] is not valid Unicode"),
     "InfoHuge": ("step", step(info={"note": "x" * 5000}), "info['note'] has 5000 characters"),
+    "InfoBig": (
+        "step",
+        step(info={"count": 10**5000}),
+        "step: info['count'] has an integer of 16610 bits, more than 64",
+    ),
+    "InfoBigInside": (
+        "step",
+        step(info={"all": [{"n": (2**64,)}]}),
+        "info['all'] has an integer of 65 bits, more than 64",
+    ),
     "InfoHostile": ("step", step(info=Hostile()), "RuntimeError: not to be read"),
     "InfoSuccess": ("step", step(info={"success": "yes"}), "info['success'] must be true or false, not 'yes'"),
     "CloseRaises": ("close", fail(OSError("still open")), "close: OSError: still open"),

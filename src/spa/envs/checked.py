@@ -171,7 +171,7 @@ def checked_step(returned: Any, max_chars: int = MAX_CHARS) -> Step:
     Raises:
         WorldError: the state is not text, has lone surrogates or more than ``max_chars`` characters; the reward is not a finite
             real number (NumPy's and tensors with one element are) up to ``MAX_REWARD``; a flag is not true or false; info is
-            not a mapping from texts.
+            not a mapping from texts, or has an integer of more than 64 bits.
     """
     state, reward, terminated, truncated, info = _unpacked(
         returned, "step", "state, reward, terminated, truncated, info"
@@ -230,10 +230,26 @@ def _info(info: Any, max_chars: int) -> dict[str, Any]:
     for key, value in dict(info).items():
         name = _text(key, max_chars, "a key of info")
         value = _scalar(value)
-        plain[name] = _text(value, max_chars, f"info[{name[:40]!r}]") if isinstance(value, str) else value
+        where = f"info[{name[:40]!r}]"
+        _check_integers(value, where)
+        plain[name] = _text(value, max_chars, where) if isinstance(value, str) else value
     if "success" in plain:
         plain["success"] = _flag(plain["success"], "info['success']")
     return plain
+
+
+def _check_integers(value: Any, where: str) -> None:
+    """Raises WorldError for an integer of more than 64 bits, also in mappings and lists: files and logs cannot hold it."""
+    if isinstance(value, int):
+        if value.bit_length() > 64:
+            raise WorldError(f"{where} has an integer of {value.bit_length()} bits, more than 64")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            _check_integers(item, where)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_integers(key, where)
+            _check_integers(item, where)
 
 
 def _unpacked(returned: Any, method: str, names: str) -> tuple[Any, ...]:
