@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint
 
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from spa.envs import AdaptedEnv, Sokoban, Sudoku, TextEnv, env_names, make_env, register_worlds, registry
+from spa.envs.base import Example
 from spa.envs.checked import WorldError
 
 
@@ -32,6 +34,27 @@ class Corridor:
 
     def _text(self):
         return "".join("P" if i == self.at else "_" for i in range(self.length))
+
+
+class Quiz:
+    """Free text, with an instruction instead of rules."""
+
+    rules = None
+    instruction = "Name a colour."
+    example = ("a wall", "It may be red.", "right", "red")
+
+    def reset(self, *, seed=None, options=None):
+        return "a wall", {}
+
+    def step(self, action):
+        return "right", 1.0, True, False, {}
+
+    def sample_action(self, rng):
+        return ("red", "blue")[int(rng.integers(2))]
+
+
+class Questions(Quiz, gymnasium.Env):
+    """The same for Gymnasium's wrappers."""
 
 
 class Wordless(Corridor):
@@ -111,6 +134,14 @@ def test_a_bare_world_plays_as_a_text_env():
         env.step("Left")
     check_env(make_env(here("Corridor")), skip_render_check=True)
     env.close()
+
+
+@pytest.mark.parametrize("env", [AdaptedEnv(Quiz()), AdaptedEnv(gymnasium.Wrapper(Questions()))])
+def test_an_adapted_world_keeps_what_it_says_of_itself(env):
+    rng = np.random.default_rng(0)
+    assert (env.rules, env.instruction) == ("", "Name a colour.")
+    assert env.example == Example("a wall", "It may be red.", "right", "red")
+    assert {env.sample_action(rng) for _ in range(20)} == {"red", "blue"}
 
 
 def test_a_world_must_speak():

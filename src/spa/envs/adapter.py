@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from gymnasium.error import ResetNeeded
 
-from spa.envs.base import TextEnv
+from spa.envs.base import Example, TextEnv
 from spa.envs.checked import checked_reset, checked_step
 from spa.envs.spaces import AnyText
 
@@ -28,7 +29,8 @@ class AdaptedEnv(TextEnv):
 
     What the world does not say is filled in: ``valid`` True, ``effective`` whether the text changed, ``success`` whether
     the episode terminated with a positive reward, ``content`` the first state, ``render()`` the last state.
-    ``rules``, ``actions``, ``symbols`` and ``state_format`` are the world's own where it has them.
+    ``rules``, ``instruction``, ``example``, ``actions``, ``symbols``, ``state_format`` and ``sample_action`` are the world's own
+    where it has them.
 
     Attributes:
         env: the adapted world.
@@ -37,10 +39,13 @@ class AdaptedEnv(TextEnv):
     def __init__(self, env: Playable) -> None:
         self.env = env
         inner = getattr(env, "unwrapped", env)
-        self.rules = str(getattr(inner, "rules", ""))
-        self.actions = tuple(getattr(inner, "actions", ()))
-        self.symbols = dict(getattr(inner, "symbols", {}))
-        self.state_format = str(getattr(inner, "state_format", "grid"))
+        self.rules = str(getattr(inner, "rules", None) or "")
+        self.instruction = str(getattr(inner, "instruction", None) or "")
+        example = getattr(inner, "example", None)
+        self.example = Example(*example) if isinstance(example, tuple) else None
+        self.actions = tuple(getattr(inner, "actions", None) or ())
+        self.symbols = dict(getattr(inner, "symbols", None) or {})
+        self.state_format = str(getattr(inner, "state_format", None) or "grid")
         self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self._state = ""
         self._fingerprint = ""
@@ -78,6 +83,10 @@ class AdaptedEnv(TextEnv):
     def num_cell_values(self) -> int | None:
         inner = getattr(self.env, "unwrapped", self.env)
         return inner.num_cell_values if isinstance(inner, TextEnv) else super().num_cell_values
+
+    def sample_action(self, rng: np.random.Generator) -> str:
+        sample = getattr(getattr(self.env, "unwrapped", self.env), "sample_action", None)
+        return sample(rng) if callable(sample) else super().sample_action(rng)
 
     def close(self) -> None:
         close = getattr(self.env, "close", None)
