@@ -6,12 +6,14 @@ import dataclasses
 import multiprocessing
 import os
 import sys
+import threading
 import time
 
 import pytest
 
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
+from spa.agent.host import ProcessHost
 from spa.agent.random_engine import RandomReplies, random_responder
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -37,6 +39,16 @@ class Slow:
         begun = time.monotonic()
         time.sleep(0.5)
         return f"{os.getpid()} {begun} {time.monotonic()}", 1.0, False, False, {}
+
+
+class TellsItsProcess:
+    actions = ("go",)
+
+    def reset(self, *, seed=None, options=None):
+        return f"{os.getpid()}", {}
+
+    def step(self, action):
+        return f"{os.getpid()}", 1.0, False, False, {}
 
 
 def in_processes(task: Task, count: int) -> Task:
@@ -103,4 +115,40 @@ def test_conversations_use_them_too() -> None:
         for count in (0, 2)
     ]
     assert played[0] == played[1]
+    assert not multiprocessing.active_children()
+
+
+def tells_task() -> Task:
+    return Task(
+        EnvConfig(id=f"{__name__}:TellsItsProcess", tag="P", max_turns=2, processes=2), AgentConfig(style="terse")
+    )
+
+
+def test_conversations_go_on_in_the_same_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    ready = ProcessHost.ready
+
+    def counted(host: ProcessHost) -> None:
+        before = host._process
+        ready(host)
+        if host._process is not before:
+            started.append(threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(ProcessHost, "ready", counted)
+    monkeypatch.setattr(RandomReplies, "workers", 2)
+    jobs = [Job(World(seed, f"w{seed}"), seed, 0) for seed in range(8)]
+    replies = RandomReplies(lambda rng: "<answer>go</answer>")
+    episodes = play_jobs(replies, tells_task(), jobs, SamplingConfig(), seed=1)
+    assert {(episode.status, len(episode.turns)) for episode in episodes} == {("truncated", 2)}
+    assert started == [True, True], "as often as there are processes, and where no other thread runs"
+
+
+def test_an_episode_that_is_given_up_leaves_its_process() -> None:
+    host = ProcessHost(tells_task())
+    process = host.start(0, 0).state
+    host.close()
+    host.close()
+    assert host.start(1, 0).state == process
+    host.kill()
+    host.close()
     assert not multiprocessing.active_children()

@@ -48,7 +48,7 @@ class Host(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives up the world of an unfinished episode. Raises nothing."""
+        """Gives up the world of an unfinished episode; the host can start another. Raises nothing."""
         ...
 
 
@@ -108,7 +108,7 @@ class ProcessHost:
         """Forks the process if there is none: best done where no other thread runs."""
         if self._process is not None and self._process.is_alive():
             return
-        self.close()
+        self.kill()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_host, args=(self.task, theirs), daemon=True)
@@ -129,6 +129,11 @@ class ProcessHost:
         return ([], failure) if failure else result
 
     def close(self) -> None:
+        if self._process is not None and self._process.is_alive():
+            self._ask(1, "close")
+
+    def kill(self) -> None:
+        """Ends the process."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -150,7 +155,7 @@ class ProcessHost:
         except (EOFError, OSError):
             self._process.join(_GRACE)
             failure = f"its process died (exit code {self._process.exitcode})"
-        self.close()
+        self.kill()
         return None, f"{message[0]}: {failure}"
 
 
@@ -194,7 +199,7 @@ class Hosts:
     def close(self) -> None:
         """Ends the processes."""
         for host in self.processes:
-            host.close()
+            host.kill()
         if self.threads:
             self.threads.shutdown()
 
