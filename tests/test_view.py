@@ -111,6 +111,33 @@ def test_only_reading_from_this_machine_and_only_runs(tmp_path: Path) -> None:
         assert answer.status_code == 404 and answer.text.count("secret") == 0
 
 
+@pytest.mark.parametrize(
+    ("listens_on", "asked_as", "code"),
+    [
+        ("127.0.0.1", "10.1.2.3:8765", 400),
+        ("127.0.0.1", "[::1]:8765", 400),
+        ("0.0.0.0", "10.1.2.3:8765", 200),
+        ("0.0.0.0", "127.0.0.1", 200),
+        ("0.0.0.0", "[fe80::1]:8765", 200),
+        ("0.0.0.0", "evil.example", 400),
+        ("0.0.0.0", "10.1.2.3.evil.example:8765", 400),
+        ("0.0.0.0", "evil.example@10.1.2.3:x", 400),
+        ("10.1.2.3", "10.1.2.3", 200),
+    ],
+)
+def test_a_public_server_is_asked_by_address_but_by_no_other_name(
+    tmp_path: Path, listens_on: str, asked_as: str, code: int
+) -> None:
+    pages = TestClient(make_app([tmp_path], listens_on), base_url="http://localhost")
+    assert pages.get("/", headers={"Host": asked_as}).status_code == code
+
+
+def test_a_projects_own_config_hides_no_runs(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: mine\n")
+    make_run(tmp_path / "runs" / "run")
+    assert [entry.title for entry in Index([tmp_path]).entries()] == ["runs/run"]
+
+
 def test_scripts_and_frames_are_limited_by_policy(tmp_path: Path) -> None:
     make_run(tmp_path / "<script>alert(1)</script>")
     answer = client(tmp_path).get("/")

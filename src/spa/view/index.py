@@ -119,7 +119,7 @@ class Index:
 
 def find_runs(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """Run folders in ``root`` and below, ``root`` itself included; links are not followed."""
-    if (root / "run.json").is_file() or (root / "config.yaml").is_file():
+    if (root / "run.json").is_file():  # a config.yaml may be any project's
         yield root
     elif depth:
         try:

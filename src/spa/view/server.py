@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from spa.view import pages
 from spa.view.index import Index, RunEntry
 
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))(?::[0-9]+)?")
 _KEPT = 8  # rendered reports
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -30,12 +35,29 @@ _HEADERS = {
 _REPORT_POLICY = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
 
 
-def make_app(folders: Sequence[Path], hosts: Sequence[str] = ()) -> Starlette:
+class _KnownHosts(TrustedHostMiddleware):
+    """Refuses a ``Host`` that is neither allowed nor an address: a DNS name may have been rebound to this machine."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        to_address = scope["type"] == "http" and is_address(Headers(scope=scope).get("host", ""))
+        await (self.app if to_address else super().__call__)(scope, receive, send)
+
+
+def is_address(host: str) -> bool:
+    """Whether a ``Host`` header names an IP address, with or without a port."""
+    named = _ADDRESS.fullmatch(host)
+    try:
+        return named is not None and bool(ip_address(named[1] or named[2]))
+    except ValueError:
+        return False
+
+
+def make_app(folders: Sequence[Path], host: str = "127.0.0.1") -> Starlette:
     """The application for the runs under ``folders``.
 
     Args:
-        hosts: names beside ``localhost`` and ``127.0.0.1`` under which it may be asked; another ``Host`` (a DNS name that was
-            rebound to this machine) is refused.
+        host: the address that it listens on. A request must name ``localhost`` or ``127.0.0.1`` as its ``Host``, and where
+            others can reach it also ``host``, this machine's name or any IP address.
 
     Raises:
         ValueError: a folder does not exist.
@@ -98,10 +120,13 @@ def make_app(folders: Sequence[Path], hosts: Sequence[str] = ()) -> Starlette:
         "/run/{key}/status": of_run(status),
         "/run/{key}/report": of_run(report),
     }
-    allowed = ["localhost", "127.0.0.1", *hosts]
+    public = host not in ("localhost", "127.0.0.1")
+    allowed = ["localhost", "127.0.0.1", *([host, socket.gethostname()] if public else [])]
     return Starlette(
         routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes.items()],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False)],
+        middleware=[
+            Middleware(_KnownHosts if public else TrustedHostMiddleware, allowed_hosts=allowed, www_redirect=False)
+        ],
         exception_handlers={404: _not_found},
     )
 
@@ -132,7 +157,7 @@ def serve(folders: Sequence[Path], host: str, port: int) -> None:
     """
     import uvicorn
 
-    app = make_app(folders, [host, socket.gethostname()] if host not in ("127.0.0.1", "localhost") else [])
+    app = make_app(folders, host)
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
