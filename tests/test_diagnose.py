@@ -250,6 +250,7 @@ def test_where_nothing_stands_out_it_says_so() -> None:
         (base(pass_1=Interval(0.8, 0.7, 0.9)), ["80.0 [70.0, 90.0]", "little to gain"]),
         (lambda d: replace(d, hidden=Outcomes("hidden", "")), ["agent.window=0"]),
         (lambda d: replace(d, hidden=Outcomes("chance", "")), ["planner.samples"]),
+        (lambda d: replace(d, hidden=Outcomes("unclear", "")), ["planner.samples"]),
         (lambda d: replace(d, states=States(30.0, 20.0, 6.0)), ["coordinates", "variants=[vanilla,se,spa]"]),
         (base(failed=0.1), ["failed in 10%", "spa env check"]),
         (learned(top1=None, imagined={1: 0.0, 3: 0.0}), ["no prediction that is right"]),

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,34 @@ class OwnNoise(Counter):
 
     def count(self, action):
         return super().count(action) + int(self.np_random.random() < 0.3)
+
+
+class DrawsSometimes(Noisy):
+    """Only one of the actions is left to chance."""
+
+    def count(self, action):
+        return 1 + (action == "two" and int(self.noise.random() < 0.5))
+
+
+class OwnDrawsSometimes(Counter):
+    def count(self, action):
+        return 1 + (action == "two" and int(self.np_random.random() < 0.5))
+
+
+class NoiseOfTheSeed(DrawsSometimes):
+    """Another generator than np_random, and no noise_seed."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)
+
+
+class NoiseOutOfReach(DrawsSometimes):
+    """The generator is no attribute."""
+
+    def reset(self, *, seed=None, options=None):
+        state = super().reset(seed=seed, options=options)
+        self.noise = SimpleNamespace(random=self.noise.random)
+        return state
 
 
 class HiddenGoal(Counter):
@@ -255,6 +284,10 @@ def test_broken_worlds_fail(world, question, problem):
         (Unpicklable, "it can be pickled", "cannot be sent to another process"),
         (Noisy, ENOUGH, "noise: "),
         (OwnNoise, ENOUGH, "noise: "),
+        (DrawsSometimes, ENOUGH, "noise: "),
+        (OwnDrawsSometimes, ENOUGH, "noise: "),
+        (NoiseOfTheSeed, ENOUGH, "noise: "),
+        (NoiseOutOfReach, ENOUGH, "noise or hidden information: "),
         (HiddenGoal, ENOUGH, "hides information: "),
         (HiddenStart, ENOUGH, "hides information: with the same noise "),
         (FreeText, ENOUGH, "no sample_action(rng)"),

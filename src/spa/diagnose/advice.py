@@ -189,6 +189,7 @@ def hidden_part(hidden: Outcomes) -> tuple[str, str]:
         "certain": "nothing hidden was met: predictions can be exact",
         "chance": "chance decides: no prediction can always be right; planner.samples=4 or so asks for several outcomes",
         "hidden": "the state does not say enough: it can be neither predicted nor planned in exactly",
+        "unclear": "chance, or the state does not say enough: no prediction can always be right",
         "unknown": "see for yourself whether equal states and actions have equal outcomes",
     }
     figures = f"one outcome each: {hidden.text}" if hidden.kind == "certain" else hidden.text
@@ -310,6 +311,10 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
         )
     if hidden.kind == "chance":
         yield "chance decides: plan with planner.samples above 1, and expect no exact predictions"
+    if hidden.kind == "unclear":
+        yield (
+            "chance decides or the state does not say enough: plan with planner.samples above 1, and expect no exact predictions"
+        )
     if coordinates_help(diagnosis.states):
         yield "coordinates lower the states' perplexity clearly: variants=[vanilla,se,spa] tells whether they alone help"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,11 +12,15 @@ from typing import TYPE_CHECKING
 import gymnasium as gym
 import numpy as np
 
+from spa.envs.adapters.guard import RandomGuard
+from spa.envs.seeded import SeededEnv
+
 if TYPE_CHECKING:
     from spa.envs import TextEnv
 
 _MOVES = 40  # of an episode
 _WORLDS = 8  # seeds; their episodes meet in the same states again and again
+_LUCKS = 3  # of each state and action
 _SECONDS = 20.0
 
 Key = tuple[str | int, ...]
@@ -32,8 +38,8 @@ class _Seen:
 class Outcomes:
     """Whether a state and an action have one outcome.
 
-    ``kind`` is ``certain`` (they do), ``chance`` (they do for the same noise) or ``hidden`` (they do not: something that counts is
-    not shown). ``text`` says how often they did not, with an example, or what was compared.
+    ``kind`` is ``certain`` (they do), ``chance`` (they do for the same noise), ``hidden`` (they do not: something that counts is
+    not shown) or ``unclear`` (chance or hidden). ``text`` says how often they did not, with an example, or what was compared.
     """
 
     kind: str
@@ -43,75 +49,107 @@ class Outcomes:
 def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
     """Plays random episodes and counts the pairs of state and action that were followed by different states.
 
-    In a world without noise every pair is compared, whatever seed and whatever history led to it. In a world with noise
-    (``noise_seed`` changes what happens) only moves with the same noise are: those with the same number in episodes with the
-    same ``noise_seed``, and of the same seed where the noise comes from ``np_random``.
+    Every pair is compared, whatever seed and whatever history led to it. In a world with noise (``noise_seed`` or another
+    ``np_random`` changes what happens) pairs are compared once more with the same noise: before each move all generators of the
+    world are seeded by its state and action. Where that does not fix the noise, it cannot be told from hidden information.
 
     Raises:
         ValueError: the world's actions are free text and it has no ``sample_action``.
     """
-    noisy, own_noise = _noise(make, by_option=True), False
+    noisy = _noise(make)
+    played, every = _meet(make, episodes)
+    if not (split := _split(every)):
+        met = _compared(every) or "no"
+        return Outcomes("certain", f"{played} episodes, {met} pairs of state and action met in more than one way")
+    found = f"{_share(split, every)} have more than one outcome"
     if not noisy:
-        noisy = own_noise = _noise(make, by_option=False)
-    every: dict[Key, _Seen] = {}
-    same_noise: dict[Key, _Seen] = {}
+        return Outcomes("hidden", f"hides information: {found}; {_example(split)}")
+    if _noise(make, fixed=True):
+        return Outcomes("unclear", f"noise or hidden information: {found}; {_example(split)}")
+    _, same_noise = _meet(make, episodes, fixed=True)
+    if hidden := _split(same_noise):
+        share = _share(hidden, same_noise)
+        text = f"hides information: with the same noise {share} have more than one outcome; {_example(hidden)}"
+        return Outcomes("hidden", text)
+    return Outcomes("chance", f"noise: {found}, with the same noise none; {_example(split)}")
+
+
+def _meet(make: Callable[[], TextEnv], episodes: int, *, fixed: bool = False) -> tuple[int, dict[Key, _Seen]]:
+    """How many episodes were played, and what followed each state and action; ``fixed``: with the noise of ``_fix_noise``."""
+    table: dict[Key, _Seen] = {}
     end = time.monotonic() + _SECONDS
     env = make()
     played = 0
     while played < episodes and time.monotonic() < end:
         rng, seed = np.random.default_rng(played), played % _WORLDS
+        luck = played // _WORLDS % _LUCKS if fixed else 0
         state, _ = env.reset(seed=seed, options={"noise_seed": 0})
         history: tuple[str, ...] = (str(seed),)
-        for number in range(_MOVES):
+        for _ in range(_MOVES):
             action = env.sample_action(rng)
+            if fixed:
+                _fix_noise(env, (state, action, luck))
             after, _, terminated, truncated, _ = env.step(action)
-            for table, key in ((every, ()), (same_noise, (number, seed if own_noise else 0))):
-                seen = table.setdefault((state, action, *key), _Seen())
-                seen.ways.add(history)
-                if after not in seen.after:
-                    seen.after.append(after)
+            seen = table.setdefault((state, action, luck), _Seen())
+            seen.ways.add(history)
+            if after not in seen.after:
+                seen.after.append(after)
             history = (*history, action)
             state = after
             if terminated or truncated:
                 break
         played += 1
-    compared = same_noise if noisy else every
-    if split := _split(compared):
-        how = "with the same noise " if noisy else ""
-        return Outcomes(
-            "hidden", f"hides information: {how}{_share(split, compared)} have more than one outcome; {_example(split)}"
-        )
-    if noise := _split(every):
-        share = _share(noise, every)
-        text = f"noise: {share} have more than one outcome, with the same noise none; {_example(noise)}"
-        return Outcomes("chance", text)
-    met = _compared(every) or "no"
-    return Outcomes("certain", f"{played} episodes, {met} pairs of state and action met in more than one way")
+    return played, table
 
 
-def _noise(make: Callable[[], TextEnv], *, by_option: bool) -> bool:
-    """Whether the same actions may do something else: for another ``noise_seed``, or with another ``np_random``."""
+def _noise(make: Callable[[], TextEnv], *, fixed: bool = False) -> bool:
+    """Whether the same actions may do something else for another ``noise_seed`` or with other generators (``np_random``).
+
+    ``fixed``: although ``_fix_noise`` is called before each move.
+    """
+    return any(
+        _differ(make, seed, by_option=by_option, fixed=fixed) for by_option in (True, False) for seed in range(_WORLDS)
+    )
+
+
+def _differ(make: Callable[[], TextEnv], seed: int, *, by_option: bool, fixed: bool) -> bool:
     env = make()
-    for seed in range(_WORLDS):
-        played = []
-        for luck in range(3):
-            rng = np.random.default_rng(seed)
-            env.reset(seed=seed, options={"noise_seed": luck if by_option else 0})
-            if not by_option:
-                world: object = env
-                while isinstance(world, gym.Env):  # and what it wraps
-                    world.np_random = np.random.default_rng(luck)
-                    world = getattr(world, "env", None)
-            states = []
-            for _ in range(_MOVES):
-                state, _, terminated, truncated, _ = env.step(env.sample_action(rng))
-                states.append(state)
-                if terminated or truncated:
-                    break
-            played.append(states)
-        if played.count(played[0]) < len(played):
-            return True
-    return False
+    played = []
+    for luck in range(3):
+        rng = np.random.default_rng(seed)
+        state, _ = env.reset(seed=seed, options={"noise_seed": luck if by_option else 0})
+        if not by_option:
+            _fix_noise(env, (luck,))
+        states = []
+        for _ in range(_MOVES):
+            action = env.sample_action(rng)
+            if fixed:
+                _fix_noise(env, (state, action, 0))
+            state, _, terminated, truncated, _ = env.step(action)
+            states.append(state)
+            if terminated or truncated:
+                break
+        played.append(states)
+    return played.count(played[0]) < len(played)
+
+
+def _fix_noise(env: TextEnv, key: Key) -> None:
+    """Seeds all generators that are attributes of the world, or of one that it wraps, by ``key``."""
+    seed = zlib.crc32(repr(key).encode())
+    worlds: list[object] = [env]
+    seen: set[int] = set()
+    while worlds:
+        world = worlds.pop()
+        seen.add(id(world))
+        if isinstance(world, SeededEnv):
+            _ = world.noise  # which is made when it is first used
+        for name, value in vars(world).items() if hasattr(world, "__dict__") else ():
+            if isinstance(value, np.random.Generator):
+                value.bit_generator.state = type(value.bit_generator)(seed).state
+            elif isinstance(value, (random.Random, np.random.RandomState, RandomGuard)):
+                value.seed(seed)
+            elif (isinstance(value, gym.Env) or name == "env") and id(value) not in seen:
+                worlds.append(value)
 
 
 def _compared(table: dict[Key, _Seen]) -> int:
