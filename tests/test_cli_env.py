@@ -62,6 +62,14 @@ def test_a_broken_world_is_a_finding_not_a_traceback(capsys, tmp_path: Path, mon
     assert all(line.startswith(("ok ", "FAILED ", "warning ")) for line in printed.out.splitlines()[:-1])
 
 
+def test_a_hanging_constructor_is_a_finding(capsys, tmp_path: Path, monkeypatch) -> None:
+    body = "import time\nclass World:\n    reset = step = print\n    def __init__(self):\n        time.sleep(60)\n"
+    (tmp_path / "hanging_world.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["env", "check", "hanging_world:World", "--timeout", "0.2"]) == 1
+    assert "FAILED  it can be made: the constructor did not return within 0.2 s" in capsys.readouterr().out
+
+
 def play(world: str, *lines: str, **settings) -> tuple[bool, str]:
     out = io.StringIO()
     return play_world(make_env(world, **settings), 0, iter(lines), out), out.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from spa.envs import TextEnv, make_env
-from spa.envs.check import Finding, check_world
+from spa.envs.check import Finding, _step_after_end, check_world, each_finding
+from spa.envs.check_markov import outcomes
 
 ENOUGH = "the state says enough to predict the next one"
 
@@ -219,6 +221,27 @@ class NoText(Counter):
         return self.at  # type: ignore[return-value]
 
 
+class Hangs(Counter):
+    calls = 0
+
+    def step(self, action):
+        type(self).calls += 1
+        while True:
+            time.sleep(0.01)
+
+
+class NeverEnds(Counter):
+    """Played, it goes on and on."""
+
+    steps = 0
+
+    def step(self, action):
+        if hasattr(self, "at"):
+            type(self).steps += 1
+            self.at = 0
+        return super().step(action)
+
+
 class FreeText(Counter):
     """Any text is an answer; nothing says what to write."""
 
@@ -341,3 +364,36 @@ def test_checking_leaves_the_global_random_state_alone():
     after = random.getstate(), np.random.get_state()[1].tolist()
     assert after[1] == before[1]
     assert check(Counter) and random.getstate() == after[0]
+
+
+def test_a_call_that_does_not_return_is_a_finding():
+    findings = check_world(Hangs, timeout=0.1, name=f"{__name__}:Hangs")
+    hung = [one for one in findings if one.failed]
+    assert len(hung) > 8 and Hangs.calls == len(hung)
+    assert {one.problem for one in hung} <= {"step did not return within 0.1 s", hung[0].problem}
+
+
+def test_findings_come_as_they_are_made():
+    Hangs.calls = 0
+    findings = each_finding(Hangs, timeout=0.1)
+    assert next(findings).failed and next(findings).failed
+    assert Hangs.calls <= 2
+
+
+def test_a_slow_world_is_a_warning(monkeypatch):
+    monkeypatch.setattr("spa.envs.check._SECONDS", -1)
+    findings = check_world(Counter)
+    assert not [one for one in findings if one.failed]
+    assert "too slow" in findings[1].problem
+
+
+def test_a_world_that_never_ends_is_given_up(monkeypatch):
+    note = check(NeverEnds)["a finished or never reset episode refuses steps"].note
+    assert note == "no random episode ended"
+    NeverEnds.steps = 0
+    _step_after_end(NeverEnds)
+    assert NeverEnds.steps <= 1001
+    monkeypatch.setattr("spa.envs.check_markov._SECONDS", 0.0)
+    NeverEnds.steps = 0
+    outcomes(NeverEnds, 200)
+    assert NeverEnds.steps == 0

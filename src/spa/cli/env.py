@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -46,27 +47,40 @@ def env_check(
         int, typer.Option(min=1, help="Random episodes to play in search of hidden information.")
     ] = 200,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds that are compared.")] = 5,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds after which a call of the world counts as hanging.")
+    ] = 30.0,
 ) -> None:
     """Check that a world keeps the contract; exit code 1 if it does not. Warnings do not count as failures."""
+    from spa.common.limits import TimeLimit, limited
     from spa.envs import make_env
-    from spa.envs.check import Finding, check_world
+    from spa.envs.check import Finding, each_finding
     from spa.envs.seeded import one_line
 
     name, values = named_world(name, world_settings(settings))
+    findings: Iterable[Finding]
     try:
-        make_env(name, **values)
+        limited(lambda: make_env(name, **values), timeout)
     except (ValueError, OSError):  # an unknown name or a bad setting is the user's error, not a finding
         raise
+    except TimeLimit:
+        findings = [Finding("it can be made", f"the constructor did not return within {timeout:g} s")]
     except Exception as error:
         findings = [Finding("it can be made", one_line(error))]
     else:
-        findings = check_world(
-            lambda: make_env(name, **values), seeds=seeds, episodes=episodes, name=name, settings=values
+        findings = each_finding(
+            lambda: make_env(name, **values),
+            seeds=seeds,
+            episodes=episodes,
+            name=name,
+            settings=values,
+            timeout=timeout,
         )
+    asked = failed = warned = 0
     for finding in findings:
-        print(finding.line())
-    failed, warned = sum(f.failed for f in findings), sum(f.warning and not f.ok for f in findings)
-    print(f"{len(findings)} questions: {failed} failed, {warned} {'warning' if warned == 1 else 'warnings'}.")
+        print(finding.line(), flush=True)
+        asked, failed, warned = asked + 1, failed + finding.failed, warned + (finding.warning and not finding.ok)
+    print(f"{asked} questions: {failed} failed, {warned} {'warning' if warned == 1 else 'warnings'}.")
     if failed:
         raise typer.Exit(1)
 

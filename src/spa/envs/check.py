@@ -11,12 +11,15 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from spa.common.limits import TimeLimit, limited
 from spa.envs.adapters.guard import RandomGuard
 from spa.envs.seeded import one_line
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from spa.envs import TextEnv
 
 MakeEnv = Callable[[], "TextEnv"]
+T = TypeVar("T")
 
 _INFO: dict[str, type] = {"success": bool, "valid": bool, "effective": bool, "content": str}
 # What a model may write instead of an action.
@@ -40,8 +44,9 @@ _NONSENSE = (
     "([{" * 7000,
     "None",
 )
-_MOVES = 1_000  # random moves after which a world counts as one that never ends
-_SECONDS = 120  # until another process counts as hanging
+_MOVES, _WAIT = 1_000, 10.0  # random moves, and their seconds, after which a world counts as one that never ends
+_SECONDS = 120  # for a question, and until another process counts as hanging
+TIMEOUT = 30.0
 
 
 @dataclass(frozen=True)
@@ -80,26 +85,81 @@ class _Problem(Exception):
         self.warning = warning
 
 
-def check_world(
-    make: MakeEnv, *, seeds: int = 5, episodes: int = 200, name: str = "", settings: dict[str, Any] | None = None
-) -> list[Finding]:
-    """Checks everything that training relies on.
+class _Clock:
+    """Ends calls of a world that do not return, and questions that take too long.
 
-    An exception that the world raises becomes a finding, in one line.
+    Attributes:
+        hung: whether a call did not return; later ones are then given a second.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.hung = False
+        self.begin()
+
+    def begin(self) -> None:
+        """A question begins."""
+        self._end = time.monotonic() + _SECONDS
+
+    def call(self, what: str, do: Callable[[], T]) -> T:
+        """``do()``. Raises ``_Problem`` where the time is up."""
+        if time.monotonic() > self._end:
+            raise _Problem(f"not answered within {_SECONDS} s: the world is too slow", warning=True)
+        seconds = min(self.timeout, 1.0) if self.hung else self.timeout
+        try:
+            return limited(do, seconds)
+        except TimeLimit:
+            self.hung = True
+            raise _Problem(f"{what} did not return within {seconds:g} s") from None
+
+    def limit(self, env: TextEnv) -> TextEnv:
+        """The same instance; its ``reset`` and ``step`` are ended from now on."""
+        for name in ("reset", "step"):
+            with suppress(AttributeError):  # without a __dict__
+                setattr(env, name, self._ended(name, getattr(env, name)))
+        return env
+
+    def _ended(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.call(name, lambda: method(*args, **kwargs))
+
+
+def check_world(make: MakeEnv, **kwargs: Any) -> list[Finding]:
+    """The findings of ``each_finding``, which takes the same arguments."""
+    return list(each_finding(make, **kwargs))
+
+
+def each_finding(
+    make_unlimited: MakeEnv,
+    *,
+    seeds: int = 5,
+    episodes: int = 200,
+    name: str = "",
+    settings: dict[str, Any] | None = None,
+    timeout: float = TIMEOUT,
+) -> Iterator[Finding]:
+    """Checks everything that training relies on; yields an answer as soon as it is found.
+
+    An exception that the world raises becomes a finding, in one line, and so does a call that does not return.
 
     Args:
-        make: makes a new instance.
+        make_unlimited: makes a new instance.
         seeds: how many seeds to play in the questions about equality.
         episodes: how many random episodes to play in the question whether the state says enough.
         name, settings: what ``make_env`` takes to make it; without a name no other process is asked.
+        timeout: seconds for a call of the world.
     """
+    clock = _Clock(timeout)
+
+    def make() -> TextEnv:
+        return clock.limit(clock.call("the constructor", make_unlimited))
+
     # A check raises _Problem, or returns a note.
     checks: list[tuple[str, Callable[[], str | None]]] = [
         ("Gymnasium's check_env", lambda: _gymnasium(make)),
         ("info holds success, valid, effective and content", lambda: _info(make)),
         ("states, rewards and flags have their types", lambda: _types(make, seeds)),
         ("two instances with the same seed are equal", lambda: _determinism(make, seeds)),
-        ("another process gives the same states", lambda: _processes(make, seeds, name, settings or {})),
+        ("another process gives the same states", lambda: _processes(make, seeds, name, settings or {}, clock.hung)),
         ("different seeds give different worlds", lambda: _variety(make)),
         ("reset() without a seed goes on", lambda: _continues(make)),
         ("reset() takes the option noise_seed", lambda: _noise_option(make)),
@@ -107,20 +167,23 @@ def check_world(
         ("nonsense is data: valid False, nothing changed", lambda: _nonsense(make)),
         ("the global random state is left alone", lambda: _global_state(make)),
         ("a finished or never reset episode refuses steps", lambda: _step_after_end(make)),
-        ("it can be pickled", lambda: _pickle(make)),
+        ("it can be pickled", lambda: _pickle(make_unlimited, clock)),
         ("the state says enough to predict the next one", lambda: _predictable(make, episodes)),
     ]
-    findings = []
     for question, check in checks:
-        try:
-            findings.append(Finding(question, note=check() or ""))
-        except _Problem as problem:
-            findings.append(Finding(question, str(problem), problem.warning))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # third-party code may raise anything, SystemExit included
-            findings.append(Finding(question, one_line(error)))
-    return findings
+        clock.begin()
+        yield _finding(question, check)
+
+
+def _finding(question: str, check: Callable[[], str | None]) -> Finding:
+    try:
+        return Finding(question, note=check() or "")
+    except _Problem as problem:
+        return Finding(question, str(problem), problem.warning)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # third-party code may raise anything, SystemExit included
+        return Finding(question, one_line(error))
 
 
 def _gymnasium(make: MakeEnv) -> None:
@@ -186,9 +249,11 @@ def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
     return lines
 
 
-def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any]) -> str | None:
+def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any], hung: bool) -> str | None:
     if not name:
         return "skipped: the world has no name"
+    if hung:
+        return "skipped: a call did not return"
     ours = json.loads(json.dumps(transcript(make(), seeds)))
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     with tempfile.TemporaryDirectory() as folder:
@@ -268,6 +333,8 @@ def _nonsense(make: MakeEnv) -> None:
         twin.reset(seed=0)
         try:
             after, reward, terminated, truncated, info = env.step(text)
+        except _Problem:
+            raise
         except Exception as error:
             raise _Problem(f"the action {_short(text)} raised {one_line(error)}") from error
         if info.get("valid") is not False:
@@ -310,23 +377,30 @@ def _step_after_end(make: MakeEnv) -> str | None:
     env = make()
     refused = refuses(next(iter(env.actions), _NONSENSE[0]))
     _fail_if(not refused, "step() before the first reset() did not raise gymnasium.error.ResetNeeded")
+    end, moves = time.monotonic() + _WAIT, 0
     for seed in range(3):
         env.reset(seed=seed)
-        for action, step in _steps(env, seed, _MOVES if can_sample(env) else 20):
+        for action, step in _steps(env, seed, _MOVES - moves if can_sample(env) else 20):
+            moves += 1
+            if time.monotonic() > end:
+                break
             if step[2] or step[3]:
                 _fail_if(not refuses(action), "step() after the end did not raise gymnasium.error.ResetNeeded")
                 return None
     return "no random episode ended"
 
 
-def _pickle(make: MakeEnv) -> None:
-    env = make()
-    env.reset(seed=1)
+def _pickle(make: MakeEnv, clock: _Clock) -> None:
+    env = clock.call("the constructor", make)
+    clock.call("reset", lambda: env.reset(seed=1))
     try:
-        copy = pickle.loads(pickle.dumps(env))  # this process pickled it # nosec B301
+        copy = clock.call("pickling", lambda: pickle.loads(pickle.dumps(env)))  # this process pickled it # nosec B301
+    except _Problem:
+        raise
     except Exception as error:
         raise _Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
-    for action, step in _steps(env, 1, 20):
+    copy = clock.limit(copy)
+    for action, step in _steps(clock.limit(env), 1, 20):
         _fail_if(step != copy.step(action), f"its copy behaves differently after {_short(action)}")
 
 

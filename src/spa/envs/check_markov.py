@@ -107,8 +107,12 @@ def _noise(make: Callable[[], TextEnv], *, fixed: bool = False) -> bool:
 
     ``fixed``: although ``_fix_noise`` is called before each move.
     """
+    end = time.monotonic() + _SECONDS / 4
     return any(
-        _differ(make, seed, by_option=by_option, fixed=fixed) for by_option in (True, False) for seed in range(_WORLDS)
+        _differ(make, seed, by_option=by_option, fixed=fixed)
+        for seed in range(_WORLDS)
+        for by_option in (True, False)
+        if time.monotonic() < end
     )
 
 
