@@ -206,6 +206,7 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
         ValueError: a check failed; the message names the setting and, if it belongs to one, the variant.
     """
     check_tasks(cfg, variants)
+    _check_worlds(cfg, stage, variants)
     if stage in ("run", "sft", "ppo", "eval"):
         check_trackers(cfg.report.trackers)
     for tuned in sft_variants(cfg, stage, variants):
@@ -252,6 +253,28 @@ def _models(
         )
         if model is not None or untrained:
             yield "model", model or cfg.model.path, True
+
+
+def _check_worlds(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> None:
+    """Refuses worlds that a later stage would find to be too few; a variant with other worlds is left out."""
+    from spa.agent.policy import make_task
+    from spa.agent.worlds import SPLITS, check_enough
+
+    counts = dict.fromkeys(SPLITS, 0)
+    if selfplay_variants(cfg, stage, variants):
+        counts["selfplay"] = 1
+    if stage == "sft":
+        counts["val"] = cfg.sft.eval_worlds
+    for variant in variants:
+        each = variant_config(cfg, variant)
+        if each.env != cfg.env:
+            continue
+        if stage in ("run", "eval"):
+            counts["test"] = max(counts["test"], each.eval.worlds)
+        if stage == "ppo" or (stage == "run" and variant.rl):
+            counts["val"] = max(counts["val"], each.ppo.val_worlds if each.ppo.val_every else 0)
+            counts["train"] = max(counts["train"], 0 if each.curriculum.levels or each.curriculum.mixture else 1)
+    check_enough(make_task(cfg), counts, cfg.seeds.val)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from spa.agent.policy import make_task
 from spa.agent.task import Task
-from spa.agent.worlds import SPLITS, WorldSource, content_key, overlaps, split_of
+from spa.agent.worlds import SPLITS, WorldSource, check_enough, content_key, overlaps, split_of
+from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import AgentConfig, EnvConfig, SeedConfig
 from spa.config.seeds import SEEDS_OF_A_RUN, first_seed
@@ -136,3 +138,58 @@ def test_runs_begin_apart_within_their_range(runs: set[int]) -> None:
     assert starts[0] >= 3 * 10**9
     assert starts[-1] + SEEDS_OF_A_RUN <= 4 * 10**9
     assert min(b - a for a, b in pairwise(starts)) > 100
+
+
+class Few:
+    """Some worlds, which seeds share."""
+
+    resets = 0
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def reset(self, *, seed=None, options=None):
+        type(self).resets += 1
+        return f"world {seed % self.count}", {}
+
+    def step(self, action):
+        return "state", 0.0, False, False, {}
+
+
+def few(count: int, disjoint: str = "content") -> Task:
+    Few.resets = 0
+    return Task(EnvConfig(id=f"{__name__}:Few", tag="F", settings={"count": count}, disjoint=disjoint), AgentConfig())
+
+
+def test_too_few_worlds_are_refused_after_a_short_look() -> None:
+    for counts in ({"test": 1, "val": 1}, {"test": 20}):
+        with pytest.raises(
+            ValueError, match=r"gave only \d distinct worlds for split '(test|val)' \((1|20) asked for\)"
+        ):
+            check_enough(few(1 if len(counts) == 2 else 20), counts, 0)
+        assert Few.resets <= 500
+    check_enough(few(20), {"test": 1}, 0)
+
+
+def test_where_worlds_are_many_or_need_not_differ_few_are_looked_at() -> None:
+    check_enough(few(10**9), {"test": 10**6}, 0)
+    assert Few.resets <= 64
+    check_enough(few(300), {"test": 10**6}, 0)
+    assert Few.resets <= 64, "so many are for the search itself"
+    check_enough(few(1, "seed"), {"test": 128}, 0)
+    assert Few.resets == 0
+
+
+def test_a_long_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("spa.agent.worlds.INTERVAL", 0.0)
+    monkeypatch.setattr("spa.agent.worlds._GIVE_UP", 50)
+    with pytest.raises(ValueError, match="gave only 0 distinct worlds"):
+        WorldSource(few(1), "val", 0, unique=True).take(3)
+    assert "worlds for split 'val': 0/3, 9 seeds looked at" in capsys.readouterr().err
+
+
+def test_a_run_is_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = [f"env.id={__name__}:Few", "env.settings={count: 3}", "env.tag=F", "env.state_format=grid"]
+    assert main(["run", "frozen_lake", *world, "variants=[vanilla]", "--out", str(tmp_path / "run")]) == 2
+    assert "distinct worlds for split 'test'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

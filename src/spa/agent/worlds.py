@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from spa.agent.task import Task
 from spa.common.names import choose
-from spa.common.progress import progress
+from spa.common.progress import INTERVAL, note, progress
 from spa.config.seeds import SEEDS_OF_A_RUN
 from spa.envs.checked import WorldError
 
@@ -20,6 +21,8 @@ SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "tr
 SPLITS: tuple[str, ...] = tuple(SHARES)
 WORLD_SPLITS = ("train", "val", "test")  # splits that a world may declare
 _GIVE_UP = 20_000  # candidates in a row without a new world
+_CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long
+_ALL_NEW = 64  # different ones in a row after which worlds are not few
 
 
 @dataclass(frozen=True)
@@ -96,22 +99,20 @@ class WorldSource:
     def take(self, count: int, bar: progress | None = None) -> list[World]:
         """The next ``count`` worlds; ``bar`` shows how many have been found."""
         worlds: list[World] = []
-        fruitless = 0
+        fruitless, began, noted = 0, self.cursor, time.monotonic()
         while len(worlds) < count:
+            if bar is None and time.monotonic() > noted + INTERVAL:
+                note(f"worlds for split {self.split!r}: {len(worlds)}/{count}, {self.cursor - began} seeds looked at")
+                noted = time.monotonic()
             if self.cursor >= SEEDS_OF_A_RUN:
                 raise ValueError(f"the seeds of split {self.split!r} are used up")
             if fruitless >= _GIVE_UP:
-                raise ValueError(
-                    f"world {self.task.env.id!r} gave only {len(self._taken) if self.unique else len(worlds)} distinct "
-                    f"worlds for split {self.split!r} ({count} asked for): ask for fewer, choose larger worlds or set "
-                    "env.disjoint=seed"
-                )
+                found = len(self._taken) if self.unique else len(worlds)
+                raise ValueError(_too_few(self.task, self.split, found, count))
             seed = self.first_seed + self.cursor
             self.cursor += 1
-            world, own_split = self._look(seed)
-            key = (world.symmetry or world.content) if self.disjoint == "symmetry" else world.content
-            elsewhere = self.disjoint != "seed" and split_of(key, own_split) != self.split
-            if elsewhere or (self.unique and key in self._taken):
+            world, key, split = self.look(seed)
+            if split != self.split or (self.unique and key in self._taken):
                 fruitless += 1
                 continue
             fruitless = 0
@@ -122,18 +123,58 @@ class WorldSource:
                 bar.advance()
         return worlds
 
-    def _look(self, seed: int) -> tuple[World, str | None]:
-        """The world of a seed, and the split that it declares.
+    def look(self, seed: int) -> tuple[World, str, str]:
+        """The world of a seed, the key that tells it from others, and the split that it belongs to.
 
         One that fails has a content of its own: whoever plays it gets an episode with the error.
         """
         try:
             state, info = self._env.reset(seed=seed)
         except WorldError:
-            return World(seed, content_key(f"failed {seed}")), None
-        symmetry = info.get("symmetry")
-        symmetry_key = None if symmetry is None else content_key(str(symmetry))
-        return World(seed, content_of(state, info), symmetry_key, from_reset=True), info.get("split")
+            world, own_split = World(seed, content_key(f"failed {seed}")), None
+        else:
+            symmetry = info.get("symmetry")
+            symmetry_key = None if symmetry is None else content_key(str(symmetry))
+            world, own_split = World(seed, content_of(state, info), symmetry_key, from_reset=True), info.get("split")
+        key = (world.symmetry or world.content) if self.disjoint == "symmetry" else world.content
+        return world, key, self.split if self.disjoint == "seed" else split_of(key, own_split)
+
+
+def check_enough(task: Task, counts: Mapping[str, int], first_seed: int) -> None:
+    """Refuses a task whose distinct worlds are clearly too few, before a source looks for them in vain.
+
+    It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where the second half of them gave
+    no new world.
+
+    Args:
+        counts: distinct worlds needed, by split.
+
+    Raises:
+        ValueError: a split has fewer.
+    """
+    if task.env.disjoint == "seed" or not any(counts.values()):
+        return
+    source = WorldSource(task, "val", first_seed)
+    splits: dict[str, str] = {}  # by key
+    looks = last_new = 0
+    end = time.monotonic() + _SECONDS
+    while looks < _CHECKED and time.monotonic() < end and not len(splits) == looks == _ALL_NEW:
+        _, key, split = source.look(first_seed + looks)
+        looks += 1
+        if key not in splits:
+            splits[key], last_new = split, looks
+    if looks < _ALL_NEW or last_new > looks / 2:
+        return
+    for split, count in counts.items():
+        if (found := list(splits.values()).count(split)) < count:
+            raise ValueError(_too_few(task, split, found, count))
+
+
+def _too_few(task: Task, split: str, found: int, count: int) -> str:
+    return (
+        f"world {task.env.id!r} gave only {found} distinct worlds for split {split!r} ({count} asked for): ask for fewer, choose "
+        "larger worlds or set env.disjoint=seed"
+    )
 
 
 def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:
