@@ -228,3 +228,33 @@ def test_a_worlds_id_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "gym:Nowhere-v0", "--dry-run"]) == 2
     assert main(["run", "subprocess:getoutput", "--dry-run"]) == 2
     assert "is not a world: give a class with reset() and step()" in capsys.readouterr().err
+
+
+PLAIN = """
+class {name}:
+    actions = {actions}
+    def reset(self, *, seed=None{options}):
+        self.first = getattr(self, "first", 0) + 1 if seed is None else seed
+        self.at = self.first % 5
+        return f"floor {{self.at}}", {{}}
+    def step(self, action):
+        self.at += 1 if action == "rise" else -1
+        return f"floor {{self.at}}", float(self.at == 7), self.at in (-3, 7), False, {{}}
+"""
+
+
+def test_a_plain_class_says_what_it_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch) -> None:
+    """Listed actions alone are valid; a ``reset`` without options, or an action_space of numbers, is one line."""
+    monkeypatch.syspath_prepend(tmp_path)
+    numbers = "()\n    import gymnasium\n    action_space = gymnasium.spaces.Discrete(2)"
+    whole = ", options=None"
+    classes = [("Lift", "('rise', 'sink')", whole), ("NoOptions", "('rise',)", ""), ("Numbers", numbers, whole)]
+    texts = (PLAIN.format(name=name, actions=actions, options=options) for name, actions, options in classes)
+    (tmp_path / "lifts.py").write_text("".join(texts))
+    assert main(["env", "check", "lifts:Lift", "--episodes", "20"]) == 0
+    assert "0 failed" in capsys.readouterr().out
+    assert main(["env", "check", "lifts:NoOptions"]) == 1
+    said = capsys.readouterr().out
+    assert "1 question: 1 failed" in said and "unexpected keyword argument 'options'" in said
+    assert main(["env", "check", "lifts:Numbers"]) == 2
+    assert "its action_space is Discrete(2): list their names in `actions`" in capsys.readouterr().err

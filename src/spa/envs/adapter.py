@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Space, Text
 
 from spa.envs.base import Example, TextEnv
 from spa.envs.checked import checked_reset, checked_step
@@ -27,18 +28,28 @@ class Playable(Protocol):
 class AdaptedEnv(TextEnv):
     """A world that does not inherit from ``TextEnv``, completed with defaults.
 
-    What the world does not say is filled in: ``valid`` True, ``effective`` whether the text changed, ``success`` whether
-    the episode terminated with a positive reward, ``content`` the first state, ``render()`` the last state.
+    What the world does not say is filled in: ``valid`` whether it lists the action (if it lists any), ``effective`` whether the
+    text changed, ``success`` whether the episode terminated with a positive reward, ``content`` the first state, ``render()`` the
+    last state. Actions that it does not list are not passed on.
     ``rules``, ``instruction``, ``example``, ``actions``, ``symbols``, ``state_format`` and ``sample_action`` are the world's own
     where it has them.
 
     Attributes:
         env: the adapted world.
+
+    Raises:
+        ValueError: the world's actions are not text.
     """
 
     def __init__(self, env: Playable) -> None:
         self.env = env
         inner = getattr(env, "unwrapped", env)
+        space = getattr(inner, "action_space", None)
+        if isinstance(space, Space) and not isinstance(space, Text):
+            raise ValueError(
+                f"{type(inner).__name__}: actions are text, but its action_space is {space}: list their names in `actions` and "
+                "translate them in step(), without an action_space"
+            )
         self.rules = str(getattr(inner, "rules", None) or "")
         self.instruction = str(getattr(inner, "instruction", None) or "")
         example = getattr(inner, "example", None)
@@ -62,6 +73,9 @@ class AdaptedEnv(TextEnv):
         if not self._running:
             raise ResetNeeded(f"{type(self.env).__name__} must be reset before this step()")
         before = self._state
+        if self.actions and action not in self.actions:
+            info = {"success": False, "valid": False, "effective": False, "content": self._fingerprint}
+            return before, 0.0, False, False, info
         self._state, reward, terminated, truncated, info = checked_step(self.env.step(action), sys.maxsize)
         self._running = not (terminated or truncated)
         defaults = {

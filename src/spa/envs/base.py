@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, get_args
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Space
 
 from spa.config.fields import StateFormat
+from spa.envs.spaces import AnyText
 
 STATE_FORMATS: tuple[str, ...] = get_args(StateFormat)
 
@@ -63,6 +65,8 @@ class TextEnv(gym.Env[str, str]):
     symbols: Mapping[str, str] = {}
     state_format: str = "grid"
     render_mode: str | None = "ansi"
+    observation_space: Space[str] = AnyText(1_000_000)
+    action_space: Space[str] = AnyText(1_000)
 
     @abstractmethod
     def render(self) -> str:

@@ -170,6 +170,10 @@ def each_finding(
         ("it can be pickled", lambda: _pickle(make_unlimited, clock)),
         ("the state says enough to predict the next one", lambda: _predictable(make, episodes)),
     ]
+    begun = _finding("it can be made and reset(seed=..., options=...)", lambda: _starts(make))
+    if begun.failed:  # so would every other question
+        yield begun
+        return
     for question, check in checks:
         clock.begin()
         yield _finding(question, check)
@@ -184,6 +188,10 @@ def _finding(question: str, check: Callable[[], str | None]) -> Finding:
         raise
     except BaseException as error:  # third-party code may raise anything, SystemExit included
         return Finding(question, one_line(error))
+
+
+def _starts(make: MakeEnv) -> None:
+    make().reset(seed=0, options={})
 
 
 def _gymnasium(make: MakeEnv) -> None:
