@@ -229,6 +229,7 @@ def test_a_reference_that_is_not_used_and_hub_names_are_not_looked_at(tmp_path) 
             ["run", "frozen_lake", *SMALL, "variants=[vanilla]", "ppo.critic_warmup=2"],
             ["vanilla: all 2 steps train the"],
         ),
+        (["run", "frozen_lake", *SMALL, "variants=[vanilla]", "algorithm=dapo"], ["dynamic_groups=32 is out of reach"]),
         (["run", "bandit", *SMALL, "variants=[vanilla,se]"], ["variant se: this world writes states in one way"]),
         (["run", "frozen_lake", *SMALL, "variants=[vanilla,se]", "algorithm=grpo", "ppo.critic_warmup=2"], []),
     ],

@@ -135,6 +135,12 @@ def _in_vain(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
             continue
         if each.model.dtype == "bfloat16" and not each.ppo.lora_rank:
             yield f"variant {variant.name}: {vanish} ppo.lora_rank=32"
+        most = each.ppo.groups * each.ppo.dynamic_rounds
+        if each.ppo.dynamic_groups > most:
+            yield (
+                f"variant {variant.name}: ppo.dynamic_groups={each.ppo.dynamic_groups} is out of reach of ppo.groups x "
+                f"ppo.dynamic_rounds = {most} worlds: every step plays them all"
+            )
         if each.ppo.estimator in WITH_VALUES and each.ppo.critic_warmup >= each.ppo.steps:
             yield (
                 f"variant {variant.name}: all {each.ppo.steps} steps train the critic alone "

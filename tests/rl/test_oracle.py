@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
@@ -118,6 +119,8 @@ def test_kl_penalty() -> None:
 
 class Head:
     """A model whose logits are its hidden states."""
+
+    config = PretrainedConfig()
 
     def get_output_embeddings(self) -> torch.nn.Linear:
         linear = torch.nn.Linear(5, 5, bias=False)

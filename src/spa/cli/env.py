@@ -80,7 +80,9 @@ def env_check(
     for finding in findings:
         print(finding.line(), flush=True)
         asked, failed, warned = asked + 1, failed + finding.failed, warned + (finding.warning and not finding.ok)
-    print(f"{asked} question{'' if asked == 1 else 's'}: {failed} failed, {warned} {'warning' if warned == 1 else 'warnings'}.")
+    print(
+        f"{asked} question{'' if asked == 1 else 's'}: {failed} failed, {warned} {'warning' if warned == 1 else 'warnings'}."
+    )
     if failed:
         raise typer.Exit(1)
 

@@ -224,11 +224,6 @@ class PPOConfig:
         if self.group_size < 2 and (self.dynamic_groups or self.filter == "top_p"):
             name = "ppo.dynamic_groups" if self.dynamic_groups else "ppo.filter=top_p"
             raise ValueError(f"{name} compares the episodes of a world: ppo.group_size must be 2 or more")
-        if self.dynamic_groups > self.groups * self.dynamic_rounds:
-            raise ValueError(
-                f"ppo.dynamic_groups={self.dynamic_groups} is out of reach: a step plays ppo.groups x ppo.dynamic_rounds = "
-                f"{self.groups * self.dynamic_rounds} worlds at most"
-            )
         if self.use == "best" and not self.val_every:
             raise ValueError("ppo.use=best needs validation: set ppo.val_every, or ppo.use=last")
         if self.reward_norm != "identity" and self.reward_placement != "end":
