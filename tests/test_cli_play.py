@@ -98,7 +98,7 @@ def test_a_run_plays_its_own_model_and_a_person_may_take_over(
     RunFolder(tmp_path).open(cfg, "run", resume=False)
     ppo = tmp_path / "variants" / name / "ppo"
     shutil.copytree(resolve_path("builtin:tiny"), ppo / "model")
-    typed = iter(["Left", "nonsense"])
+    typed = iter(["Left", "nonsense", "down"])
     monkeypatch.setattr("builtins.input", lambda text: next(typed))
     assert main(["play", str(tmp_path), "--take-over"]) == 2
     assert f"variant {name} was not trained" in capsys.readouterr().err
@@ -106,7 +106,8 @@ def test_a_run_plays_its_own_model_and_a_person_may_take_over(
     assert main(["play", str(tmp_path), "--take-over"]) == 0
     shown = capsys.readouterr()
     assert f"variant {name}: " in shown.err
-    assert "Turn 1: Left; reward 0" in shown.out and "Turn 2: nothing that the world understands" in shown.out
+    assert "Turn 1: Left; reward 0" in shown.out and "Turn 2: Down" in shown.out
+    assert "Actions: Left, Down, Right, Up\n" in shown.out and "No such action: nonsense" in shown.out
     assert main(["play", str(tmp_path), "agent.prompt=world_model"]) == 0  # the model alone
 
 

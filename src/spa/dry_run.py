@@ -119,12 +119,15 @@ def _unique(lines: Iterable[str]) -> list[str]:
 
 
 def _plan_selfplay(cfg: Config, name: str) -> str:
+    from spa.agent.policy import make_task
+
     play = cfg.selfplay
     who = play.model or (cfg.engine.model if cfg.engine.kind == "openai" else None)
+    written = make_task(cfg, state_format=play.state_format).make_env().state_format
     return (
         f"generate{f' {name}' if name else ''}: {play.groups} worlds x {play.group_size} = "
         f"{play.groups * play.group_size} episodes of self-play ({play.policy} policy{f' {who}' if who else ''}, "
-        f"states: {play.states}, {play.state_format})"
+        f"states: {play.states}, {written})"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from spa.cli.arguments import Words, config_of
 from spa.common.secrets import redact
+from spa.common.text import clean
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode
@@ -42,7 +44,7 @@ def play(
         words, model = exported(words, model, "play")
         cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
     screen = Screen()
-    ask = _ask if take_over else None
+    ask = _asker(cfg) if take_over else None
     episodes = api.play(cfg, model=model, worlds=worlds, skip=skip, on_turn=screen.on_turn, take_over=ask)
     for episode in episodes:
         screen.on_turn(episode, True)  # those that another process played
@@ -101,12 +103,29 @@ def exported(words: list[str] | None, model: str | None, command: str) -> tuple[
     return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 
 
-def _ask(state: str) -> str:
-    """A person's actions for a turn; empty to let the model play, which also the end of the input does."""
-    try:
-        return input(f"\n{redact(state)}\n\nYour actions (Enter: the model plays): ").strip()
-    except EOFError:
-        return ""
+def _asker(cfg: Config) -> Callable[[str], str]:
+    """Asks for a person's actions; the answer is empty to let the model play, which also the end of the input does."""
+    from spa.agent.policy import make_task
+    from spa.agent.response import match_action, split_actions
+
+    names, separator = make_task(cfg).make_env().actions, cfg.agent.action_sep
+    if names:
+        several = f"; up to {cfg.env.max_actions_per_turn}, separated by {separator}"
+        print(f"Actions: {', '.join(names)}{several if cfg.env.max_actions_per_turn > 1 else ''}")
+
+    def ask(state: str) -> str:
+        print(clean(redact(f"\n{state}\n")))
+        while True:
+            try:
+                text = input("Your actions (Enter: the model plays): ").strip()
+            except EOFError:
+                return ""
+            unknown = [name for name in split_actions(text, separator) if match_action(name, names) is None]
+            if not unknown:
+                return text
+            print(f"No such action: {clean(', '.join(unknown))}")
+
+    return ask
 
 
 class Screen:
