@@ -191,11 +191,14 @@ class _Serving:
             self._fill()
             if not self.rows:
                 continue
+            failure = ""
             try:
                 logits_nV = cooled(self._forward(), [row.cooling for row in self.rows])
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
+                failure = str(error) or "out of memory"
+            if failure:  # outside of the handler, whose exception keeps the failed pass's tensors
                 if not self._shrink():
-                    raise
+                    raise torch.OutOfMemoryError(failure)
                 continue
             allowed = self.grammar and self.grammar.allowed((row.session, row.tokens[row.start :]) for row in self.rows)
             tokens, logprobs = sample(logits_nV, self.sampling, self._draws(), allowed)
