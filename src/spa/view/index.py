@@ -119,7 +119,7 @@ class Index:
 
 def find_runs(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """Run folders in ``root`` and below, ``root`` itself included; links are not followed."""
-    if (root / "run.json").is_file():  # a config.yaml may be any project's
+    if (root / "run.json").is_file() or _looks_like_a_run(root):
         yield root
     elif depth:
         try:
@@ -129,6 +129,11 @@ def find_runs(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
         for name in folders:
             if not name.startswith("."):
                 yield from find_runs(root / name, depth - 1)
+
+
+def _looks_like_a_run(folder: Path) -> bool:
+    """Whether it is one whose run.json is lost: a config.yaml alone may be any project's."""
+    return (folder / "config.yaml").is_file() and any((folder / name).is_dir() for name in ("variants", "arms"))
 
 
 def _files(folder: str | Path, without: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
