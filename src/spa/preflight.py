@@ -270,7 +270,7 @@ def _check_worlds(cfg: Config, stage: str, variants: Sequence[VariantConfig]) ->
     if selfplay_variants(cfg, stage, variants):
         counts["selfplay"] = 1
     if stage == "sft":
-        counts["val"] = cfg.sft.eval_worlds
+        counts["val"] = max(source_config(cfg, each).sft.eval_worlds for each in sft_variants(cfg, stage, variants))
     for variant in variants:
         each = variant_config(cfg, variant)
         if each.env != cfg.env:

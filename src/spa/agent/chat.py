@@ -61,7 +61,9 @@ class Chat:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned checkpoint "
                 "or put a chat_template into its tokenizer_config.json"
             )
-        control = [name for name in tokenizer.all_special_tokens if len(name) > 1 and not TAG.search(name)]
+        added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+        names = dict.fromkeys([*tokenizer.all_special_tokens, *added])
+        control = [name for name in names if len(name) > 1 and not TAG.search(name)]
         self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
         self.forced, self.forced_ids = self._boundary(forced)
         self._closing = self._check_template()
@@ -197,9 +199,14 @@ class Chat:
 
     def _encode_around(self, rendered: str, *messages: str) -> list[int]:
         """Ids of a rendered text, in which messages may contain control tokens as text."""
+        messages = tuple(map(str.strip, messages))
+        if not any(map(self._control.search, messages)):
+            return self.encode(rendered)
         ids: list[int] = []
-        for message in filter(self._control.search, map(str.strip, messages)):
-            before, _, rendered = rendered.partition(message)
+        for message in messages:
+            before, found, rendered = rendered.partition(message)
+            if message and not found:
+                raise TemplateError("the chat template changes a message with control tokens in it")
             ids += [*self.encode(before), *self._encode_text(message)]
         return [*ids, *self.encode(rendered)]
 

@@ -90,12 +90,13 @@ def _play(
     def ask(play: _TokenPlay, index: int) -> list[int] | None:
         """The context of turn ``index``; None if the episode has ended, or fails since the model cannot read as much."""
         context = _ask(play, chat, index) if play.live else None
-        if context is None or len(context) < limit:
+        if context is None or len(context) + sampling.max_tokens <= limit:
             return context
         play.episode.turns.pop()
+        play.host.close()
         play.fail(
-            f"the context of turn {index + 1} has {len(context)} tokens and the model reads {limit}: set agent.window=1, or "
-            "fewer env.max_turns"
+            f"the context of turn {index + 1} has {len(context)} tokens, which leaves no room for a response, as the model reads "
+            f"{limit}: set agent.window=1, or fewer env.max_turns"
         )
         return None
 

@@ -30,6 +30,10 @@ class TakeOver(Engine):
     def __init__(self, engine: Engine, chat: Chat, thought: str, ask: Ask, state: str) -> None:
         self.engine, self.chat, self.thought, self.ask, self.state = engine, chat, thought, ask, state
 
+    @property
+    def context_length(self) -> int | None:
+        return self.engine.context_length
+
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:

@@ -143,8 +143,8 @@ class WorldSource:
 def check_enough(task: Task, counts: Mapping[str, int], first_seed: int) -> None:
     """Refuses a task whose distinct worlds are clearly too few, before a source looks for them in vain.
 
-    It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where the second half of them gave
-    no new world.
+    It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where nine tenths of 500 gave no new
+    world.
 
     Args:
         counts: distinct worlds needed, by split.
@@ -163,7 +163,7 @@ def check_enough(task: Task, counts: Mapping[str, int], first_seed: int) -> None
         looks += 1
         if key not in splits:
             splits[key], last_new = split, looks
-    if looks < _ALL_NEW or last_new > looks / 2:
+    if looks < _CHECKED or last_new > looks / 10:
         return
     for split, count in counts.items():
         if (found := list(splits.values()).count(split)) < count:

@@ -94,5 +94,6 @@ def bare(written: str, truth: str) -> str:
 
 
 def exact(written: str, truth: str) -> bool:
-    """Equality up to the layout's white space around ``written``."""
+    """Equality up to newlines around ``truth`` and the layout's white space around ``written``."""
+    truth = truth.strip("\n")
     return bare(written, truth) == truth

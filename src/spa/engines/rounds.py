@@ -34,7 +34,7 @@ class Rounds(Engine):
         order = sorted(range(len(contexts)), key=lambda i: len(contexts[i]))
         out: dict[int, Completion] = {}
         while len(out) < len(order):
-            chosen = order[len(out) :][: self.most or sampling.batch_size]
+            chosen = order[len(out) :][: min(self.most or sampling.batch_size, sampling.batch_size)]
             draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
             try:
                 batch = self._batch([contexts[i] for i in chosen], sampling, draws)

@@ -55,7 +55,13 @@ class TransformersEngine(Engine):
 
     @property
     def context_length(self) -> int | None:
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        config = self.model.config.get_text_config()
+        most = getattr(config, "max_position_embeddings", None)
+        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        stretched = rope.get("rope_type") in ("yarn", "linear", "dynamic")
+        if most and stretched and rope.get("original_max_position_embeddings", most) == most:
+            return int(most * rope.get("factor", 1))
+        return most
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
         """The fastest number of processes for a rollout of ``groups`` groups; see ``sampling.processes``.

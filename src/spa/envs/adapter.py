@@ -45,10 +45,10 @@ class AdaptedEnv(TextEnv):
         self.env = env
         inner = getattr(env, "unwrapped", env)
         space = getattr(inner, "action_space", None)
-        if isinstance(space, Space) and not isinstance(space, Text):
+        if isinstance(space, Space) and not isinstance(space, Text) and not getattr(inner, "actions", None):
             raise ValueError(
                 f"{type(inner).__name__}: actions are text, but its action_space is {space}: list their names in `actions` and "
-                "translate them in step(), without an action_space"
+                "translate them in step()"
             )
         self.rules = str(getattr(inner, "rules", None) or "")
         self.instruction = str(getattr(inner, "instruction", None) or "")

@@ -231,25 +231,12 @@ def _info(info: Any, max_chars: int) -> dict[str, Any]:
         name = _text(key, max_chars, "a key of info")
         value = _scalar(value)
         where = f"info[{name[:40]!r}]"
-        _check_integers(value, where)
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise WorldError(f"{where} has {value.bit_length()} bits, more than 64: files and logs cannot hold it")
         plain[name] = _text(value, max_chars, where) if isinstance(value, str) else value
     if "success" in plain:
         plain["success"] = _flag(plain["success"], "info['success']")
     return plain
-
-
-def _check_integers(value: Any, where: str) -> None:
-    """Raises WorldError for an integer of more than 64 bits, also in mappings and lists: files and logs cannot hold it."""
-    if isinstance(value, int):
-        if value.bit_length() > 64:
-            raise WorldError(f"{where} has an integer of {value.bit_length()} bits, more than 64")
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            _check_integers(item, where)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_integers(key, where)
-            _check_integers(item, where)
 
 
 def _unpacked(returned: Any, method: str, names: str) -> tuple[Any, ...]:

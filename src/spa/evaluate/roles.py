@@ -10,4 +10,5 @@ MAIN_VARIANTS = ("spa", "no_coordinates", "spa_plan", "plan", "spa_dream", "sear
 UPPER_BOUND = "simulator"  # no agent: its planner queries the true world
 # The recipe without what it is said to work by, true states; or with other training of the same length.
 CONTROLS = ("shuffled", "shuffled_grid", "plan_shuffled", "imitation", "imitation_grid", "self_belief", "base_longer")
+WITHOUT_RL = {"plan_shuffled": "plan"}  # controls without RL -> what they control
 PLANNED = "+"  # in the name of a variant played with a planner: VARIANT+PLANNER

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 
 from spa.common.progress import duration
 from spa.evaluate.bootstrap import Interval, percent
-from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, MAIN_VARIANTS, PLAIN_RL, PLANNED, UPPER_BOUND
+from spa.evaluate.roles import (
+    BASE,
+    CONTROLS,
+    COORDINATES,
+    EQUAL_TIME,
+    MAIN_VARIANTS,
+    PLAIN_RL,
+    PLANNED,
+    UPPER_BOUND,
+    WITHOUT_RL,
+)
 from spa.evaluate.two_way import two_groups
 
 
@@ -35,6 +45,11 @@ class VariantScore:
     def seeds_with(self, other: VariantScore) -> int:
         """The number of shared seeds, over which the difference is taken."""
         return len(self.by_seed.keys() & other.by_seed.keys())
+
+    def mean_with(self, other: VariantScore) -> float:
+        """The mean over the shared seeds; over all where none is shared."""
+        shared = self.by_seed.keys() & other.by_seed.keys() or self.by_seed.keys()
+        return sum(self.by_seed[seed] for seed in shared) / len(shared)
 
 
 def main_variant(variants: Iterable[str]) -> str | None:
@@ -94,10 +109,11 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
             continue
         common = score.seeds_with(variants[other])
         alone = " (one seed in common)" if common < 2 <= seeds else ""
-        relations.append(f"{_relation(difference)} {what} {_percent(variants[other].mean)}{alone}")
+        relations.append(f"{_relation(difference)} {what} {_percent(variants[other].mean_with(score))}{alone}")
         better = better and common > 1 and difference.low > 0
     parts = [f"{name} {_percent(score.mean)} {' and '.join(relations)}"]
-    if BASE in variants and PLAIN_RL in variants and variants[PLAIN_RL].mean < variants[BASE].mean:
+    fall = variants[PLAIN_RL].differences.get(BASE) if PLAIN_RL in variants and BASE in variants else None
+    if fall is not None and fall.high < 0:
         parts.append("plain RL fell below the base")
     steps = f", {score.steps} PPO steps" if score.steps else ""
     parts.append(f"{'one seed' if seeds == 1 else f'{seeds} seeds'}{steps}")
@@ -113,12 +129,13 @@ def _relation(difference: Interval) -> str:
 
 
 def _fact(name: str, other: str, variants: Mapping[str, VariantScore]) -> str:
-    difference = variants[name].differences[other]
-    common, seeds = variants[name].seeds_with(variants[other]), len(variants[name].by_seed)
+    score, rival = variants[name], variants[other]
+    difference = score.differences[other]
+    common, seeds = score.seeds_with(rival), max(len(score.by_seed), len(rival.by_seed))
     fewer = f" on what both have, {common} of {seeds} seeds" if common < seeds else ""
     change = f"{percent(difference, sign=True)}{fewer}"
-    scores = f"{_relation(difference)} {other} {_percent(variants[other].mean)}"
-    return f"{name} {_percent(variants[name].mean)} {scores}: {change}{_MEANING.get(other, '')}."
+    scores = f"{_percent(score.mean_with(rival))} {_relation(difference)} {other} {_percent(rival.mean_with(score))}"
+    return f"{name} {scores}: {change}{_MEANING.get(other, '')}."
 
 
 def _planned(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
@@ -158,16 +175,27 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
     score = variants[name]
     if len(score.by_seed) < 2 or PLAIN_RL not in score.differences or score.differences[PLAIN_RL].low <= 0:
         return []
-    control = next(
-        (other for other in counterparts({n: s.mean for n, s in variants.items()}) if other in CONTROLS), None
-    )
-    if control is None:
+    controls = [other for other in CONTROLS if other in variants and other != name]
+    if not controls:
         return ["No control was trained (such as shuffled: SFT on shuffled states), so it is open why."]
-    difference = score.differences.get(control)
-    if difference is None or difference.low <= 0:
-        return [f"It is not shown that learning true states is the reason: {control} does without them."]
-    alone = score.seeds_with(variants[control]) < 2
-    return [f"That learning true states is the reason is tested on one seed alone ({control})."] if alone else []
+    if unknown := [control for control in controls if control not in score.differences]:
+        return [f"{name} was not compared with {' and '.join(unknown)}, so it is open why."]
+    if level := [control for control in controls if score.differences[control].low <= 0]:
+        does = f"{' and '.join(level)} {'does' if len(level) == 1 else 'do'}"
+        return [f"It is not shown that learning true states is the reason: {does} without them."]
+    lines = [_without_rl(control, variants) for control in controls if score.steps and not variants[control].steps]
+    alone = [control for control in controls if score.seeds_with(variants[control]) < 2]
+    if alone and len(alone) == len(controls):
+        lines.append(f"That learning true states is the reason is tested on one seed alone ({', '.join(alone)}).")
+    return lines
+
+
+def _without_rl(control: str, variants: Mapping[str, VariantScore]) -> str:
+    """What a control without RL says of a recipe that has it."""
+    like = WITHOUT_RL.get(control)
+    if like is None or like not in variants or control not in variants[like].differences:
+        return f"{control} has no RL, so it is open what RL would make of it."
+    return f"{control} has no RL; of what has none, {_fact(like, control, variants).replace(_MEANING[control], '')}"
 
 
 def _groups(variant: str, groups: tuple[list[float], list[float]]) -> str:

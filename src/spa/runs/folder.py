@@ -27,6 +27,7 @@ TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained
 # A run may be resumed with other values of these. They do not change the results, except in the last digits (model.device and
 # model.threads change the order of sums).
 _FREE = (
+    "name",
     "variants",  # more may be added; each is independent
     "report.",
     "model.device",
