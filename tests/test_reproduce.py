@@ -125,7 +125,26 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
     assert again == numbers
     assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 0
     assert capsys.readouterr().out.rstrip("\n") == markdown(load_scale(scale), numbers).rstrip("\n")
-    for text in ("[]", "{", '{"lake": {"spa": {}}}', path.read_text().replace('"samples": 8', '"samples": 0')):
+    assert main(["reproduce", "--scale", scale, "--numbers", str(path), "--seeds", "0"]) == 2
+    assert "leave out --seeds" in capsys.readouterr().err
+    assert main(["reproduce", "--scale", scale, "--numbers", str(path), "--variants", "spa"]) == 0
+    assert "left out, since they are not among the variants" in capsys.readouterr().err
+    whole = path.read_text()
+    damaged = json.loads(whole)
+    damaged["lake"]["spa"]["successes"] = dict.fromkeys(damaged["lake"]["spa"]["successes"], "3")
+    path.write_text(json.dumps(damaged))
+    assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 2
+    assert "have different numbers of worlds" in capsys.readouterr().err
+    damaged = json.loads(whole)
+    damaged["lake"]["spa"]["seconds"] = {"PPO": None}
+    path.write_text(whole)
+    for text in (
+        "[]",
+        "{",
+        '{"lake": {"spa": {}}}',
+        whole.replace('"samples": 8', '"samples": 0'),
+        json.dumps(damaged),
+    ):
         path.write_text(text)
         assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 2
         assert f"{path}: not the numbers of a reproduction" in capsys.readouterr().err

@@ -64,6 +64,8 @@ def reproduce(
     if variants:
         chosen.override("variants", variants.split(","))
     if seeds:
+        if numbers_files:
+            raise ValueError("--numbers prints all seeds of its files: leave out --seeds")
         if not all(seed.isdigit() for seed in seeds.split(",")):
             raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
         chosen.override("seeds", [int(seed) for seed in seeds.split(",")])

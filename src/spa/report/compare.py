@@ -15,6 +15,7 @@ from spa.common.tables import text_table
 from spa.config.schema import Config
 from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
+from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, PLAIN_RL
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import VariantScore, verdict
@@ -310,7 +311,7 @@ def _difference(
 
 
 def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[str, list[str]]:
-    """What each group says by itself of the recipe against its base and plain RL, on the common worlds."""
+    """What each group says by itself of the recipe against its base, plain RL and controls, on the common worlds."""
     out = {}
     for group in groups:
         scores: dict[str, VariantScore] = {}
@@ -319,9 +320,12 @@ def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[s
             if row is None:
                 continue
             mine, apart = group.results[table.variant], {}
-            for other in ("base", "vanilla"):
+            common = set.intersection(
+                *(_worlds(g.results[table.variant]) for g in groups if table.variant in g.results)
+            )
+            for other in (BASE, PLAIN_RL, EQUAL_TIME, COORDINATES, *CONTROLS):
                 if other != table.variant and (theirs := group.results.get(other)):
-                    both = sorted(_worlds(mine) & _worlds(theirs))
+                    both = sorted(common & _worlds(theirs))
                     if both:
                         apart[other] = _difference(mine, theirs, both, 1)
             scores[table.variant] = VariantScore(row.by_seed, apart)

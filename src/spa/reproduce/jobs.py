@@ -52,6 +52,7 @@ def _run(cell: Cell, stop: threading.Event) -> str:
         return ""
     try:
         cell.folder.mkdir(parents=True, exist_ok=True)
+        log = open(cell.folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
         return f"{title}: {error}"
     command = [sys.executable, "-m", "spa", "run", cell.config, *cell.settings]
@@ -60,7 +61,7 @@ def _run(cell: Cell, stop: threading.Event) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": threads} if threads != "0" else dict(os.environ)
     note(f"{title}: started ({cell.folder})")
     started = time.perf_counter()
-    with open(cell.folder / "log.txt", "a", encoding="utf-8") as log:
+    with log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         while True:
             try:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from spa.common.progress import note
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute
 from spa.reproduce.scale import Scale
@@ -47,6 +48,9 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
         name: [[(step, value) for step, value in curve] for curve in curves]
         for name, curves in entry.curves_by_seed.items()
     }
+    entry.samples = int(entry.samples)
+    for measured in ("seconds", "cpu_seconds", "actions"):
+        setattr(entry, measured, {name: float(value) for name, value in getattr(entry, measured).items()})
     entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
     entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
     if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
@@ -68,18 +72,26 @@ def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
             raise ValueError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+    if cut := [
+        world
+        for world, variants in stored.items()
+        if len({len(e.successes[e.seeds[0]]) for e in variants.values()}) > 1
+    ]:
+        raise ValueError(f"{', '.join(map(str, paths))}: variants of {', '.join(cut)} have different numbers of worlds")
+    names = {world: ("base", *(Path(name).stem for name in scale.variants_of(world))) for world in scale.worlds}
     chosen = {
         # Including their planners' numbers, named "variant+planner".
         world: {
-            variant: entry
-            for variant, entry in stored[world].items()
-            if variant.partition(PLANNED)[0] in ("base", *scale.variants_of(world))
+            variant: entry for variant, entry in stored[world].items() if variant.partition(PLANNED)[0] in names[world]
         }
         for world in scale.worlds
         if world in stored
     }
     if not chosen:
         raise ValueError(f"{paths[0]} has no world of scale {scale.name} (it has {', '.join(stored)})")
+    for world, variants in chosen.items():
+        if others := [name for name in stored[world] if name not in variants]:
+            note(f"{world}: left out, since they are not among the variants of scale {scale.name}: {', '.join(others)}")
     compute(chosen, scale.compared)
     return chosen
 
