@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_ch
 from spa.common.manifest import MANIFEST, digests, own_digest, write_manifest
 from spa.config.schema import ModelConfig
 from spa.evaluate.samples import SAMPLES, read_samples, write_samples
+from spa.evaluate.summary import EvalResult
 from spa.models.load import load_model, load_state, load_tokenizer
 from spa.pipeline import sft
 from spa.runs.folder import RunFolder
@@ -298,6 +300,19 @@ def change_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(data))
 
 
+def another_task(path: Path) -> None:
+    write_episodes(path, [replace(episode, task="elsewhere", success=True) for episode in read_episodes(path)])
+
+
+def drop_a_world(evaluation: Path) -> None:
+    """The samples and the result of one test world less."""
+    kept = [episode for episode in read_samples(evaluation / SAMPLES) if episode.group == 0]
+    write_samples(evaluation / SAMPLES, kept)
+    old = EvalResult.read(evaluation / "result.json")
+    new = EvalResult.from_episodes(old.name, kept, old.ks, old.bootstrap, old.seed)
+    new.write(evaluation / "result.json")
+
+
 TAMPERING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit of the weights": (
         lambda r: flip(next(r.glob(f"{PPO}/checkpoints/*/model.safetensors"))),
@@ -315,6 +330,8 @@ TAMPERING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a sample's success": (lambda r: change_turn(r / EVAL / SAMPLES, executed=["Up", "Up"]), "replay of samples"),
     "a result": (lambda r: change_json(r / EVAL / "result.json", **{"metrics__pass@1": 0.99}), "pass@1 is 0.99"),
     "a stage's score": (lambda r: change_json(r / EVAL / DONE, **{"pass@1": 0.99}), "done.json is damaged"),
+    "episodes of another task": (lambda r: another_task(r / EVAL / "episodes.jsonl"), "of another task (elsewhere"),
+    "a world": (lambda r: drop_a_world(r / EVAL), "lists 2 test worlds, result.json has 1"),
     "a count of stage 1": (lambda r: change_json(r / "selfplay/stats.json", success=0.99), "success is 0.99"),
     "a row": (lambda r: shutil.copy(r / "selfplay/train.parquet", r / "selfplay/val.parquet"), "val.parquet does not hold"),
     "a setting": (
@@ -338,7 +355,16 @@ def test_tampering_is_found(run: Path, capsys: pytest.CaptureFixture[str], what:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
-    ["a reward of training", "a state of self-play", "a sample's success", "a result", "a count of stage 1", "a row"],
+    [
+        "a reward of training",
+        "a state of self-play",
+        "a sample's success",
+        "a result",
+        "a count of stage 1",
+        "a row",
+        "episodes of another task",
+        "a world",
+    ],
 )
 def test_tampering_is_found_without_digests(run: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     change, said = TAMPERING[what]

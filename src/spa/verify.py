@@ -191,7 +191,9 @@ def _variant(cfg: Config, name: str, out: Path) -> Iterator[Check]:
     folder = variants_folder(out) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):
         tasks = [task for task in training_tasks(variant_cfg, state_format=written) if is_real(task)]
-        yield _check(f"{name}, replay of training", _replay, chain.from_iterable(map(read_episodes, stored)), tasks)
+        yield _check(
+            f"{name}, replay of training", _replay, chain.from_iterable(map(read_episodes, stored)), tasks, True
+        )
     evaluation = folder / "eval"
     probed = make_task(variant_cfg, state_format=written, prompt="world_model")
     played = [make_task(variant_cfg, state_format=written), probed]
@@ -210,16 +212,21 @@ def _replay_samples(path: Path, tasks: Sequence[Task]) -> str:
     return _replay(read_samples(path), tasks)
 
 
-def _replay(episodes: Iterable[Episode], tasks: Sequence[Task]) -> str:
-    """Each episode in the first of the tasks of its name and prompt in which it comes out as recorded."""
+def _replay(episodes: Iterable[Episode], tasks: Sequence[Task], imagined: bool = False) -> str:
+    """Each episode in the first of the tasks of its name and prompt in which it comes out as recorded; with ``imagined`` some may
+    be of other worlds."""
     count = failed = foreign = 0
     for episode in episodes:
         if episode.status == "error":
             failed += 1
             continue
         fitting = [task for task in tasks if task.tag == episode.task and task.agent.prompt == episode.prompt]
+        if not fitting and not imagined:
+            raise ValueError(
+                f"seed {episode.seed}, member {episode.member}: of another task ({episode.task}, {episode.prompt})"
+            )
         if not fitting:
-            foreign += 1  # imagined worlds
+            foreign += 1
             continue
         differences = [replay(task, episode) for task in fitting]
         if all(differences):
@@ -243,6 +250,11 @@ def _result(evaluation: Path, probed: Task) -> str:
         probe = shown[len(stored.worlds) :] if len(shown) > len(stored.worlds) else shown
         _same(world_model_metrics(probe, probed.make_env().legal), stored.world_model, evaluation / "result.json")
     done = read_done(evaluation) or {}
+    played = (done.get("worlds") or {}).get("test")
+    if played is not None and set(played) != {world.content for world in stored.worlds}:
+        raise ValueError(
+            f"{evaluation / 'done.json'} lists {len(played)} test worlds, result.json has {len(stored.worlds)}"
+        )
     _same({key: again.metrics[key] for key in done if key.startswith("pass@")}, done, evaluation / "done.json")
     return f"Pass@1 {again.metrics['pass@1']:.3f}, as {len(episodes)} episodes give it"
 
