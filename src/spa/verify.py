@@ -191,9 +191,8 @@ def _variant(cfg: Config, name: str, out: Path) -> Iterator[Check]:
     folder = variants_folder(out) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):
         tasks = [task for task in training_tasks(variant_cfg, state_format=written) if is_real(task)]
-        yield _check(
-            f"{name}, replay of training", _replay, chain.from_iterable(map(read_episodes, stored)), tasks, True
-        )
+        episodes = chain.from_iterable(map(read_episodes, stored))
+        yield _check(f"{name}, replay of training", _replay, episodes, tasks, imagined=True)
     evaluation = folder / "eval"
     probed = make_task(variant_cfg, state_format=written, prompt="world_model")
     played = [make_task(variant_cfg, state_format=written), probed]
@@ -212,7 +211,7 @@ def _replay_samples(path: Path, tasks: Sequence[Task]) -> str:
     return _replay(read_samples(path), tasks)
 
 
-def _replay(episodes: Iterable[Episode], tasks: Sequence[Task], imagined: bool = False) -> str:
+def _replay(episodes: Iterable[Episode], tasks: Sequence[Task], *, imagined: bool = False) -> str:
     """Each episode in the first of the tasks of its name and prompt in which it comes out as recorded; with ``imagined`` some may
     be of other worlds."""
     count = failed = foreign = 0
@@ -221,11 +220,10 @@ def _replay(episodes: Iterable[Episode], tasks: Sequence[Task], imagined: bool =
             failed += 1
             continue
         fitting = [task for task in tasks if task.tag == episode.task and task.agent.prompt == episode.prompt]
-        if not fitting and not imagined:
-            raise ValueError(
-                f"seed {episode.seed}, member {episode.member}: of another task ({episode.task}, {episode.prompt})"
-            )
         if not fitting:
+            if not imagined:
+                what = f"{episode.task}, {episode.prompt}"
+                raise ValueError(f"seed {episode.seed}, member {episode.member}: of another task ({what})")
             foreign += 1
             continue
         differences = [replay(task, episode) for task in fitting]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spa.evaluate.bootstrap import Interval, all_or_none, bootstrap_mean
+from spa.evaluate.bootstrap import Interval, bootstrap_mean, without_spread
 from spa.evaluate.two_way import two_groups, two_way
 
 WORLDS = 256
@@ -161,7 +161,7 @@ def test_where_nothing_or_everything_was_won_the_interval_is_the_exact_one(world
         for interval in (
             two_way(np.full((3, worlds), share), 0, 1),
             bootstrap_mean(np.full(worlds, share), shares=True),
-            all_or_none(share, worlds),
+            without_spread(share, worlds, shares=True),
         ):
             assert (interval.mean, interval.low, interval.high) == pytest.approx((share, exact.low, exact.high))
             assert interval.high - interval.low == pytest.approx(width, abs=1e-4)

@@ -29,11 +29,19 @@ def percent(interval: Interval | None, sign: bool = False) -> str:
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if sign else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def all_or_none(share: float, worlds: int) -> Interval:
-    """The exact 95% interval (Clopper-Pearson) of a share that is 0 or 1 in all of ``worlds``: other worlds may differ, although
-    no spread was seen. With 256 worlds its other end is 1.4 points away, with 8 worlds 36.9."""
+def without_spread(mean: float, worlds: int, *, shares: bool) -> Interval:
+    """The 95% interval of a mean whose values are all equal.
+
+    Args:
+        shares: the values are shares in [0, 1]. If all are 0 or all are 1, other worlds may still differ, and the interval is the
+            exact one (Clopper-Pearson): with 256 worlds its other end is 1.4 points away, with 8 worlds 36.9.
+
+    Otherwise the interval has no width: the spread is unknown, not zero.
+    """
+    if not shares or mean not in (0, 1):
+        return Interval(mean, mean, mean)
     width = 1 - ((1 - LEVEL) / 2) ** (1 / worlds)
-    return Interval(share, max(0.0, share - width), min(1.0, share + width))
+    return Interval(mean, max(0.0, mean - width), min(1.0, mean + width))
 
 
 def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0, *, shares: bool = False) -> Interval:
@@ -49,17 +57,14 @@ def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0, 
         values: float (worlds,), finite, at least one; e.g. Pass@k of each world.
         num_resamples: number of bootstrap samples, at least 1.
         seed: of the resampling.
-        shares: the values are shares in [0, 1]; where all are 0 or all are 1 the interval is ``all_or_none``.
+        shares: the values are shares in [0, 1] (see ``without_spread``).
     """
     array = np.asarray(values, dtype=np.float64)
     worlds = array.size
     assert array.ndim == 1 and worlds and np.isfinite(array).all() and num_resamples >= 1
     # One world, or identical worlds, carry no information about the spread: rounding must not invent one.
     if np.ptp(array) == 0:
-        mean = float(array[0])
-        if shares and mean in (0, 1):
-            return all_or_none(mean, worlds)
-        return Interval(mean, mean, mean)
+        return without_spread(float(array[0]), worlds, shares=shares)
     rng = np.random.default_rng(seed)
     rows = max(1, _BLOCK // worlds)
     sizes = [min(rows, num_resamples - start) for start in range(0, num_resamples, rows)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.evaluate.bootstrap import LEVEL, Interval, all_or_none
+from spa.evaluate.bootstrap import LEVEL, Interval, without_spread
 
 _GAP = 0.1  # seeds closer together than this are one group, whatever their shape
 _GAP_SHARE = 0.5  # of the range of all seeds
@@ -24,7 +24,7 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
     With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Shares that are
-    all 0 or all 1 have the interval ``all_or_none``.
+    all 0 or all 1 have an exact interval (``without_spread``).
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
@@ -51,10 +51,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     parts = [(ms, df) for ms, df in ((ms_seed, df_seed), (ms_world, df_world), (ms_rest, df_rest)) if df]
     # Estimates of a part can be negative by chance, if worlds or seeds are alike; the noise of the rest remains.
     total = max(ms_seed + ms_world - ms_rest, ms_seed, ms_rest)
-    if total <= 0 and (least, most) == (0, 1) and mean in (0, 1):
-        return all_or_none(mean, worlds)
     if total <= 0:
-        return Interval(mean, mean, mean)
+        return without_spread(mean, worlds, shares=(least, most) == (0, 1))
     freedom = total**2 / sum(ms**2 / df for ms, df in parts)
     tail = (1 + LEVEL) / 2
     half = float(stdtrit(freedom, tail)) * np.sqrt(total / values.size)

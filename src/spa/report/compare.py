@@ -256,6 +256,11 @@ def _worlds(results: Mapping[int, EvalResult]) -> set[WorldKey]:
     return set.intersection(*({(world.seed, world.content) for world in result.worlds} for result in results.values()))
 
 
+def _common(variant: str, groups: Sequence[Group]) -> set[WorldKey]:
+    """The worlds that all groups which evaluated a variant played."""
+    return set.intersection(*(_worlds(group.results[variant]) for group in groups if variant in group.results))
+
+
 def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
     """Raises ValueError if there is nothing to compare the groups on."""
     tasks = {group.label: next(iter(group.results[variant].values())).task for group in groups}
@@ -263,7 +268,7 @@ def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
         played = ", ".join(f"{label} played {task}" for label, task in tasks.items())
         raise ValueError(f"different tasks cannot be compared: {played}")
     worlds = {group.label: _worlds(group.results[variant]) for group in groups}
-    common = sorted(set.intersection(*worlds.values()))
+    common = sorted(_common(variant, groups))
     if not common:
         same_seeds = set.intersection(*({seed for seed, _ in keys} for keys in worlds.values()))
         why = (
@@ -313,6 +318,7 @@ def _difference(
 def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[str, list[str]]:
     """What each group says by itself of the recipe against its base, plain RL and controls, on the common worlds."""
     out = {}
+    common = {table.variant: _common(table.variant, groups) for table in tables}
     for group in groups:
         scores: dict[str, VariantScore] = {}
         for table in tables:
@@ -320,12 +326,9 @@ def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[s
             if row is None:
                 continue
             mine, apart = group.results[table.variant], {}
-            common = set.intersection(
-                *(_worlds(g.results[table.variant]) for g in groups if table.variant in g.results)
-            )
             for other in (BASE, PLAIN_RL, EQUAL_TIME, COORDINATES, *CONTROLS):
                 if other != table.variant and (theirs := group.results.get(other)):
-                    both = sorted(common & _worlds(theirs))
+                    both = sorted(common[table.variant] & _worlds(theirs))
                     if both:
                         apart[other] = _difference(mine, theirs, both, 1)
             scores[table.variant] = VariantScore(row.by_seed, apart)

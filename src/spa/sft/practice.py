@@ -26,7 +26,7 @@ from spa.common.clock import Elapsed
 from spa.common.progress import note, progress
 from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
-from spa.data.ground_truth import Row
+from spa.data.ground_truth import Row, deduplicate
 from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import LAYOUTS, each_move_once, repeat_rare, state_prompt, transition_rows
 from spa.evaluate.play import play_chunks
@@ -132,11 +132,7 @@ def lesson_rows(
             world_model.forget()
             bar.advance(len(chunk), rows=len(result.plans), solved=result.solved)
     failures.say()
-    return Lessons(_once(result.plans), _once(result.values), result.solved)
-
-
-def _once(rows: Sequence[Row]) -> list[Row]:
-    return list({(str(row.prompt), row.response): row for row in reversed(rows)}.values())[::-1]
+    return Lessons(deduplicate(result.plans), deduplicate(result.values), result.solved)
 
 
 def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any]:
