@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from spa.agent.episode import Episode, Turn
+from spa.agent.policy import make_task
 from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.config.load import load_config, load_variant
@@ -20,6 +22,7 @@ from spa.diagnose import advice, measure
 from spa.diagnose.advice import Base, Diagnosis, Learned, Planned, States, VariantTime, verdict
 from spa.envs.check_markov import Outcomes
 from spa.evaluate.bootstrap import Interval
+from tests.scripted import tiny_policy
 
 SMALL = [
     "--worlds",
@@ -307,3 +310,18 @@ def test_from_nothing_no_knowledge_is_inferred() -> None:
     nothing = Learned("random", 24, 6, None, 0, None, None, {1: 0.0, 3: 0.0})
     assert advice.world_model_part(nothing)[1] == "nothing shows that it knows this world"
     assert advice.states_part(States(None, None, 6.0))[0].startswith("not measured")
+
+
+def test_episodes_whose_world_failed_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say nothing of the model."""
+    won = Episode(
+        "Lake", 1, 0, content="a", success=True, turns=[Turn(0, "P", "u", "r", "G", executed=["Up"], format_ok=True)]
+    )
+    failed = replace(
+        won, group=1, success=False, status="error", error="step: broken", turns=[Turn(0, "P", "u", "r", "P")]
+    )
+    played = iter([[won, failed], [won, failed]])
+    monkeypatch.setattr(measure, "play_chunks", lambda *args: next(played))
+    cfg, policy = load_config("frozen_lake"), tiny_policy()
+    found, _ = measure._base(cfg, policy, make_task(cfg), [])
+    assert (found.failed, found.valid_turns, found.format_rate) == (0.5, 1.0, 1.0)

@@ -110,13 +110,15 @@ def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> Non
     assert (tmp_path / "again" / "README.md").read_text() == (to / "README.md").read_text()
 
 
-def test_an_exported_model_is_measured_in_the_states_that_it_was_trained_on(run, tmp_path) -> None:
+def test_an_exported_model_is_measured_in_the_states_that_it_was_trained_on(run, tmp_path, capsys) -> None:
     to = tmp_path / "model"
     assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
     few = ["eval.worlds=2", "eval.samples=1", "eval.ks=[1]"]
     for number, words in enumerate(([str(to)], [f"{to}/spa.yaml", f"model={to}"])):
         out = tmp_path / f"eval-{number}"
         assert main(["eval", *words, *few, "--out", str(out), "--quiet"]) == 0
+        shown = capsys.readouterr().out
+        assert "Pass@1" in shown and f"Result: {out / 'variants' / 'base' / 'eval' / 'result.json'}" in shown
         first, *_ = read_episodes(out / "variants" / "base" / "eval" / "episodes.jsonl")
         user, card = first.turns[0].user, (to / "README.md").read_text()
         assert "Player (P) is at" in user and "Player (P) is at" in card

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes, write_episodes
+from spa.agent.host import LocalHost
 from spa.agent.policy import sampling_for
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -237,7 +238,7 @@ def test_plain_answers_have_a_limit_of_their_own(prompt: str, limit: int, seen: 
 
 
 @pytest.mark.parametrize("window", [0, 1])
-def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int) -> None:
+def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int, monkeypatch) -> None:
     """Positions that a model was not trained on would be measured without a word."""
     task = lake_task(window, max_actions_per_turn=1, max_turns=8)
     engine = Scripted(lambda i: "</think><answer>nowhere</answer>")
@@ -248,9 +249,11 @@ def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int) ->
     class Short(Scripted):
         context_length = lengths[4] + 99
 
+    closed: list[LocalHost] = []
+    monkeypatch.setattr(LocalHost, "close", lambda host: closed.append(host))
     (episode,) = rollout(Short(engine.text), CHAT, task, [World(3, "w")], SamplingConfig(max_tokens=100), seed=0)
     if window:
         assert lengths[4] == lengths[0] and episode.turns == [] and "turn 1 has" in episode.error
     else:
         assert len(episode.turns) == 4 and f"{lengths[4]} tokens, which leaves no room" in episode.error
-    assert episode.status == "error"
+    assert episode.status == "error" and len(closed) == 1

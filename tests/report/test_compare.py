@@ -106,3 +106,13 @@ def test_the_command_prints_and_writes_a_page(tmp_path: Path, capsys: pytest.Cap
     assert "<b>" not in html.replace("<b>Validation", "")
     assert main(["compare", runs[0]]) == 2 and main(["compare", runs[0], runs[0]]) == 2
     assert "compare at least two different run folders" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("shuffled", "open_still"), [([0] * 8, False), ([4] * 8, True)])
+def test_the_recipe_is_compared_with_its_controls(tmp_path: Path, shuffled: list[int], open_still: bool) -> None:
+    wins = {"base": [0] * 8, "vanilla": [1] * 8, "shuffled": shuffled, "spa": [4, 3] * 4}
+    runs = [make_run(tmp_path / f"{seed}", wins, seed=seed) for seed in (1, 2)]
+    other = make_run(tmp_path / "other", wins, "ppo.actor_lr=0.001")
+    shown = str(compare_runs([*runs, other]))
+    assert ("was not compared with" not in shown and "is above shuffled" in shown) or open_still
+    assert ("It is not shown that learning true states is the reason" in shown) == open_still

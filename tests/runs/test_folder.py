@@ -77,6 +77,11 @@ def test_a_changed_config_is_refused_by_key(tmp_path: Path, cfg: Config, resume:
     assert folder.config_path.read_text() == before
 
 
+def test_a_runs_name_may_change(tmp_path: Path, cfg: Config) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
+    folder.open(replace(cfg, name="renamed"), "run", resume=True)
+
+
 def test_a_changed_variant_is_refused_by_key(tmp_path: Path, cfg: Config) -> None:
     """Of a variant the config holds the name alone."""
     mine = VariantConfig(name="mine", settings={"sampling.temperature": 1.0, "model.threads": 1})
