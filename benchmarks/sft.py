@@ -10,6 +10,7 @@ not if it is padding: rows per second, in other words.
 
     spa         spa.sft.train.SFTTrainer, turns of an episode merged into one sequence (sft.merge_turns)
     spa-rows    the same with every row a sequence of its own, as for the others
+    spa-bf16    (if asked for) as spa-rows with sft.precision=bfloat16
     trl         trl.SFTTrainer, packing=True, loss on the completion, gradient checkpointing off
     trl-padded  the same with packing=False: rows padded to the longest of their batch
     original    rows right-padded to max_length, one row a forward pass, loss over the whole vocabulary at every position

@@ -64,6 +64,7 @@ config = SFTConfig(
     micro_batch_tokens=int(step_tokens),
     max_length=int(max_length),
     log_every=10**6,
+    precision="bfloat16" if peer == "spa-bf16" else "float32",
 )
 with tempfile.TemporaryDirectory() as out:
     trainer = Timed(

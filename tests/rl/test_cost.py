@@ -59,7 +59,7 @@ def test_lengths_are_those_of_self_play(tmp_path: Path) -> None:
 
 
 def _days(settings: list[str], variant: str = "spa") -> dict[str, float]:
-    (line, _) = time_estimates(load_config("sokoban", settings), "run", [load_variant(variant)])
+    line, *_ = time_estimates(load_config("sokoban", settings), "run", [load_variant(variant)])
     return {stage: float(days) for stage, days in re.findall(r"(\w+) (\d+) days", line)}
 
 
@@ -76,6 +76,50 @@ def test_times_follow_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert more["eval"] / once["eval"] == pytest.approx(32 / cfg.eval.samples, rel=0.1)
     assert "generate" not in more, "random play costs no pass of the model"
     assert set(_days([], "vanilla")) == {"ppo", "eval"}
+
+
+def test_each_stage_takes_the_time_of_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "measure", lambda device, dtype, rows: Speed(*[{2: 4e5, 4: 1e5}[dtype.itemsize]] * 2))
+    monkeypatch.setattr(cost, "has_bfloat16", lambda device: False)
+    full = _days([])
+    half = _days(["sft.precision=bfloat16"])
+    assert half["sft"] / full["sft"] == pytest.approx(1 / 4, rel=0.1)
+    assert {**half, "sft": 0} == {**full, "sft": 0}
+    half = _days(["ppo.precision=bfloat16"])
+    assert full["ppo"] / 4 < half["ppo"] < full["ppo"], "only the update is faster, not the rollouts"
+    assert {**half, "ppo": 0} == {**full, "ppo": 0}
+    assert _days(["model.dtype=bfloat16"])["sft"] / full["sft"] == pytest.approx(1 / 4, rel=0.1)
+    small = ["planner.depth=3", "practice.rehearsal=0"]
+    half, full = (_days([*small, f"sft.precision={name}"], "plan") for name in ("bfloat16", "float32"))
+    assert full["practice"] / 4 < half["practice"] < full["practice"], "plans are queried in the model's own precision"
+
+
+@pytest.mark.parametrize(
+    ("settings", "variant", "units", "gain", "said"),
+    [
+        ([], "spa", True, 2.0, True),
+        ([], "spa", True, 1.4, False),
+        ([], "spa", False, 2.0, False),
+        (["sft.precision=bfloat16"], "spa", True, 2.0, False),
+        (["model.dtype=bfloat16"], "spa", True, 2.0, False),
+        ([], "vanilla", True, 2.0, False),
+    ],
+)
+def test_faster_products_are_named(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], variant: str, units: bool, gain: float, said: bool
+) -> None:
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "has_bfloat16", lambda device: units)
+    monkeypatch.setattr(
+        cost, "measure", lambda device, dtype, rows: Speed(*[{2: gain, 4: 1.0}[dtype.itemsize] * 1e9] * 2)
+    )
+    lines = time_estimates(load_config("sokoban", settings), "run", [load_variant(variant)])
+    assert [line for line in lines if "sft.precision=bfloat16" in line] == (
+        [f"time: products are {gain:.1f} times as fast in bfloat16 (sft.precision=bfloat16; weights stay float32)"]
+        if said
+        else []
+    )
 
 
 def test_no_time_where_random_moves_are_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +154,7 @@ def test_a_world_without_states_to_set_says_that_planners_are_not_counted(monkey
 
     monkeypatch.setattr(cost, "TOO_SMALL", 0)
     monkeypatch.setattr(cost, "Forecast", unsettable)
-    line, _ = time_estimates(load_config("sokoban", []), "run", [load_variant("plan")])
+    line, *_ = time_estimates(load_config("sokoban", []), "run", [load_variant("plan")])
     assert "planners and practice not counted" in line and "sft" in line
-    line, _ = time_estimates(load_config("sokoban", []), "run", [load_variant("spa")])
+    line, *_ = time_estimates(load_config("sokoban", []), "run", [load_variant("spa")])
     assert "not counted" not in line

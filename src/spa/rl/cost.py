@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -39,6 +40,7 @@ from spa.sft.selfplay import selfplay_task, training_rows
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
 EFFICIENCY = 0.5  # speed of a whole pass, attention and all, relative to that of a large product alone (assumed)
+WORTHWHILE = 1.5  # times as fast: bfloat16 products that are worth a word
 WIDTH = 2048  # of the products that are timed
 WORLDS = 8  # played by random moves, for the lengths of episodes and rows
 
@@ -49,6 +51,9 @@ class Speed:
 
     many: float
     few: float
+
+
+Measured = Callable[[str], Speed]  # of a dtype's name
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,10 @@ class Lengths:
 
 
 def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[str]:
-    """One line with a time for each stage of a command, and one with the assumptions; none where they would not be sound: for a
-    chat server, vLLM, a model of fewer than 10 million parameters, one whose files are not on this disk, and a world that cannot
-    be played by random moves. Planners and practice are left out, and it says so, in a world that cannot be set to a state."""
+    """One line with a time for each stage of a command, one with the assumptions, and one where bfloat16 products make SFT faster;
+    none where they would not be sound: for a chat server, vLLM, a model of fewer than 10 million parameters, one whose files are
+    not on this disk, and a world that cannot be played by random moves. Planners and practice are left out, and it says so, in a
+    world that cannot be set to a state."""
     try:
         model = load_config(cfg.model.path, cfg.model, local_only=True)
         device = pick_device(cfg.model.device)
@@ -94,12 +100,13 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
         plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
     except ValueError:
         return []
-    speed = measure(device, getattr(torch, cfg.model.dtype), min(cfg.sampling.batch_size, 64))
+    speed_in = cache(lambda dtype: measure(device, getattr(torch, dtype), min(cfg.sampling.batch_size, 64)))
+    speed = speed_in(cfg.model.dtype)
     stages = {
         "generate": sum(_selfplay(source, sizes, parameters, speed) for source, sizes in data if source in played),
-        "sft": sum(_sft(source, sizes, parameters, speed) for source, sizes in data if source in tuned),
+        "sft": sum(_sft(source, sizes, parameters, speed_in) for source, sizes in data if source in tuned),
         "ppo": sum(
-            _ppo(variant_cfg, plays[variant.name], parameters, speed)
+            _ppo(variant_cfg, plays[variant.name], parameters, speed_in)
             for variant, variant_cfg in variant_cfgs
             if trained and variant.rl
         ),
@@ -112,7 +119,7 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
     uncounted = False
     try:
         stages["practice"] = sum(
-            _practice(source, sizes, chat, parameters, speed) for source, sizes in data if source in practised
+            _practice(source, sizes, chat, parameters, speed_in) for source, sizes in data if source in practised
         )
         stages["planner"] = sum(
             _play(planner_lengths(variant_cfg, chat), variant_cfg.eval.worlds, parameters, speed)
@@ -124,12 +131,19 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
     times = [f"{stage} {about(seconds)}" for stage, seconds in stages.items() if seconds]
     if not times:
         return []
-    return [
+    lines = [
         f"time, about: {', '.join(times)} (an order of magnitude{'; planners and practice not counted' * uncounted})",
         f"time assumes: episodes as long as {WORLDS} of random moves, responses of sampling.max_tokens (plain prompts: "
         f"max_tokens_base); {parameters / 1e6:.0f} million parameters; {speed.many / 1e9:.0f} GFLOP/s in large products and "
         f"{speed.few / 1e9:.0f} in decoding, measured now on {device.type} in 0.2 s, {EFFICIENCY:.0%} of it in a whole pass",
     ]
+    if stages["sft"] and _dtype(cfg, cfg.sft.precision) == "float32" and has_bfloat16(device):
+        gain = speed_in("bfloat16").many / speed.many
+        if gain >= WORTHWHILE:
+            lines.append(
+                f"time: products are {gain:.1f} times as fast in bfloat16 (sft.precision=bfloat16; weights stay float32)"
+            )
+    return lines
 
 
 def lengths(cfg: Config, chat: Chat) -> Lengths:
@@ -226,6 +240,13 @@ def measure(device: torch.device, dtype: torch.dtype, rows: int) -> Speed:
     return Speed(*speeds)
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device has units for bfloat16 products. A CPU without them is slow even to measure."""
+    if device.type == "cpu":
+        return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def about(seconds: float) -> str:
     """``"3 min"``, ``"2 h"`` or ``"12 days"``: one or two digits, since no more are known."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
@@ -237,6 +258,11 @@ def about(seconds: float) -> str:
 def _play(episode: Lengths, episodes: float, parameters: int, speed: Speed) -> float:
     """Seconds to play ``episodes``: prompts are read at the speed of large products, responses at that of decoding."""
     return 2 * parameters * episodes * (episode.read / speed.many + episode.written / speed.few) / EFFICIENCY
+
+
+def _dtype(cfg: Config, precision: str) -> str:
+    """That of a stage's products: autocast lowers that of the weights."""
+    return "bfloat16" if "bfloat16" in (cfg.model.dtype, precision) else "float32"
 
 
 def _pass(cfg: Config, lora: int, parameters: int, speed: Speed) -> float:
@@ -251,25 +277,27 @@ def _selfplay(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> f
     return _play(episode, cfg.selfplay.groups * cfg.selfplay.group_size, parameters, speed)
 
 
-def _sft(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
+def _sft(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
     play = cfg.selfplay
     tokens = play.groups * play.group_size * episode.rows * (1 - play.val_fraction) * cfg.sft.epochs
-    return tokens * _pass(cfg, cfg.sft.lora_rank, parameters, speed)
+    return tokens * _pass(cfg, cfg.sft.lora_rank, parameters, speed_in(_dtype(cfg, cfg.sft.precision)))
 
 
-def _practice(cfg: Config, episode: Lengths, chat: Chat, parameters: int, speed: Speed) -> float:
+def _practice(cfg: Config, episode: Lengths, chat: Chat, parameters: int, speed_in: Measured) -> float:
     """Seconds of all rounds. ``episode`` is one of stage 1."""
     practice, start = cfg.practice, plan_lengths(cfg, chat)
+    speed, tuning_speed = speed_in(cfg.model.dtype), speed_in(_dtype(cfg, cfg.sft.precision))
     planning = _play(start, practice.worlds, parameters, speed)
     tokens = start.rows + (practice.rehearsal + practice.values) * start.turns * episode.row
-    tuning = practice.worlds * tokens * practice.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, speed)
+    tuning = practice.worlds * tokens * practice.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, tuning_speed)
     playing = _play(lengths(cfg, chat), practice.groups * practice.group_size, parameters, speed)
-    again = playing + _sft(cfg, episode, parameters, speed)  # before every further round
+    again = playing + _sft(cfg, episode, parameters, speed_in)  # before every further round
     return practice.rounds * (planning + tuning) + (practice.rounds - 1) * again
 
 
-def _ppo(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
+def _ppo(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
     ppo = cfg.ppo
+    speed = speed_in(_dtype(cfg, ppo.precision))
     episodes = ppo.groups * ppo.group_size
     validated = ppo.val_worlds * ppo.val_samples / ppo.val_every if ppo.val_every else 0
     values = ppo.estimator in WITH_VALUES
@@ -279,7 +307,7 @@ def _ppo(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
     scored = bool(values) + needs_reference(ppo)  # without gradients, before the update
     passes += scored * 2 * parameters / speed.many / EFFICIENCY
     kept = 1.0 if ppo.filter == "off" else ppo.filter_ratio
-    played = _play(episode, episodes + validated, parameters, speed)
+    played = _play(episode, episodes + validated, parameters, speed_in(cfg.model.dtype))
     return ppo.steps * (played + kept * episodes * episode.trained * passes)
 
 
