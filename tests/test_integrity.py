@@ -341,6 +341,7 @@ TAMPERING: dict[str, tuple[Callable[[Path], object], str]] = {
     "a step": (lambda r: (r / PPO / "metrics.jsonl").write_text('{"step": 2}\n{"step": 1}\n'), "steps are missing or out of order"),
     "a stage's end": (lambda r: (r / PPO / DONE).unlink(), "done.json is missing, but the run ended"),
     "a variant": (lambda r: shutil.rmtree(r / "variants/spa"), "eval/done.json is missing, but the run ended"),
+    "stage 2": (lambda r: shutil.rmtree(r / "sft"), "sft/done.json is missing, but the run ended"),
     "the report": (lambda r: (r / "report.html").write_text("better"), "report.html: changed since it was written"),
 }  # fmt: skip
 

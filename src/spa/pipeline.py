@@ -25,12 +25,10 @@ from spa.config.variants import (
     data_folder,
     dream_folder,
     practice_folder,
-    practice_variants,
     selfplay_folder,
-    selfplay_variants,
     sft_folder,
     sft_name,
-    sft_variants,
+    shared_stages,
     source_config,
     variant_config,
     variants_of,
@@ -59,11 +57,8 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         stack.enter_context(begin(cfg, out, "run", resume, variants=variants))
-        # Shared stages are named after the first variant that uses them.
-        played = {selfplay_folder(out, each): each for each in reversed(selfplay_variants(cfg, "run", variants))}
-        models = {sft_folder(out, each): each for each in reversed(sft_variants(cfg, "run", variants))}
-        practised = {practice_folder(out, each): each for each in practice_variants(cfg, "run", variants)}
-        clock = stack.enter_context(Schedule(planned_stages(cfg, out, played, models, practised, variants)))
+        played, models, practised = shared_stages(cfg, out, variants)
+        clock = stack.enter_context(Schedule(planned_stages(cfg, out, variants)))
         for folder, variant in played.items():
             clock.begin(folder)
             generate(cfg, out, resume=True, variant=variant, begun=True)

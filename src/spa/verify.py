@@ -31,6 +31,7 @@ from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.provenance import git_state
 from spa.runs.record import DONE, damaged_files, read_done
+from spa.runs.schedule import planned_stages
 from spa.sft.selfplay import episode_statistics, rows_for_training, selfplay_task
 
 P = ParamSpec("P")
@@ -123,15 +124,18 @@ def _config(folder: RunFolder) -> str:
 
 
 def _ended(folder: RunFolder) -> set[Path]:
-    """The stages that must be finished: all, except other variants', of a ``spa run`` that ended without an error."""
+    """The stages that must be finished: all, except other variants', of a ``spa run`` that ended without an error. Those of its
+    config count also where their folders are gone."""
     last, variants = folder.last_command(), variants_folder(folder.path)
     if last.get("command") != "run" or "ended" not in last or "error" in last:
         return set()
-    variant_folders = {variants / variant.name for variant in variants_of(folder.config())}
+    cfg = folder.config()
+    compared = variants_of(cfg)
+    variant_folders = {variants / variant.name for variant in compared}
     finished = {
         stage for stage in stages(folder.path) if variants not in stage.parents or variant_folders & {*stage.parents}
     }
-    return finished | {variant / "eval" for variant in variant_folders}
+    return finished | {stage.folder for stage in planned_stages(cfg, folder.path, compared)}
 
 
 def _files(stage: Path, ended: bool) -> str:

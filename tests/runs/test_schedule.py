@@ -104,9 +104,7 @@ def test_sizes_are_those_of_the_config(tmp_path: Path) -> None:
         [*settings, "eval.samples=3", "eval.ks=[1]", "sft.epochs=2", "selfplay.groups=7", "selfplay.group_size=3"],
     )
     variants = variants_of(cfg)
-    spa = next(variant for variant in variants if variant.name == "spa")
-    shared = {tmp_path / "selfplay": spa}, {tmp_path / "sft": spa}, {}
-    stages = planned_stages(cfg, tmp_path, *shared, variants)
+    stages = planned_stages(cfg, tmp_path, variants)
     assert [(stage.title, stage.size) for stage in stages[:5]] == [
         ("selfplay", 21),
         ("sft", 42),

@@ -232,6 +232,17 @@ def practice_variants(cfg: Config, command: str, variants: Sequence[VariantConfi
     return list(chosen.values())
 
 
+def shared_stages(
+    cfg: Config, out: Path, variants: Sequence[VariantConfig]
+) -> tuple[dict[Path, VariantConfig | None], dict[Path, VariantConfig | None], dict[Path, VariantConfig]]:
+    """The folders of a ``spa run``'s stages 1 and 2 and of its practice, each with the first variant that uses it."""
+    return (
+        {selfplay_folder(out, each): each for each in reversed(selfplay_variants(cfg, "run", variants))},
+        {sft_folder(out, each): each for each in reversed(sft_variants(cfg, "run", variants))},
+        {practice_folder(out, each): each for each in practice_variants(cfg, "run", variants)},
+    )
+
+
 def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
     """The input data of the variant's stage 2."""
     return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from spa.common.progress import duration, note, set_outlook
 from spa.config.schema import Config, VariantConfig
-from spa.config.variants import source_config, variant_config
+from spa.config.variants import shared_stages, source_config, variant_config
 from spa.runs.folder import variants_folder
 from spa.runs.record import DONE
 
@@ -24,15 +24,9 @@ class Planned:
     size: float
 
 
-def planned_stages(
-    cfg: Config,
-    out: Path,
-    played: Mapping[Path, VariantConfig | None],
-    models: Mapping[Path, VariantConfig | None],
-    practised: Mapping[Path, VariantConfig],
-    variants: Sequence[VariantConfig],
-) -> list[Planned]:
-    """The stages of a run in their order; stages 1, 2 and practice by folder, with a variant that uses each."""
+def planned_stages(cfg: Config, out: Path, variants: Sequence[VariantConfig]) -> list[Planned]:
+    """The stages of a run in their order."""
+    played, models, practised = shared_stages(cfg, out, variants)
     stages = []
     for folder, variant in played.items():
         selfplay = source_config(cfg, variant).selfplay
