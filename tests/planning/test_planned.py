@@ -16,8 +16,10 @@ from spa.agent.episode import read_episodes
 from spa.agent.worlds import World, WorldSource
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import LAYOUTS
-from spa.evaluate.planned import area_under_curve, evaluate_planner, imagination_metrics
+from spa.evaluate import planned
+from spa.evaluate.planned import area_under_curve, evaluate_planner, expected_wins, imagination_metrics
 from spa.evaluate.summary import EvalResult
+from spa.planning.play import play_with_planner
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import WorldModel
 from tests.planning.tools import Asked, TrueEngine, depths, oracle, player_of, seen, shortest, start_of, true_moves
@@ -213,6 +215,41 @@ def test_a_planner_is_played_on_every_world_and_its_cost_is_told(tmp_path: Path)
     assert result.metrics["planner/tokens_read"] > result.metrics["planner/questions"]
     assert {value for name, value in result.world_model.items() if name.endswith("/exact")} == {1.0}
     assert sum(name.endswith("/exact") for name in result.world_model) == 5
+
+
+@pytest.mark.parametrize("actions", [1, 3])
+def test_wins_that_were_only_imagined_are_told_from_true_ones(actions: int) -> None:
+    task = lake_task(actions)
+    truth, starts = oracle(task), {start_of(task, world) for world in WORLDS}
+    false = seen("nowhere", 1.0, True)
+    model = Asked(
+        lambda move: (false,) if move.state in starts and move.action == "Left" else truth.answer(move), truth.actions
+    )
+    episodes = play_with_planner(model, task, WORLDS, "lookahead", PlannerConfig(), seed=0)
+    wins = expected_wins(episodes)
+    assert wins.count(True) == sum(episode.success for episode in episodes) >= 4
+    look = true_moves(task)
+    lies = sum(not look(Move(start_of(task, world), "Left")).reward for world in WORLDS)
+    assert wins.count(False) == lies >= 4, "each start promises one, which its episode does not believe twice"
+    assert expected_wins(play_with_planner(truth, task, WORLDS, "lookahead", PlannerConfig(), seed=0)).count(False) == 0
+
+
+def test_a_planner_that_expects_wins_in_vain_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = tiny_config()
+    cfg.agent.planner, cfg.eval.world_model_worlds = "lookahead", 0
+    result = evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path)
+    assert result.metrics["planner/wins_true"] == 1.0
+    assert result.metrics["planner/wins_expected"] == result.metrics["pass@1"] > 0
+    assert "expected to win" not in "".join(capsys.readouterr())
+    monkeypatch.setattr(planned, "expected_wins", lambda episodes: [True, False, False, False])
+    result = evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path / "b")
+    assert result.metrics["planner/wins_expected"] == 4 / len(WORLDS)
+    assert "a+lookahead: of 4 moves that it expected to win, 25% did." in "".join(capsys.readouterr())
+    cfg.planner.samples = 2
+    evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path / "c")
+    assert "expected to win" not in "".join(capsys.readouterr()), "chance may be the reason"
 
 
 def test_the_imagination_is_not_measured_where_that_is_turned_off(tmp_path: Path) -> None:

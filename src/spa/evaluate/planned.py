@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from spa.agent.policy import Policy
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.common.progress import note
 from spa.config.schema import SIMULATOR, Config
 from spa.config.seeds import PLANNER, stream_seed
 from spa.data.transitions import Transition
@@ -35,6 +36,7 @@ from spa.runs.stage import model_of
 
 PREFIX = "imagination/"
 CHUNK = 64  # worlds played at once
+BELIEVABLE = 0.9  # share of expected wins below which something is said
 
 
 def evaluate_planner(
@@ -49,7 +51,8 @@ def evaluate_planner(
     """Plays each world once with ``agent.planner``; writes ``planner.json`` and ``planner_episodes.jsonl`` to ``out``.
 
     Its metrics include the cost per episode, cached answers excluded: ``planner/questions``, ``planner/tokens_read`` and
-    ``planner/tokens_written``. Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
+    ``planner/tokens_written``; and ``planner/wins_expected`` per episode with the share ``planner/wins_true`` of them
+    (``expected_wins``). Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
     asked_model = identity(cfg.planner.model or model)
@@ -64,9 +67,28 @@ def evaluate_planner(
     result = EvalResult.from_episodes(title, episodes, [1], cfg.eval.bootstrap, seed, accuracy)
     for key in ("questions", "tokens_read", "tokens_written"):
         result.metrics[f"planner/{key}"] = getattr(usage, key) / len(episodes)
+    if wins := expected_wins(episodes):
+        true = sum(wins) / len(wins)
+        result.metrics |= {"planner/wins_expected": len(wins) / len(episodes), "planner/wins_true": true}
+        if true < BELIEVABLE and cfg.planner.samples == 1:
+            note(
+                f"{title}: of {len(wins)} moves that it expected to win, {true:.0%} did. A search finds the wins that its model "
+                "only imagines; fewer epochs of stage 2 (sft.epochs) or more self-play may help (docs/planning.md)"
+            )
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
     return result
+
+
+def expected_wins(episodes: Iterable[Episode]) -> list[bool]:
+    """For each move played that a planner expected to end the episode with a reward above 0: whether it did."""
+    return [
+        number == len(turn.rewards) - 1 and turn.ended and turn.rewards[number] > 0
+        for episode in episodes
+        for turn in episode.turns
+        for number, step in enumerate(turn.imagined.get("path", [])[: len(turn.rewards)])
+        if step["ended"] and step["reward"] > 0
+    ]
 
 
 @contextmanager
