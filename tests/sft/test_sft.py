@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
+from spa.config.load import load_config
 from spa.config.schema import ModelConfig, SFTConfig
 from spa.data.encode import Example, encode_row, encode_rows, loss_spans
 from spa.data.ground_truth import Row
 from spa.models.load import load_model, load_tokenizer
 from spa.pretrain.network import TinySize, build_model
+from spa.runs.folder import changed_settings
 from spa.sft.stage2 import data_files
 from spa.sft.train import SFTDiverged, SFTTrainer, loss_sums, mean_loss
 
@@ -135,7 +137,8 @@ def test_gradients_do_not_depend_on_micro_batches() -> None:
 
 
 def run(out: Path, *, resume: bool = False, stop_at: int | None = None, seed: int = 0, **overrides):
-    config = SFTConfig(epochs=2, batch_size=4, lr=1e-2, save_every=3, keep_checkpoints=0, log_every=1, **overrides)
+    often = {"save_every": 3, "keep_checkpoints": 0, **overrides}
+    config = SFTConfig(epochs=2, batch_size=4, lr=1e-2, log_every=1, **often)
     logged: list[tuple[int, dict[str, float]]] = []
 
     class Stopped(Exception):
@@ -150,12 +153,19 @@ def run(out: Path, *, resume: bool = False, stop_at: int | None = None, seed: in
     if resume:
         path = str(sorted((out / "checkpoints").iterdir(), key=lambda p: int(p.name.split("_")[-1]))[-1])
     model = load_model(ModelConfig(path=path, device="cpu"))
-    trainer = SFTTrainer(model, TOKENIZER, examples(), examples(3), config, out, seed=seed, log=log)
+    trainer = SFTTrainer(
+        model, TOKENIZER, examples(), examples(3), config, out, seed=seed, log=log, measure=lambda _: {"noise": draw()}
+    )
     try:
         trainer.train(resume=resume)
     except Stopped:
         return None, logged
     return model.state_dict(), logged
+
+
+def draw() -> float:
+    """A measurement that uses up torch's random numbers."""
+    return float(torch.rand(()))
 
 
 def equal(a, b) -> bool:
@@ -170,6 +180,17 @@ def test_resume_mid_epoch_equals_an_uninterrupted_run_bit_for_bit(tmp_path) -> N
     assert equal(whole, resumed)
     assert rest == log[3:]
     shutil.rmtree(tmp_path)
+
+
+def test_a_resumed_run_may_measure_and_save_at_other_steps(tmp_path: Path) -> None:
+    whole, _ = run(tmp_path / "whole", eval_every=2)
+    run(tmp_path / "cut", stop_at=5, eval_every=2)
+    rarely = {"eval_every": 0, "save_every": 0, "keep_checkpoints": 1}
+    resumed, rest = run(tmp_path / "cut", resume=True, **rarely)
+    assert equal(whole, resumed)
+    assert not any("noise" in metrics for _, metrics in rest)
+    before, after = (load_config("sokoban", settings) for settings in ([], [f"sft.{k}={v}" for k, v in rarely.items()]))
+    assert before != after and changed_settings(before, after) == []
 
 
 def test_same_seed_same_run_other_seed_other_run(tmp_path) -> None:
