@@ -214,6 +214,46 @@ def test_what_cannot_be_joined(finished: list[Cell], tmp_path: Path) -> None:
     assert join(mean, other)["lake"]["spa"].curves_by_seed == {}
 
 
+def configure(cell: Cell, *lines: str) -> None:
+    (cell.folder / "config.yaml").write_text("\n".join(["variants: [vanilla, spa]", *lines, ""]))
+
+
+def test_the_settings_of_a_variant_are_those_that_may_change_its_result(finished: list[Cell]) -> None:
+    for cell in finished:
+        configure(
+            cell,
+            f"seeds: {{run: {cell.seed}}}",
+            "model: {path: /home/someone/models/small, threads: 4}",
+            "sft: {epochs: 9}",
+        )
+    variants = collect_cells(finished)["lake"]
+    assert variants["spa"].settings["sft.epochs"] == "9" and variants["spa"].settings["model.path"] == "small"
+    assert (variants["spa"].settings["rl"], variants["base"].settings["rl"]) == ("True", "False")
+    assert not {"seeds.run", "model.threads", "variants", "ppo.steps"} & variants["spa"].settings.keys()
+
+
+def test_seeds_of_other_settings_are_refused(finished: list[Cell]) -> None:
+    configure(finished[0], "sft: {epochs: 9}", "model: {threads: 1}")
+    configure(finished[1], "model: {threads: 2}")
+    with pytest.raises(
+        ValueError, match=r"seed-1 was run with other settings than .*seed-0 .*: sft.epochs \(9, default\)"
+    ):
+        collect_cells(finished)
+    first, second = (collect_cells([cell]) for cell in finished)
+    with pytest.raises(
+        ValueError, match=r"variant base: the files are of runs with other settings: sft.epochs \(9, default\)"
+    ):
+        join(first, second)
+    unknown = collect_cells(finished[1:])["lake"]
+    for entry in unknown.values():
+        entry.settings = {}  # as in files of earlier versions
+    for joined in (join(first, {"lake": unknown}), join({"lake": unknown}, first)):
+        assert joined["lake"]["spa"].seeds == [0, 1] and joined["lake"]["spa"].settings == {}
+    configure(finished[1], "sft: {epochs: 9}")
+    second = collect_cells(finished[1:])
+    assert join(first, second)["lake"]["spa"].settings == first["lake"]["spa"].settings != {}
+
+
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     scale = load_scale("minutes")
     scale.worlds = {"frozen_lake <b>": {"config": "frozen_lake", "paper": ["frozen_lake", "Qwen2.5-1.5B-Instruct"]}}

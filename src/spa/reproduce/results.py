@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from spa.agent.worlds import content_key
 from spa.common.clock import Elapsed
 from spa.config.load import load_variant
-from spa.config.schema import VariantConfig
+from spa.config.schema import Config, VariantConfig
+from spa.config.variants import variant_config
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.summary import EvalResult
@@ -20,7 +22,7 @@ from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import counterparts, main_variant
 from spa.report.charts import mean, series
 from spa.reproduce.scale import BASELINE, Cell
-from spa.runs.folder import variants_folder
+from spa.runs.folder import RunFolder, changed_settings, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.trainings import stage_records
 
@@ -46,6 +48,8 @@ class VariantNumbers:
         curves: validation Pass@1 and world-model accuracy by PPO step, at steps that all seeds have.
         curves_by_seed: the same of each seed, in their order, where there are several.
         world_model: final world-model metrics.
+        settings: what may change results and is not the schema's default, ``seeds.run`` aside; the same in all seeds. Of a model
+            or folder only the last name. Empty where it is not known.
     """
 
     worlds: str = ""
@@ -62,6 +66,7 @@ class VariantNumbers:
     curves: dict[str, Curve] = field(default_factory=dict)
     curves_by_seed: dict[str, list[Curve]] = field(default_factory=dict)
     world_model: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -131,6 +136,23 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
                     entry.differences[name] = {k: two_way(values_SW, -1, 1) for k, values_SW in apart.items()}
 
 
+def _settings(folder: Path, variant: VariantConfig) -> dict[str, str]:
+    cfg = variant_config(RunFolder(folder).config(), variant)
+    source = {f"source.{key}": value for key, value in variant.source.items()}
+    names = [name for name in changed_settings(Config(), cfg) if name != "seeds.run"]
+    trained = {name: getattr(variant, name) for name in ("state_format", "sft", "practice", "rl", "continues")}
+    values = {**{name: attrgetter(name)(cfg) for name in names}, **source, **trained}
+    return {name: Path(value).name if isinstance(value, str) else str(value) for name, value in values.items()}
+
+
+def unequal(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """How two variants' settings differ, as ``name (value, value)``; empty if they do not or one is not known."""
+    if not one or not other:
+        return ""
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return ", ".join(f"{name} ({one.get(name, 'default')}, {other.get(name, 'default')})" for name in names)
+
+
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
     """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty if no run is finished."""
     entries: ByVariant = {}
@@ -159,6 +181,11 @@ def _of_results(
             if tokens := result.tokens:
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
+    settings = [_settings(folder, variant) for folder in done]
+    for folder, others in zip(done, settings, strict=True):
+        if text := unequal(settings[0], others):
+            raise ValueError(f"{folder} was run with other settings than {done[0]} (there, here): {text}")
+    out.settings = settings[0]
     recorded = [stage_records(folder, variant) for folder in done]
     known = all("actions" in record for stages in recorded for name, record in stages.items() if name != "SFT")
     for stage in dict.fromkeys(name for stages in recorded for name in stages):

@@ -13,7 +13,7 @@ from typing import Any
 
 from spa.common.progress import note
 from spa.evaluate.roles import PLANNED
-from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute
+from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute, unequal
 from spa.reproduce.scale import Scale
 
 
@@ -102,7 +102,8 @@ def join(first: Numbers, second: Numbers) -> Numbers:
     A variant with the same results may be in both (the base, where others were run later) if one has all seeds of the other.
 
     Raises:
-        ValueError: a seed of a variant is otherwise in both, or was evaluated on other worlds or with another number of samples.
+        ValueError: a seed of a variant is otherwise in both, was evaluated on other worlds or with another number of samples, or
+            the variant was run with other settings.
     """
     joined: Numbers = {}
     for world in dict.fromkeys([*first, *second]):
@@ -125,6 +126,8 @@ def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
     for part, whole in ((one, other), (other, one)):
         if part.successes.items() <= whole.successes.items():
             return whole
+    if text := unequal(one.settings, other.settings):
+        raise ValueError(f"the files are of runs with other settings: {text}")
     if twice := one.successes.keys() & other.successes.keys():
         raise ValueError(f"seed {min(twice)} is in both files, with other results or among other seeds")
     share = len(one.seeds) / (len(one.seeds) + len(other.seeds))
@@ -141,6 +144,7 @@ def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
         actions=mean(one.actions, other.actions) if one.actions and other.actions else {},
         seconds=mean(one.seconds, other.seconds),
         cpu_seconds=mean(one.cpu_seconds, other.cpu_seconds),
+        settings=one.settings if other.settings else {},
     )
     out.world_model = mean(
         *({k: e.world_model[k] for k in one.world_model.keys() & other.world_model.keys()} for e in (one, other))
