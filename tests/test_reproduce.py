@@ -165,6 +165,16 @@ def test_a_seed_more_in_one_variant_is_left_out_of_the_difference(finished: list
     assert variants["spa"].differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
 
 
+def test_a_damaged_result_costs_its_own_seed_alone(finished: list[Cell], capsys: pytest.CaptureFixture[str]) -> None:
+    (finished[1].folder / "variants/spa/eval/result.json").write_text("{")
+    variants = collect_cells(finished)["lake"]
+    assert (variants["spa"].seeds, variants["vanilla"].seeds) == ([0], [0, 1])
+    assert "variant spa, seed 1 left out:" in (said := " ".join("".join(capsys.readouterr()).split()))
+    assert "seed-1/variants/spa/eval/result.json is not an evaluation result" in said
+    (finished[0].folder / "variants/spa/eval/result.json").write_text("")
+    assert list(collect_cells(finished)["lake"]) == ["base", "vanilla"]
+
+
 def test_seeds_run_apart_join_to_the_numbers_of_all(finished: list[Cell], tmp_path: Path, capsys) -> None:
     scale = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
     apart = [tmp_path / f"numbers-{cell.seed}.json" for cell in finished]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from spa.agent.worlds import content_key
 from spa.common.clock import Elapsed
+from spa.common.progress import note
 from spa.config.load import load_variant
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variant_config
@@ -154,11 +155,17 @@ def unequal(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
-    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty if no run is finished."""
+    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty if no run is finished. Says which seeds it
+    leaves out because their results are damaged."""
     entries: ByVariant = {}
     for file in ("result.json", "planner.json"):
         paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
-        results = {seed: EvalResult.read(path) for seed, path in paths.items() if path.is_file()}
+        results: dict[int, EvalResult] = {}
+        for seed, path in paths.items():
+            try:
+                results |= {seed: EvalResult.read(path)} if path.is_file() else {}
+            except ValueError as error:
+                note(f"variant {variant.name}, seed {seed} left out: {error}; without --table it is made again")
         if results:
             entries[next(iter(results.values())).name] = _of_results(results, paths, folders, variant)
     return entries
