@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spa.agent.episode import read_episodes
+from spa.agent.episode import Turn, read_episodes
 from spa.agent.worlds import World, WorldSource
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import LAYOUTS
@@ -219,7 +219,7 @@ def test_a_planner_is_played_on_every_world_and_its_cost_is_told(tmp_path: Path)
 
 @pytest.mark.parametrize("actions", [1, 3])
 def test_wins_that_were_only_imagined_are_told_from_true_ones(actions: int) -> None:
-    task = lake_task(actions)
+    task = dataclasses.replace(TASK, env=dataclasses.replace(TASK.env, max_actions_per_turn=actions))
     truth, starts = oracle(task), {start_of(task, world) for world in WORLDS}
     false = seen("nowhere", 1.0, True)
     model = Asked(
@@ -232,6 +232,28 @@ def test_wins_that_were_only_imagined_are_told_from_true_ones(actions: int) -> N
     lies = sum(not look(Move(start_of(task, world), "Left")).reward for world in WORLDS)
     assert wins.count(False) == lies >= 4, "each start promises one, which its episode does not believe twice"
     assert expected_wins(play_with_planner(truth, task, WORLDS, "lookahead", PlannerConfig(), seed=0)).count(False) == 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "rewards", "ended", "wins"),
+    [
+        ([(0.0, False), (1.0, True)], [0.0, 1.0], True, [True]),
+        ([(0.0, False), (1.0, True)], [0.0, 0.0], False, [False]),
+        ([(0.0, False), (1.0, True)], [0.0, 0.0], True, [False]),
+        ([(0.0, False), (1.0, True)], [0.0], False, []),  # the turn played one move of the plan
+        ([(1.0, True), (0.0, False)], [1.0, 1.0], True, [False]),  # the end came a move later
+        ([(1.0, False)], [1.0], True, []),
+        ([(-1.0, True)], [-1.0], True, []),
+        ([], [1.0], True, []),
+    ],
+)
+def test_what_counts_as_an_expected_win(
+    expected: list[tuple[float, bool]], rewards: list[float], ended: bool, wins: list[bool]
+) -> None:
+    path = [{"reward": reward, "ended": over} for reward, over in expected]
+    turn = Turn(0, "", "", "", rewards=rewards, ended=ended, imagined={"path": path} if path else {})
+    episode = play_with_planner(oracle(TASK), TASK, WORLDS[:1], "lookahead", PlannerConfig(), seed=0)[0]
+    assert expected_wins([dataclasses.replace(episode, turns=[turn])]) == wins
 
 
 def test_a_planner_that_expects_wins_in_vain_is_told_of(
