@@ -92,6 +92,8 @@ def test_every_part_is_measured(lake: Ran) -> None:
     assert found["learned"]["steps"] >= 3 and found["learned"]["rows"] > 0
     assert set(found["learned"]["imagined"]) in ({"1"}, {"1", "2"})  # to the depth to which it wrote states at all
     assert found["planned"]["kind"] == "lookahead" and found["planned"]["questions"] > 0
+    expected, true = found["planned"]["wins_expected"], found["planned"]["wins_true"]
+    assert true is None if not expected else 0 <= true <= 1
 
 
 @pytest.mark.slow
@@ -298,6 +300,14 @@ def test_what_could_not_be_measured_is_named_with_the_reason() -> None:
     text = "\n".join(advice.lines(found))
     assert text.count("not measured: it does not fit") == 2
     assert "-> not measured in all" in text
+
+
+def test_wins_that_did_not_come_are_told() -> None:
+    figures, _ = advice.planner_part(
+        replace(ordinary(), planned=replace(ordinary().planned, wins_expected=8, wins_true=0.25))
+    )  # type: ignore[type-var]
+    assert figures.endswith("\nof the 8 wins that it expected 25% came")
+    assert "expected" not in advice.planner_part(ordinary())[0]
 
 
 def test_plans_go_as_deep_as_half_of_the_states_are_right() -> None:

@@ -72,12 +72,15 @@ class Learned:
 
 @dataclass(frozen=True)
 class Planned:
-    """A planner using that model's predictions, on the base's worlds; ``gain`` is its Pass@1 minus the base's."""
+    """A planner using that model's predictions, on the base's worlds; ``gain`` is its Pass@1 minus the base's, ``wins_true`` the
+    share that won of the ``wins_expected`` moves that it played to win (None: there was none)."""
 
     kind: str
     pass_1: Interval
     gain: Interval
     questions: float  # to the model, per episode
+    wins_expected: int = 0
+    wins_true: float | None = None
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,11 @@ def planner_part(diagnosis: Diagnosis) -> tuple[str, str]:
     figures = (
         f"{planned.kind} Pass@1 {percent(planned.pass_1)}; base {100 * base.pass_1.mean:.1f}{chance}; gain over the base "
         f"{percent(planned.gain, sign=True)}; {planned.questions:.0f} questions an episode"
+        + (
+            f"\nof the {planned.wins_expected} wins that it expected {_share(planned.wins_true)} came"
+            if planned.wins_expected
+            else ""
+        )
     )
     if pays(diagnosis):
         return figures, "imagination is good enough to act on"

@@ -38,7 +38,7 @@ from spa.envs.check_markov import Outcomes, outcomes
 from spa.envs.checked import WorldError
 from spa.evaluate.bootstrap import bootstrap_mean
 from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
-from spa.evaluate.planned import PREFIX, imagination_metrics, planning_model
+from spa.evaluate.planned import PREFIX, expected_wins, imagination_metrics, planning_model
 from spa.evaluate.play import play_chunks
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
@@ -261,12 +261,15 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         )
         bar.advance()
     results = group_worlds(episodes)
+    wins = expected_wins(episodes)
     shares, base_shares = (np.array([each.successes / each.samples for each in group]) for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
         gain=bootstrap_mean(shares - base_shares, cfg.eval.bootstrap, cfg.seeds.run),
         questions=world_model.usage.questions / len(episodes),
+        wins_expected=len(wins),
+        wins_true=sum(wins) / len(wins) if wins else None,
     )
 
 
