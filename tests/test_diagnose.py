@@ -261,6 +261,7 @@ def test_where_nothing_stands_out_it_says_so() -> None:
         (learned(top1=None, imagined={1: 0.0, 3: 0.0}), ["no prediction that is right"]),
         (learned(top1=0.49), ["49% of the states", "more self-play"]),
         (learned(imagined={1: 0.9, 2: 0.5, 3: 0.4}), ["planner.depth=2"]),
+        (learned(imagined={1: 0.4, 2: 0.3}), ["after one imagined action", "a longer stage 2"]),
         (gained(0.12, 0.01), ["by 12 points", "variants=[search,plan,spa_plan]"]),
     ],
 )
@@ -279,7 +280,7 @@ def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: 
         lambda d: replace(d, states=States(30.0, None, 6.0)),
         learned(top1=0.5),
         learned(top1=None, imagined={1: 0.6}),
-        learned(imagined={1: 0.4, 2: 0.3}),  # no depth to recommend
+        learned(imagined={}),  # not measured
         gained(0.2, -0.01),  # may be luck
         gained(0.04, 0.01),  # too little to matter
         lambda d: base(random=0.25)(gained(0.12, 0.01)(d)),  # random moves may do as well
@@ -290,9 +291,10 @@ def test_and_keeps_silent_short_of_it(change: Callable[[Diagnosis], Diagnosis]) 
     assert verdict(change(ordinary())) == [advice.NOTHING]
 
 
-def test_where_a_planner_wins_no_shallower_one_is_suggested() -> None:
-    found = gained(0.6, 0.4)(learned(imagined={1: 0.9, 2: 0.5, 3: 0.4})(ordinary()))
-    assert [rule for rule in verdict(found) if "planner.depth" in rule] == []
+@pytest.mark.parametrize("imagined", [{1: 0.9, 2: 0.5, 3: 0.4}, {1: 0.4, 2: 0.3}])
+def test_where_a_planner_wins_no_other_stage_2_or_depth_is_suggested(imagined: dict[int, float]) -> None:
+    (rule,) = verdict(gained(0.6, 0.4)(learned(imagined=imagined)(ordinary())))
+    assert "variants=[search,plan,spa_plan]" in rule
 
 
 def test_what_could_not_be_measured_is_named_with_the_reason() -> None:

@@ -339,6 +339,8 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
         depth, max_depth = plan_depth(learned), max(learned.imagined, default=0)
         if learned.top1 is None and not depth:
             yield "stage 2 wrote no prediction that is right: more self-play, more epochs or a larger model (--groups, --steps)"
+        elif max_depth and not depth and not planner_pays and (learned.top1 or 0) >= MIN_TOP1:
+            yield "fewer than half of the states are exact after one imagined action: a longer stage 2 (--groups, --steps) first"
         if 0 < depth < max_depth and not planner_pays:  # a planner replans after each move and needs less depth
             yield (
                 f"after {depth} of {max_depth} imagined actions fewer than half of the states are exact: planner.depth={depth}, or "
