@@ -238,6 +238,8 @@ def test_the_settings_of_a_variant_are_those_that_may_change_its_result(finished
         )
     variants = collect_cells(finished)["lake"]
     assert variants["spa"].settings["sft.epochs"] == "9" and variants["spa"].settings["model.path"] == "small"
+    configure(finished[0], "model: {path: org/small}")
+    assert collect_cells(finished[:1])["lake"]["spa"].settings["model.path"] == "org/small", "a hub name is no path"
     assert (variants["spa"].settings["rl"], variants["base"].settings["rl"]) == ("True", "False")
     assert not {"seeds.run", "model.threads", "variants", "ppo.steps"} & variants["spa"].settings.keys()
 

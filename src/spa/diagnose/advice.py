@@ -331,15 +331,15 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
     """Advice based on the small stage 2 and its planner."""
     learned, planned, planner_pays = diagnosis.learned, diagnosis.planned, pays(diagnosis)
     if isinstance(learned, Learned):
+        depth, max_depth = plan_depth(learned), max(learned.imagined, default=0)
         if learned.top1 is not None and learned.top1 < MIN_TOP1:
             yield (
                 f"the truth beats its corruptions in {_share(learned.top1)} of the states only (chance {_share(learned.chance)}): "
                 "more self-play, more epochs or a larger model first (here: --groups, --steps)"
             )
-        depth, max_depth = plan_depth(learned), max(learned.imagined, default=0)
-        if learned.top1 is None and not depth:
+        elif learned.top1 is None and not depth:
             yield "stage 2 wrote no prediction that is right: more self-play, more epochs or a larger model (--groups, --steps)"
-        elif max_depth and not depth and not planner_pays and (learned.top1 or 0) >= MIN_TOP1:
+        elif max_depth and not depth and not planner_pays:
             yield "fewer than half of the states are exact after one imagined action: a longer stage 2 (--groups, --steps) first"
         if 0 < depth < max_depth and not planner_pays:  # a planner replans after each move and needs less depth
             yield (

@@ -73,7 +73,7 @@ def evaluate_planner(
         if true < BELIEVABLE and cfg.planner.samples == 1:
             note(
                 f"{title}: of {len(wins)} moves that it expected to win, {true:.0%} did. A search finds the wins that its model "
-                "only imagines; fewer epochs of stage 2 (sft.epochs) or more self-play may help (docs/planning.md)"
+                "only imagines; fewer epochs of stage 2 (sft.epochs) or more self-play may help"
             )
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)

@@ -49,8 +49,8 @@ class VariantNumbers:
         curves: validation Pass@1 and world-model accuracy by PPO step, at steps that all seeds have.
         curves_by_seed: the same of each seed, in their order, where there are several.
         world_model: final world-model metrics.
-        settings: what may change results and is not the schema's default, ``seeds.run`` aside; the same in all seeds. Of a model
-            or folder only the last name. Empty where it is not known.
+        settings: what may change results and is not the schema's default, ``seeds.run`` aside; the same in all seeds. Of an
+            absolute path only the last name. Empty where it is not known.
     """
 
     worlds: str = ""
@@ -138,12 +138,14 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
 
 
 def _settings(folder: Path, variant: VariantConfig) -> dict[str, str]:
+    """``VariantNumbers.settings`` of one run."""
     cfg = variant_config(RunFolder(folder).config(), variant)
     source = {f"source.{key}": value for key, value in variant.source.items()}
     names = [name for name in changed_settings(Config(), cfg) if name != "seeds.run"]
     trained = {name: getattr(variant, name) for name in ("state_format", "sft", "practice", "rl", "continues")}
     values = {**{name: attrgetter(name)(cfg) for name in names}, **source, **trained}
-    return {name: Path(value).name if isinstance(value, str) else str(value) for name, value in values.items()}
+    texts = {name: str(value) for name, value in values.items()}
+    return {name: Path(text).name if Path(text).is_absolute() else text for name, text in texts.items()}
 
 
 def unequal(one: Mapping[str, str], other: Mapping[str, str]) -> str:
@@ -162,8 +164,10 @@ def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
         paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
         results: dict[int, EvalResult] = {}
         for seed, path in paths.items():
+            if not path.is_file():
+                continue
             try:
-                results |= {seed: EvalResult.read(path)} if path.is_file() else {}
+                results[seed] = EvalResult.read(path)
             except ValueError as error:
                 note(f"variant {variant.name}, seed {seed} left out: {error}; without --table it is made again")
         if results:
