@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from spa.common import progress as module
-from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet
+from spa.common.progress import count_tokens, duration, note, print_due, progress, set_quiet, show
 from spa.engines.processes import in_processes
 
 
@@ -62,6 +62,15 @@ def test_iteration_inside_a_context_can_post() -> None:
         for letter in bar:
             bar.post(at=letter)
     assert out.getvalue() == "load: 2/2, 0 s, at b\n"
+
+
+def test_numbers_are_shown_next_to_the_innermost_bar_if_there_is_one() -> None:
+    show(questions=1)
+    with progress(1, "outer") as outer:
+        with progress(1, "inner") as inner:
+            show(questions=2)
+        show(questions=3)
+    assert (outer.values, inner.values) == ({"questions": 3}, {"questions": 2})
 
 
 def test_unknown_length() -> None:

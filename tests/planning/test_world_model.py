@@ -9,6 +9,7 @@ import pytest
 from spa.agent.policy import Policy, ServedPolicy
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.planning.search import Choice, Imagined, Move
 from spa.planning.world_model import Usage, WorldModel
@@ -116,6 +117,12 @@ def test_questions_are_asked_once_until_they_are_forgotten() -> None:
     model.ask(ASKED[:4])
     assert (model.usage.questions, len(engine.contexts)) == (10, 20)
     assert model.ask([]) == []
+
+
+def test_a_bar_shows_the_questions_before_the_first_episode_ends() -> None:
+    with progress(64, "planning") as bar:
+        WorldModel(player_of(TrueEngine(TASK)), TASK).ask(ASKED[:4])
+        assert (bar.done, bar.values) == (0, {"questions": 4})
 
 
 def test_usage_counts_what_was_read_and_written() -> None:

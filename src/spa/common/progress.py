@@ -68,6 +68,13 @@ def count_tokens(number: int) -> None:
         _open[-1].tokens += number
 
 
+def show(**values: Any) -> None:
+    """Shows numbers next to the innermost bar, if there is one."""
+    with _lock:
+        if _open:
+            _open[-1].post(**values)
+
+
 def leave_to_parent() -> None:
     """Called in a fork: prints nothing, and does not touch the parent's bars, whose locks may be held there."""
     global _lock

@@ -77,7 +77,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
                     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                     starts.append(state)
             searches = [dream(start, world_model.actions, planner, depth) for start in starts]
-            dreamt = search_all(world_model, searches, bar=bar)
+            dreamt = search_all(world_model, searches)
             imagined += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
             world_model.forget()
             bar.advance(len(chunk))

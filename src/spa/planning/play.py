@@ -12,7 +12,6 @@ from spa.agent.play import Play
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.common.progress import progress
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import LAYOUTS, transitions_of
 from spa.planning.search import PLANNERS, Answer, Imagined, Move, Plan, Question
@@ -26,13 +25,11 @@ def search_all(
     world_model: WorldModel,
     searches: Sequence[Generator[list[Question], list[Answer], T]],
     memories: Sequence[Memory] = (),
-    bar: progress | None = None,
 ) -> list[T]:
     """Runs searches concurrently; their simultaneous questions go to the model as one batch.
 
     Args:
         memories: for each search, known answers that replace the model's.
-        bar: shows the number of questions.
     """
     results: dict[int, T] = {}
     pending: dict[int, list[Question]] = {}
@@ -54,8 +51,6 @@ def search_all(
             for number, memory in zip(order, known_answers, strict=True)
         ]
         answers = iter(world_model.ask([question for questions in unknown for question in questions]))
-        if bar:
-            bar.post(questions=world_model.usage.questions)
         for number, memory in zip(order, known_answers, strict=True):
             advance(number, [memory[q] if q in memory else next(answers) for q in pending[number]])  # type: ignore[index]
     return [results[number] for number in range(len(searches))]

@@ -12,6 +12,7 @@ from typing import TypeVar
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
 from spa.agent.response import match_action, parse_response
 from spa.agent.task import Task
+from spa.common.progress import show
 from spa.config.schema import SamplingConfig
 from spa.data.transitions import LAYOUTS, Layout, read_outcome
 from spa.engines.base import Completion
@@ -92,6 +93,7 @@ class WorldModel:
             self._answer(new)
             if self.journal:
                 self.journal.add(new, [self._known[key] for key in new], dataclasses.astuple(self.usage))
+        show(questions=self.usage.questions)
         return [self._known[key] for key in keys]
 
     def _answer(self, questions: Sequence[Question]) -> None:

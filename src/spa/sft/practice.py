@@ -114,7 +114,7 @@ def lesson_rows(
                 imagine(state, world_model.actions, config, depth, left, whole=whole) for _, state, *_ in starts
             ]
             for (world, _, policy_header, world_model_header), lessons in zip(
-                starts, search_all(world_model, searches, bar=bar), strict=True
+                starts, search_all(world_model, searches), strict=True
             ):
                 result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
