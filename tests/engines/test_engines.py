@@ -11,6 +11,7 @@ from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
 from spa.engines.transformers import TransformersEngine
+from spa.models.folders import resolve_path
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.load import check_model, load_model, load_state, load_tokenizer, save_model
 from spa.models.optim import adamw, lr_factor
@@ -206,9 +207,23 @@ def test_models_that_are_none(tmp_path) -> None:
         check_model(ModelConfig(path=str(tmp_path / "none")))
     with pytest.raises(ValueError, match=r"no config\.json"):
         check_model(ModelConfig(path=str(tmp_path)))
+    checkpoint = tmp_path / "sft" / "checkpoints" / "global_step_3"
+    make().save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match=f"its last checkpoint, {checkpoint}$"):
+        check_model(ModelConfig(path=str(tmp_path / "sft")))
     make().save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="has no tokenizer"):
         load_tokenizer(str(tmp_path / "bare"))
+
+
+def test_a_folder_named_as_the_owner_hides_a_hub_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_path("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
+    (tmp_path / "Qwen").mkdir()
+    with pytest.raises(
+        ValueError, match=r"no model folder Qwen/Qwen2.* \(the folder Qwen is there, so this is no hub name\)"
+    ):
+        resolve_path("Qwen/Qwen2.5-1.5B-Instruct")
 
 
 def damaged(data: bytes) -> dict[str, bytes]:

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from spa.common.cache import CACHED, cache_folder
+from spa.common.checkpoints import list_checkpoints
 from spa.common.names import choose
 
 BUILTIN = ("tiny",)
@@ -43,12 +44,14 @@ def resolve_path(path: str) -> str:
         )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"{path} holds no model (no config.json); give a Hugging Face folder such as .../global_step_N"
-            )
+            checkpoints = list_checkpoints(folder)
+            example = f"its last checkpoint, {checkpoints[-1][1]}" if checkpoints else "such as .../global_step_N"
+            raise ValueError(f"{path} holds no model (no config.json); give a Hugging Face folder, {example}")
         return str(folder)
     if looks_local or folder.exists():
-        raise ValueError(f"no model folder {path}")
+        hub = path.count("/") == 1 and folder.parent.is_dir()
+        why = f" (the folder {folder.parent} is there, so this is no hub name)" if hub else ""
+        raise ValueError(f"no model folder {path}{why}")
     return path
 
 
