@@ -148,6 +148,46 @@ def test_adapters_need_peft(capsys, tmp_path, monkeypatch, command: str, setting
     assert main(["generate", "frozen_lake", *SMALL, f"{setting}=4", *critic, "--dry-run"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("run", ["sft.lora_rank=4", "sft.lora_targets=[query]"]),
+        ("run", ["ppo.lora_rank=4", "ppo.lora_targets=[query]"]),
+        ("ppo", ["ppo.critic=model", "ppo.critic_lora_rank=4", "ppo.lora_targets=[query]"]),
+    ],
+)
+def test_adapters_need_layers(capsys, tmp_path, command: str, settings: list[str]) -> None:
+    pytest.importorskip("peft")
+    line = refused(capsys, tmp_path / "r", command, "frozen_lake", *SMALL, *settings)
+    assert line.startswith(f"Error: {settings[-1][:3]}.lora_targets=['query'] names no layer of LlamaForCausalLM")
+    assert line.endswith("q_proj, up_proj, v_proj")
+
+
+def test_adapters_of_a_model_to_start_from(capsys, tmp_path) -> None:
+    pytest.importorskip("peft")
+    save_model(random_model("gpt_neox"), load_tokenizer("builtin:tiny"), tmp_path / "neox")
+    settings = [f"ppo.start={tmp_path / 'neox'}", "ppo.lora_rank=4", "ppo.lora_targets=[query_key_value]"]
+    assert main(["ppo", "frozen_lake", *SMALL, *settings, "--dry-run"]) == 0
+    hub = ["model=org/name", "sft.lora_rank=4", "sft.lora_targets=[query]"]
+    assert main(["run", "frozen_lake", *SMALL, *hub, "--dry-run"]) == 0, "its layers are not known yet"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("mps", "unknown model.device 'mps'; use auto, cpu, cuda or cuda:N"),
+        ("meta", "unknown model.device 'meta'; use auto, cpu, cuda or cuda:N"),
+        ("gpu", "unknown model.device 'gpu'; use auto, cpu, cuda or cuda:N"),
+        ("cuda:2", "model.device=cuda:2 but the last of 2 CUDA devices is cuda:1"),
+    ],
+)
+def test_a_device_that_is_not_there(capsys, tmp_path, monkeypatch, device: str, message: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    line = refused(capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"model.device={device}")
+    assert line == f"Error: {message}"
+
+
 @pytest.mark.parametrize("command", ["run", "ppo"])
 def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))

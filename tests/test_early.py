@@ -45,6 +45,7 @@ def test_the_bound_stops_hopeless_models_and_spares_fair_ones() -> None:
     assert hopeless(0, 90, 0.05)
     assert not hopeless(2, 130, 0.05)
     assert not hopeless(9, 180, 0.05)  # exactly the least
+    assert hopeless(410, 2400, 0.2) and not hopeless(470, 2400, 0.2), "many turns at once"
     assert not any(hopeless(n // 10, n, 0.05) for n in range(1, 2000, 13))
     assert not hopeless(0, 10**4, 0.0)
 

@@ -125,6 +125,9 @@ def test_a_base_trained_longer_is_made_once_and_is_a_variant(tmp_path: Path) -> 
     for name, tensor in load_model(ModelConfig(device="cpu")).state_dict().items():
         assert changed[name].shape == tensor.shape
         assert (changed[name] - tensor).abs().max() < 0.01, "it goes on from the built-in model"
+    scale.bases["longer"] = [*settings, "lr=1e-4"]
+    with pytest.raises(ValueError, match="base longer was pretrained with other settings: delete"):
+        make_bases(scale, tmp_path)
     scale.bases, scale.variants = {"broken": ["stepps=1"]}, ["broken"]
     with pytest.raises(ValueError, match=r"base broken: .*stepps"):
         make_bases(scale, tmp_path)

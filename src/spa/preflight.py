@@ -12,7 +12,7 @@ from spa.agent.response import check_names
 from spa.common.files import sweep
 from spa.common.lock import check_free, locked
 from spa.common.progress import note
-from spa.config.schema import SIMULATOR, Config, VariantConfig, check_ppo_sampling
+from spa.config.schema import SIMULATOR, Config, PPOConfig, SFTConfig, VariantConfig, check_ppo_sampling
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     check_variants,
@@ -114,6 +114,7 @@ def check_command(
         raise ValueError("agent.planner needs a local model: use engine=transformers or vllm, not a chat server")
     chat = None if served else _check_model(cfg, model, local_only)
     _check_training(cfg, stage, variants, local_only)
+    _check_targets(cfg, stage, variants, local_only)
     for folder, each in {sft_folder(out, each): each for each in sft_variants(cfg, stage, variants)}.items():
         if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
             _, data = check_inputs(cfg, "sft", each, out)
@@ -193,6 +194,30 @@ def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], 
         with _named(f"model.path={stage_cfg.model.path}"):
             logit_scale(model)
         check(stage_cfg, local_only=local_only)
+
+
+def _check_targets(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
+    """Refuses ``lora_targets`` that name no layer; a model whose config is not at hand is left out."""
+    from spa.models.load import load_config
+    from spa.models.lora import add_lora
+    from spa.models.memory import empty_model
+
+    adapted: list[tuple[Config, SFTConfig | PPOConfig, str]] = []
+    for source in [source_config(cfg, each) for each in sft_variants(cfg, stage, variants)]:
+        if source.sft.lora_rank:
+            adapted.append((source, source.sft, source.model.path))
+    for variant in variants if stage in ("run", "ppo") else ():
+        each = variant_config(cfg, variant)
+        if variant.rl and (each.ppo.lora_rank or each.ppo.critic_lora_rank):
+            adapted.append((each, each.ppo, model_of(each.ppo.start or source_config(cfg, variant).model.path)))
+    for each, settings, path in adapted:
+        if settings.lora_targets == ["all-linear"]:
+            continue
+        try:
+            model = empty_model(load_config(path, each.model, local_only=local_only))
+        except ValueError:
+            continue
+        add_lora(model, settings, rank=1)  # names matter alone
 
 
 def check_out(cfg: Config, out: Path, stage: str, resume: bool, variants: Sequence[VariantConfig]) -> None:

@@ -196,11 +196,17 @@ def test_the_folder_of_an_earlier_run_is_read(tmp_path: Path) -> None:
 
 def test_settings_without_effect_in_a_variant_are_named() -> None:
     settings = ["agent.planner=mcts", "env.settings.size=5", "selfplay.state_format=grid", "ppo.steps=80"]
+    settings += ["env.state_format=coordinates", "agent.window=3"]
     cfg = load_config("frozen_lake", settings)
-    longer = VariantConfig(name="longer", settings={"ppo.steps": 700, "env.settings": {"size": 3}})
+    longer = VariantConfig(
+        name="longer", state_format="coordinates", settings={"ppo.steps": 700, "env.settings": {"size": 3}}
+    )
     variants = [load_variant("vanilla"), load_variant("plan"), longer]
     assert overruled(cfg, settings, variants) == [
+        "env.state_format=coordinates has no effect in variant vanilla, which sets env.state_format=grid",
         "agent.planner=mcts has no effect in variant plan, which sets agent.planner=lookahead",
+        "env.state_format=coordinates has no effect in variant plan, which sets env.state_format=grid",
+        "agent.window=3 has no effect in variant plan, which sets agent.window=1",
         "env.settings.size=5 has no effect in variant longer, which sets env.settings.size=3",
         "ppo.steps=80 has no effect in variant longer, which sets ppo.steps=700",
     ]

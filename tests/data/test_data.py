@@ -89,6 +89,14 @@ def test_every_drop_is_counted_in_order() -> None:
     assert select_rows(rows, SelfPlayConfig(filter=False), 0) == (rows, Counter())
 
 
+def test_a_move_is_kept_once_and_not_for_the_episode_that_lost() -> None:
+    moves = [row(seed=number, success=number > 0) for number in range(3)]
+    for number, move in enumerate(moves):
+        move.prompt = [{"role": "user", "content": f"{number} actions left"}]
+    play = SelfPlayConfig(filter=False, deduplicate=True, success_only=True)
+    assert select_rows(moves, play, 0) == ([moves[1]], {"not won": 1, "duplicate": 1})
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 5))
 def test_balancing_cuts_to_the_median_class_and_keeps_order(sizes: list[int], seed: int) -> None:

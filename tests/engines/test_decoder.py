@@ -129,6 +129,24 @@ def test_packed_weights_give_the_same_logits(packs, family: str) -> None:
     assert decoder.head is model.lm_head
 
 
+def test_weights_too_large_to_join_are_packed_apart(packs, monkeypatch) -> None:
+    monkeypatch.setattr(packed, "_JOIN", 10)
+    model, row = network("qwen2"), list(range(20))
+    decoder, expected = opened(model), whole(model, row)
+    monkeypatch.delattr(torch.nn.Linear, "forward")  # no plain product is left
+    torch.testing.assert_close(read(decoder, [[]], [row])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("most", [10, 2**22])
+def test_each_weight_is_packed_once(packs, monkeypatch, most: int) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(packed, "_JOIN", most)
+    monkeypatch.setattr(packed, "_blocked", lambda weight, bias: sizes.append(weight.numel()) or torch.nn.Identity())
+    model = network()
+    Decoder(model).refresh()
+    assert sum(sizes) == sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+
+
 def test_weights_are_packed_only_where_memory_allows(packs, monkeypatch) -> None:
     weights = sum(parameter.nbytes for parameter in network().parameters())
     monkeypatch.setattr(packed, "free_memory", lambda device: 4 * weights)

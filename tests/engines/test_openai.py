@@ -195,6 +195,14 @@ def test_a_refusal_is_final_and_says_why(server: Server, status: int) -> None:
     assert len(server.log) == 1
 
 
+def test_a_key_that_is_withdrawn_is_final(server: Server) -> None:
+    server.control(script=["answer"], then="401")
+    one = engine(server)
+    ask(one)
+    with pytest.raises(ServerError, match="HTTP 401"):
+        ask(one)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -286,14 +294,15 @@ def test_an_episode_that_fails_twice_is_an_error_and_not_handed_on(server: Serve
     assert "HTTP 500" in episode.error
 
 
-def test_a_dead_server_is_given_up(server: Server) -> None:
-    server.control(script=["answer"] * 12, then="500")
+@pytest.mark.parametrize("status", ["500", "400"])
+def test_a_dead_server_is_given_up(server: Server, status: str) -> None:
+    server.control(script=["answer"] * 12, then=status)
     done: list[Episode] = []
     one = engine(server, retries=0, concurrency=1)
     with pytest.raises(ServerError, match="no usable answer to 8 requests in a row") as caught:
         play_jobs(one, lake_task(), jobs(40), SAMPLING, seed=1, on_done=done.append)
     assert server.url in str(caught.value)
-    assert "HTTP 500" in str(caught.value)
+    assert f"HTTP {status}" in str(caught.value)
     assert 2 <= len(done) < 12
     assert len(server.log) == 20
 

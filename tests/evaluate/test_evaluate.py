@@ -157,29 +157,31 @@ def test_results_survive_their_file_and_garbage_does_not(tmp_path) -> None:
 def test_the_table() -> None:
     results = {
         name: EvalResult.from_episodes(name, grouped(wins), [1, 4], 200)
-        for name, wins in {"vanilla": [1, 1, 1, 1], "spa": [3, 3, 3, 3]}.items()
+        for name, wins in {"vanilla": [1] * 32, "spa": [3] * 32}.items()
     }
     difference = paired_difference(results["spa"], results["vanilla"], 1)
     assert difference is not None
-    assert (difference.low, difference.mean, difference.high) == (0.5, 0.5, 0.5)
+    assert (difference.low, difference.mean, difference.high) == pytest.approx((0.337, 0.5, 0.554), abs=1e-3)
     text = render_text(comparison_table(results))
     table = text.splitlines()[text.splitlines().index("") + 1 :]
     vanilla, spa = table[2:4]
     assert text.startswith("spa 75.0 was not compared with its base and is above plain RL 25.0; one seed: no claim.")
-    assert vanilla.split()[:4] == ["vanilla", "25.0", "[25.0,", "25.0]"]
-    assert "+50.0 [+50.0, +50.0]" in spa
+    assert vanilla.split()[:4] == ["vanilla", "25.0", "[22.3,", "33.2]"]
+    assert "+50.0 [+33.7, +55.4]" in spa
     assert render_text([]) == "nothing was evaluated"
-    results["base"] = EvalResult.from_episodes("base", grouped([4, 4, 4, 4]), [1, 4], 200)
+    results["base"] = EvalResult.from_episodes("base", grouped([4] * 32), [1, 4], 200)
     text = render_text(comparison_table(results))
-    assert "spa 75.0 is below base 100.0: -25.0 [-25.0, -25.0]." in text
+    assert "spa 75.0 is below base 100.0: -25.0 [-33.2, -11.4]." in text
     assert "Pass@1 - base" in text
     assert "tokens" not in text, "unknown in all rows"
     results["vanilla"].metrics |= {"response_tokens": 5.5, "num_turns": 4}
-    results["spa+lookahead"] = EvalResult.from_episodes("spa+lookahead", grouped([4, 4, 4, 4]), [1, 4], 200)
+    results["spa+lookahead"] = EvalResult.from_episodes("spa+lookahead", grouped([4] * 32), [1, 4], 200)
     results["spa+lookahead"].metrics["planner/tokens_written"] = 1234.4
     text = render_text(comparison_table(results))
     cells = {
-        line.split()[0]: line.split()[-3] for line in text.splitlines() if line.split() and line.split()[-1] == "16"
+        line.split()[0]: line.split()[-3]
+        for line in text.splitlines()
+        if line.split() and line.split()[-1] in ("32", "128")
     }
     assert cells == {"vanilla": "22", "spa": "-", "base": "-", "spa+lookahead": "1,234"}
 

@@ -160,9 +160,18 @@ def test_where_nothing_or_everything_was_won_the_interval_is_the_exact_one(world
         exact = binomtest(int(share * worlds), worlds).proportion_ci(0.95, "exact")
         for interval in (
             two_way(np.full((3, worlds), share), 0, 1),
-            bootstrap_mean(np.full(worlds, share), shares=True),
-            without_spread(share, worlds, shares=True),
+            bootstrap_mean(np.full(worlds, share), least=0, most=1),
+            without_spread(share, worlds, 0, 1),
         ):
             assert (interval.mean, interval.low, interval.high) == pytest.approx((share, exact.low, exact.high))
             assert interval.high - interval.low == pytest.approx(width, abs=1e-4)
-    assert bootstrap_mean(np.zeros(worlds)).high == 0.0, "differences are no shares"
+    for difference, low, high in (
+        (0.0, -width, width),
+        (1.0, 1 - 2 * width, 1.0),
+        (0.125, 0.125 - 1.125 * width, 0.125 + 0.875 * width),
+    ):
+        for interval in (
+            two_way(np.full((3, worlds), difference), -1, 1),
+            bootstrap_mean(np.full(worlds, difference), least=-1, most=1),
+        ):
+            assert (interval.mean, interval.low, interval.high) == pytest.approx((difference, low, high), abs=2e-4)

@@ -104,6 +104,16 @@ def test_errors_are_gone_on_from() -> None:
     assert found["depth_1"]["legal"] == 0, "another lake's state is no state of this one"
 
 
+def test_what_is_imagined_ends_with_an_imagined_end() -> None:
+    """A model that takes every move for the last is right about states, once."""
+    truth = oracle(TASK)
+    found = measure(
+        Asked(lambda move: tuple(dataclasses.replace(one, ended=True) for one in truth.answer(move)), truth.actions),
+        depth=2,
+    )
+    assert found["depth_1"]["exact"] == 1 > found["depth_2"]["exact"] == 0
+
+
 def test_a_state_may_be_legal_and_yet_not_be_the_true_one() -> None:
     """A model that never moves: right where a move does nothing, and legal everywhere."""
     still = Asked(lambda move: (seen(move.state),), TASK.make_env().actions)

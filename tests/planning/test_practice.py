@@ -260,10 +260,11 @@ def start(tmp_path: Path) -> dict[str, Any]:
     told = dataclasses.replace(told, agent=dataclasses.replace(told.agent, prompt="world_model"))
     (tmp_path / "selfplay").mkdir()
     rows = transition_rows([played(told, seed) for seed in range(4)], told)
-    write_rows(tmp_path / "selfplay" / "train.parquet", rows)
+    plain = [Row("T", [{"role": "user", "content": f"state {number}"}], "Left", {}) for number in range(200)]
+    write_rows(tmp_path / "selfplay" / "train.parquet", [*rows, *plain])
     model = tmp_path / "sft" / "model"
     save_model(load_model(ModelConfig(device="cpu")), load_tokenizer("builtin:tiny"), model, {})
-    return {"model": str(model), "data": tmp_path / "selfplay", "rows": rows}
+    return {"model": str(model), "data": tmp_path / "selfplay", "rows": rows, "plain": plain}
 
 
 def without_time(data: dict[str, Any]) -> dict[str, Any]:
@@ -303,7 +304,7 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     assert second["actions"] == result["actions"] == len(new) > 0
     assert all(f"<outcome>{row.extra['outcome']}<" in row.response for row in new), "which rare ones are repeated by"
     assert [row.response for row in rows_in(out / "round_2" / "transitions")] == [
-        row.response for row in [*seen_before, *new]
+        row.response for row in [*seen_before, *start["plain"], *new]
     ]
     for number, known in ((1, seen_before), (2, [*seen_before, *new])):
         rows = rows_in(out / f"round_{number}" / "plans")
@@ -311,7 +312,7 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
         told = {(row.prompt[-1]["content"], row.response) for row in known}
         count = min(len(known), round(0.5 * len(expected)))
         rehearsed, valued = rows[len(expected) : len(expected) + count], rows[len(expected) + count :]
-        assert {(row.prompt[-1]["content"], row.response) for row in rehearsed} <= told
+        assert {(row.prompt[-1]["content"], row.response) for row in rehearsed} <= told, "no answers of before practice"
         assert {row.response for row in valued} <= {row.response for row in lessons.values}
         assert len(valued) == round(0.25 * len(expected)) > 0
     model = out / result["model"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from spa.agent.policy import make_task
 from spa.agent.worlds import split_of
-from spa.config.load import load_config
+from spa.config.load import env_block, load_config
 from spa.config.schema import Config, CurriculumConfig, VariantConfig
 from spa.preflight import check_tasks
 from spa.rl.curriculum import Curriculum, training_tasks
@@ -93,10 +94,26 @@ def test_shares_of_a_mixture_are_exact_in_the_long_run(weights: list[float], ste
         assert abs(number - total * weight / sum(weights)) < 1
 
 
+def test_the_runs_own_world_keeps_its_settings_in_a_mixture() -> None:
+    mixture = "curriculum.mixture={sokoban: 1, frozen_lake_slippery: 1, frozen_lake: 1}"
+    changes = ["name=lakes", "env.max_turns=7", "env.settings.size=5", "env.disjoint=seed", "env.step_timeout=9"]
+    cfg = load_config("frozen_lake", [mixture, *changes])
+    *others, own = [task.env for task in training_tasks(cfg)]
+    assert own == cfg.env
+    for name, env in zip(("sokoban", "frozen_lake_slippery"), others, strict=True):
+        assert env == replace(env_block(name), step_timeout=9.0, disjoint="seed")
+
+
+def test_worlds_of_a_mixture_are_otherwise_as_packaged() -> None:
+    names = ["sokoban_easy", "bandit", "frozen_lake"]  # the first has the id and tag of the run's own
+    cfg = load_config("sokoban", [f"curriculum.mixture={{{', '.join(f'{name}: 1' for name in names)}}}"])
+    assert [task.env for task in training_tasks(cfg)] == [env_block(name) for name in names]
+
+
 def test_every_world_is_of_the_training_split_and_none_comes_twice_in_a_row() -> None:
     one = curriculum(mixed(frozen_lake=1, frozen_lake_6x6=2))
     worlds = [(index, world) for _ in range(3) for index, batch in one.take(6) for world in batch]
-    assert {split_of(world.symmetry) for _, world in worlds} == {"train"}
+    assert {split_of(world.content) for _, world in worlds} == {"train"}
     assert len({(index, world.seed) for index, world in worlds}) == 18
 
 

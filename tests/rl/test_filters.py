@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
-from spa.rl.filters import filter_metrics, group_indices, informative
+from spa.config.load import load_config
+from spa.config.schema import PPOConfig
+from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, select_groups
 from tests.rl.tools import filtered
 
 SCORES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=8)
@@ -68,6 +70,47 @@ def test_informative_groups_are_those_whose_scores_differ(groups: list[list[int]
     episodes = batch(groups)
     found = informative(group_indices(episodes), [e.score for e in episodes])
     assert found == [g for g, scores in enumerate(groups) if len(set(scores)) > 1]
+
+
+def selected(groups: list[list[int]], tasks: list[int], **ppo: object) -> list[int]:
+    episodes = batch(groups)
+    scores = [episode.score for episode in episodes]
+    return select_groups(group_indices(episodes), scores, [tasks[e.group] for e in episodes], PPOConfig(**ppo))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("std", [0, 2]), ("std_rev", [1, 3]), ("max_mean", [0, 2]), ("top_p", [0, 2]), ("off", [0, 1, 2, 3])],
+)
+def test_groups_compete_within_their_task_alone(kind: str, expected: list[int]) -> None:
+    groups, tasks = [[0, 10], [0, 8], [0, 1], [1, 1]], [0, 0, 1, 1]
+    assert selected(groups, tasks, filter=kind, filter_ratio=0.5) == expected
+
+
+def test_dynamic_sampling_keeps_each_tasks_share() -> None:
+    groups, tasks = [[0, 9]] * 4 + [[0, 1], [1, 1], [0, 1]], [0] * 4 + [1] * 3
+    assert selected(groups, tasks, dynamic_groups=3) == [0, 1, 4]
+    assert selected(groups, tasks, dynamic_groups=9) == [0, 1, 2, 3, 4, 6]
+    assert selected(groups[:4], tasks, dynamic_groups=3) == [0, 1, 2]
+
+
+@given(SCORES, st.sampled_from(["std", "std_rev", "max_mean", "top_p", "off"]), st.floats(0.05, 1))
+def test_a_single_task_is_filtered_as_a_whole(groups: list[list[int]], kind: str, ratio: float) -> None:
+    episodes = batch(groups)
+    whole = choose_groups(group_indices(episodes), [e.score for e in episodes], kind, ratio)
+    assert selected(groups, [0] * len(groups), filter=kind, filter_ratio=ratio) == whole
+
+
+@pytest.mark.parametrize("kind", ["std", "std_rev", "max_mean", "top_p"])
+def test_a_filter_needs_two_episodes_of_a_world(kind: str) -> None:
+    message = f"ppo.filter={kind} compares .*: set ppo.group_size to 2 or more, or ppo.filter=off"
+    with pytest.raises(ValueError, match=message):
+        load_config("sokoban", ["ppo.group_size=1", f"ppo.filter={kind}", "ppo.filter_ratio=0.5"])
+
+
+@pytest.mark.parametrize("setting", ["ppo.filter=off", "ppo.filter_ratio=1"])
+def test_one_episode_of_a_world_is_enough_where_all_groups_are_kept(setting: str) -> None:
+    assert load_config("sokoban", ["ppo.filter_ratio=0.5", "ppo.group_size=1", setting]).ppo.group_size == 1
 
 
 def test_failed_episodes_are_nowhere() -> None:

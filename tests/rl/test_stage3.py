@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from spa.agent.episode import Episode
+from spa.agent.episode import Episode, read_episodes
 from spa.agent.policy import Policy, make_task
 from spa.common.checkpoints import checkpoint_folder, list_checkpoints
 from spa.config.schema import Config, CurriculumConfig, VariantConfig
@@ -289,6 +289,7 @@ def test_it_gives_up_after_some_rounds_and_skips_a_step_without_any(tmp_path, mo
     assert len(calls) == 5
     assert [metrics["charts/skipped_steps"] for _, metrics in rows] == [1, 2, 2]
     assert [metrics["rollout/kept"] for _, metrics in rows] == [0, 0, 0.5]
+    assert [metrics["rollout/all_equal"] for _, metrics in rows] == [1, 1, 0]
     assert ["losses/policy_loss" in metrics for _, metrics in rows] == [False, False, True]
     assert capsys.readouterr().err.count("all episodes score the same, so the policy is not updated\n") == 1
 
@@ -297,6 +298,7 @@ def test_a_filter_that_keeps_nothing_skips_the_step(tmp_path, monkeypatch) -> No
     scored(monkeypatch, [[SAME, SAME]] * 4)
     _, rows = train(tmp_path, tiny_config(val_every=0, filter="top_p", filter_ratio=0.9))
     assert [metrics["charts/skipped_steps"] for _, metrics in rows] == [1, 2, 3, 4]  # and is no failure, however often
+    assert all(metrics["rollout/all_equal"] == 1 for _, metrics in rows)
 
 
 # Mixtures and levels
@@ -317,13 +319,25 @@ def test_each_task_of_a_mixture_is_logged_and_validated(tmp_path) -> None:
     assert sorted(set(groups)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("selection", [{"filter": "std", "filter_ratio": 0.5}, {"dynamic_groups": 2}])
+def test_a_task_with_small_rewards_is_trained_on_too(tmp_path, monkeypatch, selection) -> None:
+    large = [0.0, 10.0, 10.0]
+    scored(monkeypatch, [[large, large], [DIFFERENT, DIFFERENT]])
+    cfg = tiny_config(steps=1, val_every=0, groups=4, log_episodes=12, **selection)
+    cfg.curriculum = CurriculumConfig(mixture={"frozen_lake": 1, "frozen_lake_6x6": 1})
+    train(tmp_path, cfg)
+    episodes = read_episodes(tmp_path / "episodes" / "step_000001.jsonl")
+    assert {episode.group for episode in episodes if episode.estimates} == {0, 2}
+
+
 def test_tasks_of_a_mixture_that_share_a_tag_are_named_by_their_configs(tmp_path) -> None:
     cfg = tiny_config(steps=1, val_every=1, val_worlds=4, groups=4)
     cfg.curriculum = CurriculumConfig(mixture={"frozen_lake": 1, "frozen_lake_slippery": 1})
     _, rows = train(tmp_path, cfg)
     tasks = {name.split("/")[1] for name in rows[-1][1] if name.startswith("train/") and name.count("/") == 2}
     assert tasks == {"frozen_lake", "frozen_lake_slippery"}
-    assert {f"val/{task}/pass@1" for task in tasks} <= set(rows[-1][1])
+    assert {"val/pass@1", "val/frozen_lake_slippery/pass@1"} <= set(rows[-1][1])
+    assert "val/frozen_lake/pass@1" not in rows[-1][1]  # the run's own
 
 
 def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:

@@ -14,6 +14,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import WorldSource, split_of
 from spa.common.checkpoints import list_checkpoints
 from spa.config.schema import AgentConfig, Config, EnvConfig, PPOConfig, VariantConfig
+from spa.config.training import WITH_GROUPS
 from spa.models.load import load_state
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
@@ -128,12 +129,13 @@ def test_validation_worlds_are_distinct_and_of_their_own_split(tmp_path) -> None
 
 
 def test_in_critic_warm_up_only_the_critic_moves(tmp_path) -> None:
-    run = Run(tmp_path, tiny_config(steps=3, critic_warmup=2, val_every=0))
+    run = Run(tmp_path, tiny_config(steps=3, groups=4, critic_warmup=2, val_every=0))
     history = [run.weights()]
     run.trainer.on_step = lambda step, metrics: history.append(run.weights())
     run.trainer.train()
     assert torch.equal(history[0], history[1])
     assert torch.equal(history[1], history[2])
+    assert run.logged[2][1]["rollout/all_equal"] == 0
     assert not torch.equal(history[2], history[3])
     assert "losses/policy_loss" not in run.logged[0][1]
     kept = [next(read_episodes(tmp_path / "episodes" / f"step_00000{step}.jsonl")) for step in (2, 3)]
@@ -188,6 +190,22 @@ def test_scores_that_differ_are_not_called_equal() -> None:
     assert nothing_to_learn([one, one, two, [3.0], [3.0]], [0, 0, 0, 1, 1], PPOConfig())
     assert nothing_to_learn([one, one, [3.0]], [0, 0, 1], PPOConfig())
     assert not nothing_to_learn([one, [3.0]], [0, 1], PPOConfig())
+
+
+TURN = {"reward_placement": "turn"}
+
+
+def test_a_longer_episode_without_reward_is_not_another_one() -> None:
+    assert nothing_to_learn([[0.0], [0.0, 0.0]], [0, 0], PPOConfig(**TURN))
+    assert nothing_to_learn([[1.0, 0.0], [1.0], [1.0, 0.0, 0.0]], [0, 0, 0], PPOConfig(**TURN))
+    assert not nothing_to_learn([[-0.1], [-0.1, -0.1]], [0, 0], PPOConfig(**TURN))
+
+
+@pytest.mark.parametrize("estimator", WITH_GROUPS)
+def test_a_group_baseline_reads_the_sum_of_turn_rewards_alone(estimator: str) -> None:
+    at_once, later = [1.0], [0.0, 1.0]
+    assert nothing_to_learn([at_once, later], [0, 0], PPOConfig(**TURN, estimator=estimator))
+    assert not nothing_to_learn([at_once, later], [0, 0], PPOConfig(**TURN, estimator="reinforce_plus_plus"))
 
 
 class ByWorld(Nothing):

@@ -111,6 +111,14 @@ def test_the_samplers_log_probs_stand_unless_recomputed(episodes) -> None:
     assert all(np.array_equal(row.logprobs, old) for row, old in zip(rows, before, strict=True))
 
 
+def test_what_is_not_scored_is_not_packed(monkeypatch, episodes) -> None:
+    policy = tiny_policy()
+    one = Learner(policy.model, None, tiny_config(critic="none", estimator="grpo").ppo, 1.0)
+    rows = [row for group in train_sequences(episodes, policy.chat) for row in group]
+    monkeypatch.setattr("spa.rl.update.batches", None)
+    assert score_tokens(one, rows, recompute=False) == {}
+
+
 @pytest.mark.parametrize("critic", ["head", "model"])
 def test_values_start_at_zero_and_every_trained_parameter_is_in_the_optimizer_once(critic: str) -> None:
     policy, one = make(critic)
@@ -205,3 +213,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing(episodes, critic: str, cr
     assert torch.equal(before[0], flat(policy.model.parameters()))
     assert torch.equal(before[1], flat(one.critic.parameters()))
     assert one.updates == 0
+    assert all(
+        p.grad is None for p in (*one.actor.parameters(), *one.critic.parameters())
+    )  # the next rollout needs the memory

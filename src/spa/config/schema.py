@@ -53,7 +53,7 @@ class EnvConfig:
     settings: Mapping = setting({}, "Arguments of the world's constructor.")
     state_format: StateFormat = setting(
         "grid",
-        'How states are written; coordinates: the paper\'s "SE"; random_coordinates: wrong ones (paper, Fig. 5).',
+        'How states are written (variants set it); coordinates: the paper\'s "SE"; random_coordinates: wrong ones (Fig. 5).',
     )
     max_turns: Positive = setting(5, "Turns per episode.")
     max_actions_per_turn: Positive = setting(5, "Further actions are not played.")
@@ -215,7 +215,7 @@ class PlannerConfig:
     """How `agent.planner` searches ([planning](planning.md))."""
 
     depth: Positive = setting(10, "Actions looked ahead.")
-    width: Count = setting(0, "beam: states expanded per layer; 0 = all.")
+    width: Count = setting(0, "Search, practice and imagined worlds: states expanded per layer; 0 = all.")
     simulations: Positive = setting(64, "mcts: per decision.")
     exploration: NonNegative = setting(1.25, "mcts: weight of the prior (PUCT).")
     samples: Positive = setting(1, "Predictions per move: 1 = the likeliest, more are sampled (stochastic worlds).")

@@ -221,9 +221,12 @@ class PPOConfig:
             raise ValueError(
                 f"ppo.estimator={self.estimator} compares the episodes of a world: ppo.group_size must be 2 or more"
             )
-        if self.group_size < 2 and (self.dynamic_groups or self.filter == "top_p"):
-            name = "ppo.dynamic_groups" if self.dynamic_groups else "ppo.filter=top_p"
-            raise ValueError(f"{name} compares the episodes of a world: ppo.group_size must be 2 or more")
+        filters = self.filter == "top_p" or (self.filter != "off" and self.filter_ratio < 1)
+        if self.group_size < 2 and (self.dynamic_groups or filters):
+            name, off = f"ppo.filter={self.filter}", "ppo.filter=off"
+            if self.dynamic_groups:
+                name, off = "ppo.dynamic_groups", "ppo.dynamic_groups=0"
+            raise ValueError(f"{name} compares the episodes of a world: set ppo.group_size to 2 or more, or {off}")
         if self.use == "best" and not self.val_every:
             raise ValueError("ppo.use=best needs validation: set ppo.val_every, or ppo.use=last")
         if self.reward_norm != "identity" and self.reward_placement != "end":

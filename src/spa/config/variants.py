@@ -151,7 +151,7 @@ def overruled(cfg: Config, settings: Sequence[str], variants: Iterable[VariantCo
     """A line for each ``key=value`` setting of a command that a variant replaces by its own."""
     lines = []
     for variant in variants:
-        changed = variant_config(cfg, variant)
+        changed = played_config(cfg, variant)
         names = differences(cfg, changed)
         for setting in settings:
             key = split_override(setting)[0]

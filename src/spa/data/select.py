@@ -11,6 +11,7 @@ import numpy as np
 
 from spa.config.schema import SelfPlayConfig
 from spa.data.ground_truth import Row, answers_plainly, deduplicate, row_rejection
+from spa.data.transitions import each_move_once
 
 _CLASS: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
     "actions": ("executed", lambda row: len(row.extra["executed"])),
@@ -23,7 +24,8 @@ _STREAM = 0xBA1A
 def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[list[Row], Counter[str]]:
     """The rows kept by ``play``'s settings, in order, and counts of dropped rows by reason.
 
-    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate``, ``balance``. Balancing
+    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate`` (of transitions alone: each move
+    once), ``balance``. Balancing
     samples without replacement to cap each class at the median class size (rounded up), reproducibly for a ``seed``.
 
     Raises:
@@ -44,7 +46,8 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
         reasons += Counter({"not won": len(remaining) - len(won)})
         remaining = won
     if play.deduplicate:
-        unique = deduplicate(remaining)
+        moves = all(row.extra.get("outcome") is not None for row in remaining)
+        unique = each_move_once(remaining) if moves else deduplicate(remaining)
         reasons += Counter({"duplicate": len(remaining) - len(unique)})
         remaining = unique
     if play.balance != "none":

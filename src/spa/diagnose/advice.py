@@ -305,8 +305,8 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
     if poor := [time for time in diagnosis.times if time.rows_per_turn is not None and time.rows_per_turn < FEW]:
         yield (
             f"stage 1 of {', '.join(time.variant for time in poor)} will keep few rows ({_share(poor[0].rows_per_turn)} of the "
-            "turns): a larger model, selfplay.policy=random, or selfplay.rows=transitions with selfplay.filter=false, which needs "
-            "valid actions alone"
+            "turns): a larger model, selfplay.policy=random, or selfplay.rows=transitions with selfplay.prompt=base and "
+            "selfplay.filter=false, which needs valid actions alone"
         )
     if base.pass_1.mean <= 0 and (base.random or 0) <= 0:
         yield "neither the base nor chance ever won: RL has nothing to reinforce; an easier world first, or curriculum.levels"

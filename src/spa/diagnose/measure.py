@@ -183,7 +183,8 @@ def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
     small = source_config(cfg, load_variant("search"))
     play, tune = small.selfplay, small.sft
     kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
-    small.agent = dataclasses.replace(small.agent, planner=kind, window=1)
+    small.agent = dataclasses.replace(small.agent, planner=kind)
+    small.env.state_format = play.state_format  # what it plays is what it learned
     play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
     play.success_only, play.balance, play.states = False, "none", "truth"
     play.deduplicate = hidden.kind == "certain"
@@ -266,7 +267,7 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
-        gain=bootstrap_mean(shares - base_shares, cfg.eval.bootstrap, cfg.seeds.run),
+        gain=bootstrap_mean(shares - base_shares, cfg.eval.bootstrap, cfg.seeds.run, least=-1, most=1),
         questions=world_model.usage.questions / len(episodes),
         wins_expected=len(wins),
         wins_true=sum(wins) / len(wins) if wins else None,

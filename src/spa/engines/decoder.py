@@ -290,7 +290,7 @@ def _blocks(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -
 
 @dataclass(frozen=True)
 class _Layer:
-    """A transformer block whose plain linear layers are fused."""
+    """A transformer block whose plain linear layers are fused, unless they are too large to join."""
 
     norm_in: Tensor
     norm_post: Tensor
@@ -298,19 +298,25 @@ class _Layer:
     mlp: Any
     qkv: Linear | None
     gate_up: Linear | None
+    qkv_parts: tuple[Linear, ...]
+    gate_up_parts: tuple[Linear, ...]
     out: Linear
     down: Linear
 
     @classmethod
     def of(cls, layer: Any, pack: bool) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
+        inputs, inner = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+        qkv, gate_up = joined(inputs, pack), joined(inner, pack)
         return cls(
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             attention,
             mlp,
-            joined([attention.q_proj, attention.k_proj, attention.v_proj], pack),
-            joined([mlp.gate_proj, mlp.up_proj], pack),
+            qkv,
+            gate_up,
+            tuple(linear(module, pack and qkv is None) for module in inputs),  # one blocked copy is enough
+            tuple(linear(module, pack and gate_up is None) for module in inner),
             linear(attention.o_proj, pack),
             linear(mlp.down_proj, pack),
         )
@@ -325,19 +331,17 @@ class _Layer:
                 return qk, v
             q, k = qk.split([heads, kv_heads], dim=1)
         else:
-            projections = ((attention.q_proj, heads), (attention.k_proj, kv_heads), (attention.v_proj, kv_heads))
-            q, k, v = (linear(x_ND).view(len(x_ND), count, head_dim) for linear, count in projections)
+            q, k, v = (product(x_ND).view(len(x_ND), -1, head_dim) for product in self.qkv_parts)
         if hasattr(attention, "q_norm"):
             q, k = attention.q_norm(q), attention.k_norm(k)
         return torch.cat([q, k], dim=1), v
 
     def feed_forward(self, x_ND: Tensor) -> Tensor:
-        mlp = self.mlp
         if self.gate_up is not None:
             gate, up = self.gate_up(x_ND).chunk(2, dim=-1)
         else:
-            gate, up = mlp.gate_proj(x_ND), mlp.up_proj(x_ND)
-        return self.down(mlp.act_fn(gate).mul_(up))
+            gate, up = (product(x_ND) for product in self.gate_up_parts)
+        return self.down(self.mlp.act_fn(gate).mul_(up))
 
 
 def _norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:

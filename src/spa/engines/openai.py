@@ -24,6 +24,7 @@ LONGEST_BACKOFF = 60.0
 LONGEST_WAIT = 600.0  # seconds: a longer Retry-After fails the request
 DEAD = 8  # minimum number of consecutive failed requests before the server counts as down
 _RETRY_STATUS = (408, 409, 429)  # and 5xx
+_UNFIT_STATUS = (400, 413, 422)  # one conversation is too long or filtered, or no request fits
 
 
 class _TryAgain(Exception):
@@ -69,6 +70,7 @@ class OpenAIEngine:
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
         self._failures = 0  # requests that failed after all retries since the last success
+        self._answered = False  # whether the server accepts our requests at all
         self._limit = "max_tokens"  # OpenAI's newer models accept only max_completion_tokens
 
     def reply(
@@ -81,6 +83,9 @@ class OpenAIEngine:
             self._limiter.wait(stop)
             try:
                 reply = self._ask(self._request(messages, sampling, forced, seed))
+            except RequestFailed as error:
+                reason = str(error)
+                break
             except _TryAgain as error:
                 reason = str(error)
                 if error.wait > LONGEST_WAIT:
@@ -90,7 +95,7 @@ class OpenAIEngine:
                     _sleep(max(backoff, error.wait), stop)
                 continue
             with self._lock:
-                self._failures = 0
+                self._failures, self._answered = 0, True
             if self.config.prefill and not reply.text.startswith(forced):
                 reply = Reply(forced + reply.text, reply.finish_reason)
             return reply
@@ -119,7 +124,8 @@ class OpenAIEngine:
 
         Raises:
             _TryAgain: no connection, a timeout, an overloaded or broken server, or a malformed reply.
-            ServerError: the server rejects the request.
+            RequestFailed: the server rejects this conversation, after it has answered others.
+            ServerError: the server rejects the request otherwise.
         """
         create = self._client.chat.completions.with_raw_response.create
         try:
@@ -141,6 +147,8 @@ class OpenAIEngine:
                 self._limit = "max_completion_tokens"
                 others = {name: value for name, value in request.items() if name != "max_tokens"}
                 return self._ask({**others, self._limit: request["max_tokens"]})
+            if self._answered and error.status_code in _UNFIT_STATUS:
+                raise RequestFailed(what) from error
             where = f"the server at {self.config.base_url}"
             if error.response.has_redirect_location:
                 to = error.response.headers["location"][:300]

@@ -29,26 +29,26 @@ def percent(interval: Interval | None, sign: bool = False) -> str:
     return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]" if sign else f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def without_spread(mean: float, worlds: int, *, shares: bool) -> Interval:
-    """The 95% interval of a mean whose values are all equal.
+def without_spread(mean: float, worlds: int, least: float, most: float) -> Interval:
+    """The 95% interval of a mean whose values are all equal and lie in ``[least, most]``.
 
-    Args:
-        shares: the values are shares in [0, 1]. If all are 0 or all are 1, other worlds may still differ, and the interval is the
-            exact one (Clopper-Pearson): with 256 worlds its other end is 1.4 points away, with 8 worlds 36.9.
-
-    Otherwise the interval has no width: the spread is unknown, not zero.
+    Other worlds may still differ: at each end, a share of them that has a chance of 2.5% to be missed (Clopper-Pearson), by as much
+    as the bounds allow. Of shares that are all 0 or all 1, this is the exact interval: with 256 worlds its other end is 1.4
+    points away, with 8 worlds 36.9. Without bounds the interval has no width.
     """
-    if not shares or mean not in (0, 1):
+    if np.isinf([least, most]).any():
         return Interval(mean, mean, mean)
-    width = 1 - ((1 - LEVEL) / 2) ** (1 / worlds)
-    return Interval(mean, max(0.0, mean - width), min(1.0, mean + width))
+    missed = 1 - ((1 - LEVEL) / 2) ** (1 / worlds)
+    return Interval(mean, mean - missed * (mean - least), mean + missed * (most - mean))
 
 
-def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0, *, shares: bool = False) -> Interval:
+def bootstrap_mean(
+    values: ArrayLike, num_resamples: int = 2000, seed: int = 0, *, least: float = -np.inf, most: float = np.inf
+) -> Interval:
     """Mean of ``values`` with its 95% percentile bootstrap interval over worlds.
 
     Worlds, not samples, are drawn with replacement: samples of one world are not independent. The same arguments give the
-    same interval. With one world, or when all values are equal, the interval has no width: the spread is unknown, not zero.
+    same interval. With one world, or when all values are equal, it is that of ``without_spread``.
 
     Given the differences of two variants on the *same* worlds, it is the interval of a paired difference: world difficulty
     cancels out, and the interval is usually much narrower than the variants' own intervals suggest.
@@ -57,14 +57,14 @@ def bootstrap_mean(values: ArrayLike, num_resamples: int = 2000, seed: int = 0, 
         values: float (worlds,), finite, at least one; e.g. Pass@k of each world.
         num_resamples: number of bootstrap samples, at least 1.
         seed: of the resampling.
-        shares: the values are shares in [0, 1] (see ``without_spread``).
+        least, most: bounds of the values: 0 and 1 for shares, -1 and 1 for their differences.
     """
     array = np.asarray(values, dtype=np.float64)
     worlds = array.size
     assert array.ndim == 1 and worlds and np.isfinite(array).all() and num_resamples >= 1
     # One world, or identical worlds, carry no information about the spread: rounding must not invent one.
     if np.ptp(array) == 0:
-        return without_spread(float(array[0]), worlds, shares=shares)
+        return without_spread(float(array[0]), worlds, least, most)
     rng = np.random.default_rng(seed)
     rows = max(1, _BLOCK // worlds)
     sizes = [min(rows, num_resamples - start) for start in range(0, num_resamples, rows)]

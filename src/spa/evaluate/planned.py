@@ -178,7 +178,7 @@ def imagination_metrics(
             values[f"{name}ended"].append(guess.ended == truth.ended)
             values[f"{name}believed"].append(guess.probability)
             scores.append((guess.probability if guess.ended else -guess.probability, truth.ended))
-            imagined[number] = guess.state if guess.probability else ""
+            imagined[number] = guess.state if guess.probability and not guess.ended else ""
         values[f"{name}walks"] = [float(len(alive))]
         area = area_under_curve(scores)
         if area is not None:

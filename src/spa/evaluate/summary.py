@@ -70,7 +70,7 @@ def pass_interval(worlds: Sequence[WorldResult], k: int, num_resamples: int, see
     Raises:
         ValueError: ``k`` is larger than the samples of some world.
     """
-    return bootstrap_mean(_passes(worlds, k), num_resamples, seed, shares=True)
+    return bootstrap_mean(_passes(worlds, k), num_resamples, seed, least=0, most=1)
 
 
 def allowed_ks(worlds: Sequence[WorldResult], ks: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -270,7 +270,7 @@ def paired_difference(result: EvalResult, baseline: EvalResult, k: int) -> Inter
     if pairs is None or min(world.samples for side in pairs for world in side) < k:
         return None
     ours, theirs = (_passes(worlds, k) for worlds in pairs)
-    return bootstrap_mean(ours - theirs, result.bootstrap, result.seed)
+    return bootstrap_mean(ours - theirs, result.bootstrap, result.seed, least=-1, most=1)
 
 
 def comparison_table(

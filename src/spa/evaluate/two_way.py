@@ -23,8 +23,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     simulation (``tests/evaluate/test_two_way.py``) it covers the truth in .94 to .96 of cases with 3, 6 and 12 normal seeds. With
     bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
-    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Shares that are
-    all 0 or all 1 have an exact interval (``without_spread``).
+    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Values that are
+    all equal have the interval of ``without_spread``.
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
@@ -52,7 +52,7 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     # Estimates of a part can be negative by chance, if worlds or seeds are alike; the noise of the rest remains.
     total = max(ms_seed + ms_world - ms_rest, ms_seed, ms_rest)
     if total <= 0:
-        return without_spread(mean, worlds, shares=(least, most) == (0, 1))
+        return without_spread(mean, worlds, least, most)
     freedom = total**2 / sum(ms**2 / df for ms, df in parts)
     tail = (1 + LEVEL) / 2
     half = float(stdtrit(freedom, tail)) * np.sqrt(total / values.size)

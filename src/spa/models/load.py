@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -170,15 +171,18 @@ def enable_checkpointing(model: Any) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is CUDA if available, else the CPU. Raises ValueError for an unavailable device."""
+    """``auto`` is CUDA if available, else the CPU. Raises ValueError for a device that is unavailable or neither of these."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    device: torch.device | None = None
+    with suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"unknown model.device {name!r}; use auto, cpu, cuda or cuda:N") from error
+    if device is None or device.type not in ("cpu", "cuda"):  # torch knows others, such as mps and meta
+        raise ValueError(f"unknown model.device {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"model.device={name} but no CUDA device is available; use model.device=cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"model.device={name} but the last of {count} CUDA devices is cuda:{count - 1}")
     return device
 
 

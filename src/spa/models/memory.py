@@ -222,14 +222,22 @@ def count_parameters(config: Any) -> int:
     counted = presets.count_parameters(config.to_dict())
     if counted is not None:
         return counted
+    return sum({id(p): p.numel() for p in empty_model(config).parameters()}.values())
+
+
+def empty_model(config: Any) -> Any:
+    """A config's causal model on torch's meta device, where weights take no memory.
+
+    Raises:
+        UnknownSizes, ValueError: as ``count_parameters``.
+    """
     from transformers import AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=_trusted(config))
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=_trusted(config))
     except ImportError as error:
         raise UnknownSizes(first_line(error)) from error
-    return sum({id(p): p.numel() for p in model.parameters()}.values())
 
 
 def _trusted(config: Any) -> bool:

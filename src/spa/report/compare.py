@@ -302,7 +302,7 @@ def _table(
 
 def _interval(values_SW: NDArray[np.float64], least: float) -> Interval:
     """For other seeds and worlds; for other worlds alone where there is one seed, as in a run's report."""
-    return two_way(values_SW, least, 1) if len(values_SW) > 1 else bootstrap_mean(values_SW[0], shares=least == 0)
+    return two_way(values_SW, least, 1) if len(values_SW) > 1 else bootstrap_mean(values_SW[0], least=least, most=1)
 
 
 def _difference(

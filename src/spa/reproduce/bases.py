@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from spa.config.overrides import apply_overrides, from_mapping
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import check_variants
 from spa.reproduce.scale import Scale, variant_file
+
+MADE_WITH = "pretrain_settings.json"
 
 
 def check_own(scale: Scale, world: str, cfg: Config) -> None:
@@ -48,7 +51,7 @@ def make_bases(scale: Scale, out: Path) -> None:
     """Pretrains the models missing in ``out/bases`` and writes the files of the variants that start from them.
 
     Raises:
-        ValueError: pretraining failed; the message is its last line.
+        ValueError: pretraining failed (the message is its last line), or a model was pretrained with other settings.
     """
     for name, settings in scale.bases.items():
         if not any(name in scale.variants_of(world) for world in scale.worlds):
@@ -61,6 +64,11 @@ def make_bases(scale: Scale, out: Path) -> None:
                 done = subprocess.run([*command, *settings], capture_output=True, text=True)
                 if done.returncode:
                     raise ValueError(f"base {name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+                atomic_write(partial / MADE_WITH, json.dumps(settings))
+        elif (folder / MADE_WITH).is_file() and json.loads((folder / MADE_WITH).read_text("utf-8")) != settings:
+            raise ValueError(
+                f"base {name} was pretrained with other settings: delete {folder}, or choose another --out"
+            )
         variant = {
             "name": name,
             "state_format": "coordinates",

@@ -74,9 +74,9 @@ def turn_gae(episode: TrainSequence, gamma: float, lam: float) -> Pair:
 def bi_level_gae(episode: TrainSequence, gamma: float, lam: float, high_gamma: float) -> Pair:
     """Two nested GAEs (VAGEN): over the turns' last tokens with ``high_gamma``, then within each turn.
 
-    The return of a turn's last token stands in for its reward in the second pass, which restarts at every turn's end. With
-    ``high_gamma == gamma`` and ``lam == 1`` this is plain GAE. RAGEN's code ends a turn only where the reward is not 0; that defect
-    is not reproduced.
+    The return of a turn's last token stands in for its reward in the second pass, which restarts at every turn's end. With rewards
+    at turn ends and both discounts and ``lam`` 1 this is plain GAE. RAGEN's code ends a turn only where the reward is not 0; that
+    defect is not reproduced.
     """
     ends = _turn_ends(episode)
     rewards, values = episode.rewards.copy(), episode.values

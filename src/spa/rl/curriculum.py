@@ -10,12 +10,13 @@ from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
 from spa.config.fields import Prompt, StateFormat
-from spa.config.load import env_block
+from spa.config.load import choice_of, conf_folder, env_block, names_of, read_yaml
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
 from spa.envs import make_env
 
 IMAGINED = "spa.planning.dream:ImaginedWorld"
+_OPERATION = ("step_timeout", "max_state_chars", "max_failed", "processes")  # of env: how worlds are run, not which
 
 Batch = list[tuple[int, list[World]]]
 """Index of a task and worlds of it."""
@@ -28,16 +29,40 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
     Raises:
         ValueError: an unknown config, or a setting that a world does not accept.
     """
-    mixture, levels = cfg.curriculum.mixture, cfg.curriculum.levels
-    if mixture:
-        blocks = [env_block(name) for name in mixture]
+    if cfg.curriculum.mixture:
+        blocks = _mixture(cfg)
     else:
+        levels = cfg.curriculum.levels
         blocks = [dataclasses.replace(cfg.env, settings={**cfg.env.settings, **level}) for level in levels]
         blocks.append(cfg.env)
     if cfg.curriculum.imagined and cfg.curriculum.imagined_file:
         blocks.append(_imagined(cfg, state_format or cfg.env.state_format))
     configs = [dataclasses.replace(cfg, env=block) for block in blocks]
     return [make_task(one, state_format=state_format, prompt=prompt) for one in configs]
+
+
+def _mixture(cfg: Config) -> list[EnvConfig]:
+    """The worlds of the mixture: the run's own as the run has it, the others as packaged but for how they are run."""
+    names = [choice_of("env", name) for name in cfg.curriculum.mixture]
+    own = _config_of(cfg.env, names)
+    run = {name: getattr(cfg.env, name) for name in _OPERATION}
+    if own and cfg.env.disjoint != env_block(own).disjoint:  # unless it was set, it is the world's own
+        run["disjoint"] = cfg.env.disjoint
+    return [cfg.env if name == own else dataclasses.replace(env_block(name), **run) for name in names]
+
+
+def _config_of(env: EnvConfig, first: Sequence[str]) -> str | None:
+    """The packaged config of a world: of those with its id and tag (several, as with and without slipping), the one with the fewest
+    other settings; of equals, one of ``first``. The run's name does not say: a resumed run may have another."""
+    names = dict.fromkeys([*first, *names_of("env")])
+    files = {name: read_yaml(conf_folder() / "env" / f"{name}.yaml")["env"] for name in names}
+
+    def changed(name: str) -> int:
+        settings = files[name]["settings"]
+        return sum(settings.get(key) != env.settings.get(key) for key in {*settings, *env.settings})
+
+    same = [name for name, file in files.items() if (file["id"], file["tag"]) == (env.id, env.tag)]
+    return min(same, key=changed, default=None)
 
 
 def _imagined(cfg: Config, state_format: str) -> EnvConfig:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
+from spa.config.training import WITH_GROUPS
 
 _EQUAL = 1e-9  # scores that differ by less are equal
 
@@ -33,17 +35,41 @@ def informative(groups: Groups, scores: Sequence[float]) -> list[int]:
 def nothing_to_learn(rewards: Sequence[Sequence[float]], groups: Sequence[int], config: PPOConfig) -> bool:
     """Whether no group is informative: all episodes of a world score the same (``rewards``: per turn), so that nothing says which
     of their actions were better. Advantages are then only critic error or differences between worlds, which whitening
-    amplifies to unit variance. With ``reward_placement=turn`` the turn rewards must match too. If no world has two episodes,
-    all are compared. A KL penalty in the reward always distinguishes tokens."""
+    amplifies to unit variance. Where the estimator reads turn rewards (``reward_placement=turn``; a group baseline reads their
+    sum), those must match, and a turn that was not played counts as 0. If no world has two episodes, all are compared. A KL
+    penalty in the reward always distinguishes tokens."""
     if config.kl_reward_coef:
         return False
     members: dict[int, list[Sequence[float]]] = defaultdict(list)
     for turns, group in zip(rewards, groups, strict=True):
         members[group].append(turns)
     compared = [group for group in members.values() if len(group) > 1] or [list(rewards)]
-    if config.reward_placement == "turn" and any(len({tuple(turns) for turns in group}) > 1 for group in compared):
-        return False
-    return all(np.ptp([float(sum(turns)) for turns in group]) <= _EQUAL for group in compared)
+    by_turn = config.reward_placement == "turn" and config.estimator not in WITH_GROUPS
+    values = [
+        zip_longest(*group, fillvalue=0.0) if by_turn else [[sum(turns) for turns in group]] for group in compared
+    ]
+    return all(np.ptp(each) <= _EQUAL for group in values for each in group)
+
+
+def select_groups(groups: Groups, scores: Sequence[float], tasks: Sequence[int], config: PPOConfig) -> list[int]:
+    """The groups to train on, in order. They compete within a task alone, since another's rewards may be ten times as large.
+
+    With ``dynamic_groups`` the first informative ones, of each task in proportion; else those of ``choose_groups``.
+
+    Args:
+        tasks: the task of each episode.
+    """
+    by_task: dict[int, Groups] = defaultdict(dict)
+    for group, members in groups.items():
+        by_task[tasks[members[0]]][group] = members
+    if config.dynamic_groups:
+        found = [informative(part, scores) for part in by_task.values()]
+        places = sorted(((i + 0.5) / len(part), group) for part in found for i, group in enumerate(part))
+        chosen = {group for _, group in places[: config.dynamic_groups]}
+    else:
+        kind, ratio = config.filter, config.filter_ratio
+        chosen = {group for part in by_task.values() for group in choose_groups(part, scores, kind, ratio)}
+    return [group for group in groups if group in chosen]
 
 
 def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:

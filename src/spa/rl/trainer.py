@@ -33,7 +33,7 @@ from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, task_labels, training_tasks
 from spa.rl.episode_files import step_file, write_step
-from spa.rl.filters import choose_groups, filter_metrics, group_indices, informative, nothing_to_learn
+from spa.rl.filters import filter_metrics, group_indices, informative, nothing_to_learn, select_groups
 from spa.rl.health import Health, TrainingCollapsed
 from spa.rl.learner import Learner
 from spa.rl.metrics import rollout_metrics
@@ -200,7 +200,7 @@ class PPOTrainer:
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
         metrics |= self._observe_curriculum(episodes, tasks)
-        chosen, filtered = self._filter(episodes)
+        chosen, filtered = self._filter(episodes, tasks)
         metrics |= filtered
         try:
             if chosen:
@@ -209,7 +209,9 @@ class PPOTrainer:
                 metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
             else:
                 self._count_empty(episodes)
-                self._say_alike(any(episode.status != "error" for episode in episodes), step, critic=False)
+                alike = any(episode.status != "error" for episode in episodes)
+                self._say_alike(alike, step, critic=False)
+                metrics |= {"rollout/all_equal": 1.0} if alike else {}
         finally:  # after the update, which adds its estimates; also where it fails, to see what was played
             if config.log_episodes and ranks.is_main():
                 write_step(self.out, step, episodes[: config.log_episodes], config.keep_episodes)
@@ -256,14 +258,10 @@ class PPOTrainer:
     def _scores(self, episodes: Sequence[Episode]) -> list[float]:
         return [float(sum(turn_rewards(episode, self.config.ppo))) for episode in episodes]
 
-    def _filter(self, episodes: Sequence[Episode]) -> tuple[list[int], dict[str, float]]:
+    def _filter(self, episodes: Sequence[Episode], tasks: Sequence[int]) -> tuple[list[int], dict[str, float]]:
         """Indices of the episodes that are trained on, and metrics."""
-        config = self.config.ppo
         groups, scores = group_indices(episodes), self._scores(episodes)
-        if config.dynamic_groups:
-            chosen = informative(groups, scores)[: config.dynamic_groups]
-        else:
-            chosen = choose_groups(groups, scores, config.filter, config.filter_ratio)
+        chosen = select_groups(groups, scores, tasks, self.config.ppo)
         return [i for group in chosen for i in groups[group]], filter_metrics(groups, scores, chosen)
 
     def _count_empty(self, episodes: Sequence[Episode]) -> None:

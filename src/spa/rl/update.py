@@ -80,18 +80,20 @@ def update(
 
     sums = _Sums()
     learner.train()
-    with torch.random.fork_rng(devices=[learner.actor.device] if learner.actor.device.type == "cuda" else []):
-        seed = int(rng.integers(2**63))
-        torch.manual_seed(seed)  # for dropout, if any
-        order = np.random.default_rng(seed)  # mini-batches are the same with and without the auxiliary loss
-        for _ in range(config.epochs):
-            count = min(config.mini_batches, len(sequences))
-            mini_batches = np.array_split(rng.permutation(len(sequences)), count)
-            extra = np.array_split(order.permutation(len(world_model)), count)
-            for part, more in zip(mini_batches, extra, strict=True):
-                if not sums.stopped:
-                    _step(learner, [sequences[i] for i in part], [world_model[i] for i in more], sums, critic_only)
-    learner.optimizer.zero_grad(set_to_none=True)  # the next rollout needs the memory
+    try:
+        with torch.random.fork_rng(devices=[learner.actor.device] if learner.actor.device.type == "cuda" else []):
+            seed = int(rng.integers(2**63))
+            torch.manual_seed(seed)  # for dropout, if any
+            order = np.random.default_rng(seed)  # mini-batches are the same with and without the auxiliary loss
+            for _ in range(config.epochs):
+                count = min(config.mini_batches, len(sequences))
+                mini_batches = np.array_split(rng.permutation(len(sequences)), count)
+                extra = np.array_split(order.permutation(len(world_model)), count)
+                for part, more in zip(mini_batches, extra, strict=True):
+                    if not sums.stopped:
+                        _step(learner, [sequences[i] for i in part], [world_model[i] for i in more], sums, critic_only)
+    finally:
+        learner.optimizer.zero_grad(set_to_none=True)  # the next rollout needs the memory, after an error too
     return (
         metrics
         | sums.means()
@@ -123,6 +125,8 @@ def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recomp
         ``training/rollout_probs_diff_{mean,max}``).
     """
     config, actor, critic = learner.config, learner.actor, learner.critic
+    if not recompute and critic is None and learner.reference is None:  # nothing to score
+        return {}
     differences: list[Array] = [np.zeros(0)]
     passes = batches(sequences, config.micro_batch_tokens, actor.device, packing=config.packing, divide=True)
     for batch in passes:
@@ -290,14 +294,9 @@ Losses = dict[str, tuple[float, Tensor]]  # name -> (coefficient, loss of each t
 
 
 def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, tokens: dict[str, float]) -> Losses:
-    config = learner.config
+    config, actor, temperature = learner.config, learner.actor, learner.temperature
     logprobs_N, entropy_N, _ = score(
-        learner.actor,
-        batch.tokens,
-        temperature=learner.temperature,
-        entropy=True,
-        precision=config.precision,
-        hidden_ND=hidden_ND,
+        actor, batch.tokens, temperature=temperature, entropy=True, precision=config.precision, hidden_ND=hidden_ND
     )
     assert entropy_N is not None
     pg_loss_N, diagnostics = policy_loss(

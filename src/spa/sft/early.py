@@ -25,9 +25,9 @@ def why_dropped(turn: Turn, play: SelfPlayConfig) -> str | None:
 
 def hopeless(kept: int, turns: int, least: float) -> bool:
     """Whether so few kept turns have a probability of at most 1% under a share of ``least`` (binomial, one-sided)."""
-    if kept >= least * turns:
-        return False
-    return sum(math.comb(turns, k) * least**k * (1 - least) ** (turns - k) for k in range(kept + 1)) <= CHANCE
+    from scipy.special import bdtr
+
+    return kept < least * turns and bool(bdtr(kept, turns, least) <= CHANCE)
 
 
 class EarlyReport:

@@ -253,7 +253,8 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
             "there is nothing to learn; check the world model (imagination/ in the evaluation), planner.depth and "
             "planner.min_probability; where self-play seldom wins, set selfplay.outcome_share=0.1"
         )
-    past = [row for part in transition_files for row in read_rows(part)[0]]
+    # Transitions alone: the other rows answer the plain prompt as the base does, and would contradict the plans.
+    past = [row for part in transition_files for row in read_rows(part)[0] if row.extra.get("outcome") is not None]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
     rehearsed = _some(past, round(settings.rehearsal * len(rows)), rng)
     valued = _some(lessons.values, round(settings.values * len(rows)), rng)
