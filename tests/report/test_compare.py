@@ -74,9 +74,9 @@ def test_seeds_of_one_recipe_are_compared_with_each_other(tmp_path: Path) -> Non
 
 
 def test_a_run_repeated_says_that_nothing_differs(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, {"base": [1], "vanilla": [2], "spa": [3]}) for name in "ab"]
+    runs = [make_run(tmp_path / name, {"base": [1] * 32, "vanilla": [2] * 32, "spa": [3] * 32}) for name in "ab"]
     text = str(spa.compare(*runs))
-    assert f"spa: {runs[1]} wins every world as often as {runs[0]}: +0.0 [+0.0, +0.0] on 1 common worlds" in text
+    assert f"spa: {runs[1]} wins every world as often as {runs[0]}: +0.0 [-10.9, +10.9] on 32 common worlds" in text
     assert f"Within {runs[0]}: spa 75.0 is above its base 25.0 and is above plain RL 50.0; one seed: no claim." in text
 
 

@@ -142,7 +142,7 @@ def test_table_episodes_and_facts_are_there() -> None:
 def test_the_verdict_stands_first() -> None:
     words = Page(render_report(data())).words
     first = words.index("spa 0.0 was not compared with its base and is not above plain RL 0.0; one seed: no claim.")
-    assert first < words.index("spa 0.0 is not above vanilla 0.0: +0.0 [+0.0, +0.0].") < words.index("Comparison")
+    assert first < words.index("spa 0.0 is not above vanilla 0.0: +0.0 [−70.8, +70.8].") < words.index("Comparison")
     assert "excludes 0" not in words
 
 

@@ -129,7 +129,7 @@ def test_validation_worlds_are_distinct_and_of_their_own_split(tmp_path) -> None
 
 
 def test_in_critic_warm_up_only_the_critic_moves(tmp_path) -> None:
-    run = Run(tmp_path, tiny_config(steps=3, groups=4, critic_warmup=2, val_every=0))
+    run = Run(tmp_path, tiny_config(steps=3, groups=8, critic_warmup=2, val_every=0))
     history = [run.weights()]
     run.trainer.on_step = lambda step, metrics: history.append(run.weights())
     run.trainer.train()

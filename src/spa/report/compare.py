@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spa.common.secrets import redact, shown
 from spa.common.tables import text_table
 from spa.config.schema import Config
-from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
+from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent, without_spread
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, PLAIN_RL
 from spa.evaluate.summary import EvalResult
@@ -77,7 +77,7 @@ class VariantTable:
         out = []
         for row in others:
             difference = row.differences[1]
-            if difference.low == difference.high == 0:
+            if difference == without_spread(0.0, self.worlds, -1, 1):
                 relation = "wins every world as often as"
             elif difference.low > 0 or difference.high < 0:
                 relation = "is above" if difference.low > 0 else "is below"
