@@ -337,3 +337,11 @@ def test_episodes_whose_world_failed_are_counted_apart(monkeypatch: pytest.Monke
     cfg, policy = load_config("frozen_lake"), tiny_policy()
     found, _ = measure._base(cfg, policy, make_task(cfg), [])
     assert (found.failed, found.valid_turns, found.format_rate) == (0.5, 1.0, 1.0)
+
+
+def test_the_small_world_model_plays_in_the_format_it_learned() -> None:
+    cfg = load_config("frozen_lake", ["model=tiny", "env.state_format=coordinates"])
+    base = Base(1.0, 1.0, Interval(0.3, 0.2, 0.4), 0.1)
+    small = measure._small(cfg, base, Outcomes("certain", ""), groups=2)
+    assert small.env.state_format == small.selfplay.state_format == "grid"
+    assert cfg.env.state_format == "coordinates"

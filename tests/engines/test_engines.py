@@ -221,9 +221,13 @@ def test_a_folder_named_as_the_owner_hides_a_hub_name(tmp_path, monkeypatch) -> 
     assert resolve_path("Qwen/Qwen2.5-1.5B-Instruct") == "Qwen/Qwen2.5-1.5B-Instruct"
     (tmp_path / "Qwen").mkdir()
     with pytest.raises(
-        ValueError, match=r"no model folder Qwen/Qwen2.* \(the folder Qwen is there, so this is no hub name\)"
+        ValueError,
+        match=r"no model folder Qwen/Qwen2.* \(the folder Qwen exists, so this is not taken for a hub name\)",
     ):
         resolve_path("Qwen/Qwen2.5-1.5B-Instruct")
+    for path in ("./none", "none.gguf", "~/none"):
+        with pytest.raises(ValueError, match=f"no model folder {path}$"):
+            resolve_path(path)
 
 
 def damaged(data: bytes) -> dict[str, bytes]:

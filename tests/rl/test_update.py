@@ -213,6 +213,5 @@ def test_a_gradient_that_is_not_finite_changes_nothing(episodes, critic: str, cr
     assert torch.equal(before[0], flat(policy.model.parameters()))
     assert torch.equal(before[1], flat(one.critic.parameters()))
     assert one.updates == 0
-    assert all(
-        p.grad is None for p in (*one.actor.parameters(), *one.critic.parameters())
-    )  # the next rollout needs the memory
+    trained = [*one.actor.parameters(), *one.critic.parameters()]
+    assert all(parameter.grad is None for parameter in trained), "the next rollout needs the memory"

@@ -215,7 +215,7 @@ class PlannerConfig:
     """How `agent.planner` searches ([planning](planning.md))."""
 
     depth: Positive = setting(10, "Actions looked ahead.")
-    width: Count = setting(0, "Search, practice and imagined worlds: states expanded per layer; 0 = all.")
+    width: Count = setting(0, "lookahead, beam, practice and imagined worlds: states expanded per layer; 0 = all.")
     simulations: Positive = setting(64, "mcts: per decision.")
     exploration: NonNegative = setting(1.25, "mcts: weight of the prior (PUCT).")
     samples: Positive = setting(1, "Predictions per move: 1 = the likeliest, more are sampled (stochastic worlds).")

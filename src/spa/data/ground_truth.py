@@ -113,10 +113,15 @@ def shuffle_states(episodes: Sequence[Episode], seed: int) -> list[Episode]:
     return [replace(episode, turns=[next(others) for _ in episode.turns]) for episode in episodes]
 
 
+def is_move(row: Row) -> bool:
+    """Whether a row is a transition (``selfplay.rows=transitions``)."""
+    return row.extra.get("outcome") is not None
+
+
 def answers_plainly(rows: Sequence[Row]) -> list[bool]:
     """Which rows of a data set of transitions answer the plain prompt (``selfplay.plain_rows``), and so need no state: those
     without an outcome."""
-    moves = [row.extra.get("outcome") is not None for row in rows]
+    moves = [is_move(row) for row in rows]
     return [any(moves) and not move for move in moves]
 
 

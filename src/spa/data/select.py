@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from spa.config.schema import SelfPlayConfig
-from spa.data.ground_truth import Row, answers_plainly, deduplicate, row_rejection
+from spa.data.ground_truth import Row, answers_plainly, deduplicate, is_move, row_rejection
 from spa.data.transitions import each_move_once
 
 _CLASS: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
@@ -24,9 +24,9 @@ _STREAM = 0xBA1A
 def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[list[Row], Counter[str]]:
     """The rows kept by ``play``'s settings, in order, and counts of dropped rows by reason.
 
-    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate`` (of transitions alone: each move
-    once), ``balance``. Balancing
-    samples without replacement to cap each class at the median class size (rounded up), reproducibly for a ``seed``.
+    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate`` (where all rows are
+    transitions: each move once), ``balance``. Balancing samples without replacement to cap each class at the median class size
+    (rounded up), reproducibly for a ``seed``.
 
     Raises:
         ValueError: rows lack the column that a setting needs, or unknown balance.
@@ -46,8 +46,7 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
         reasons += Counter({"not won": len(remaining) - len(won)})
         remaining = won
     if play.deduplicate:
-        moves = all(row.extra.get("outcome") is not None for row in remaining)
-        unique = each_move_once(remaining) if moves else deduplicate(remaining)
+        unique = each_move_once(remaining) if all(map(is_move, remaining)) else deduplicate(remaining)
         reasons += Counter({"duplicate": len(remaining) - len(unique)})
         remaining = unique
     if play.balance != "none":

@@ -27,7 +27,7 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
 from spa.agent.response import tagged
 from spa.agent.task import Task
-from spa.data.ground_truth import Message, Row, facts
+from spa.data.ground_truth import Message, Row, facts, is_move
 from spa.data.states import bare
 
 END = "end"
@@ -218,8 +218,10 @@ def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
 
 
 def each_move_once(rows: Sequence[Row]) -> list[Row]:
-    """Transition rows without repetitions; their prompts may differ in the number of actions left, which does not affect a move."""
-    return list({row.response: row for row in reversed(rows)}.values())[::-1]
+    """Transition rows without repetitions, then the other rows. Prompts of a move may differ in the number of actions left, which
+    does not affect it."""
+    moves = {row.response: row for row in reversed(rows) if is_move(row)}
+    return [*list(moves.values())[::-1], *(row for row in rows if not is_move(row))]
 
 
 def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:

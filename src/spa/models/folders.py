@@ -33,8 +33,10 @@ def resolve_path(path: str) -> str:
         if not (cache_folder(name) / "config.json").is_file():
             raise ValueError(f"the model {name!r} has not been downloaded yet: run `spa model get {name}`")
         return str(cache_folder(name))
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path
-    looks_local = looks_local or path.endswith(".gguf") or ("/" in path and Path(path).parent.is_dir())
+    looks_local = (
+        path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path or path.endswith(".gguf")
+    )
+    hides_hub_name = not looks_local and "/" in path and Path(path).parent.is_dir()
     folder = Path(path).expanduser()
     gguf = [folder] if path.endswith(".gguf") and folder.is_file() else sorted(folder.glob("*.gguf"))
     if gguf and not any(folder.glob("*.safetensors")):
@@ -48,9 +50,8 @@ def resolve_path(path: str) -> str:
             example = f"its last checkpoint, {checkpoints[-1][1]}" if checkpoints else "such as .../global_step_N"
             raise ValueError(f"{path} holds no model (no config.json); give a Hugging Face folder, {example}")
         return str(folder)
-    if looks_local or folder.exists():
-        hub = path.count("/") == 1 and folder.parent.is_dir()
-        why = f" (the folder {folder.parent} is there, so this is no hub name)" if hub else ""
+    if looks_local or hides_hub_name or folder.exists():
+        why = f" (the folder {folder.parent} exists, so this is not taken for a hub name)" if hides_hub_name else ""
         raise ValueError(f"no model folder {path}{why}")
     return path
 

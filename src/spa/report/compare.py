@@ -77,7 +77,7 @@ class VariantTable:
         out = []
         for row in others:
             difference = row.differences[1]
-            if difference == without_spread(0.0, self.worlds, -1, 1):
+            if difference == without_spread(0.0, self.worlds, -1, 1):  # 0 in every world
                 relation = "wins every world as often as"
             elif difference.low > 0 or difference.high < 0:
                 relation = "is above" if difference.low > 0 else "is below"

@@ -26,7 +26,7 @@ from spa.common.clock import Elapsed
 from spa.common.progress import note, progress
 from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
-from spa.data.ground_truth import Row, deduplicate
+from spa.data.ground_truth import Row, deduplicate, is_move
 from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import LAYOUTS, each_move_once, repeat_rare, state_prompt, transition_rows
 from spa.evaluate.play import play_chunks
@@ -223,8 +223,7 @@ def _join(parts: Sequence[Path], play: SelfPlayConfig, out: Path) -> dict[str, A
     """Writes all transitions, and the rows of the plain prompt between them, to one file."""
     rows = [row for part in parts for row in read_rows(part)[0]]
     if play.deduplicate:
-        moves = [row for row in rows if row.extra.get("outcome") is not None]
-        rows = each_move_once(moves) + [row for row in rows if row.extra.get("outcome") is None]
+        rows = each_move_once(rows)
     rows = repeat_rare(rows, play.outcome_share)
     write_rows(out / "train.parquet", rows)
     return {"rows": len(rows)}
@@ -254,7 +253,7 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
             "planner.min_probability; where self-play seldom wins, set selfplay.outcome_share=0.1"
         )
     # Transitions alone: the other rows answer the plain prompt as the base does, and would contradict the plans.
-    past = [row for part in transition_files for row in read_rows(part)[0] if row.extra.get("outcome") is not None]
+    past = [row for part in transition_files for row in read_rows(part)[0] if is_move(row)]
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
     rehearsed = _some(past, round(settings.rehearsal * len(rows)), rng)
     valued = _some(lessons.values, round(settings.values * len(rows)), rng)

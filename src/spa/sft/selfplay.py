@@ -190,8 +190,7 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
     if play.rows == "transitions":
         world_model_task = make_task(cfg, state_format=play.state_format, prompt="world_model")
         moves, dropped = select_rows(transition_rows(played, world_model_task, play.states, seed), play, seed)
-        plain = _plain_rows(played, round(play.plain_rows * len(moves)), seed)
-        plain, more = select_rows(plain, dataclasses.replace(play, filter=False), seed)  # which need no states
+        plain, more = select_rows(_plain_rows(played, round(play.plain_rows * len(moves)), seed), play, seed)
         return moves + plain, dropped + more
     shown = shuffle_states(played, seed) if play.states == "shuffled" else played
     rows = [row for episode in shown for row in rows_of(episode, window=row_window(cfg), states=play.states)]
