@@ -92,6 +92,13 @@ def test_ppo_and_eval_take_an_variant(calls: Calls) -> None:
     assert calls[-1][1]["variant"].state_format == "coordinates"
 
 
+@pytest.mark.parametrize("command", ["generate", "ppo", "eval"])
+def test_a_file_among_the_variants_goes_by_its_name(calls: Calls, command: str) -> None:
+    Path("some.yaml").write_text("name: own\n")
+    assert main([command, "sokoban", "variants=[vanilla,some.yaml]", "--variant", "own", "--out", "x"]) == 0
+    assert calls[0][1]["variant"].name == "own"
+
+
 def test_default_folder_is_named_and_printed(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "_10_sudoku"]) == 0
     out = calls[0][1]["out"]

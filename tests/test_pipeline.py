@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from spa.cli import main
+from spa.config.load import load_config, load_variant
 from spa.data.layouts import read_rows
+from spa.pipeline import evaluate
 from spa.pretrain.network import TinySize, build_model
 
 SMALL = [
@@ -92,6 +94,64 @@ def test_resuming_a_finished_run_changes_nothing(run_folder) -> None:
     before = snapshot(run_folder)
     assert spa("run", "frozen_lake", "--out", str(run_folder), *SMALL, "variants=[vanilla,se,spa]", "--resume") == 0
     assert snapshot(run_folder) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "already holds a run of `spa run`; add --resume"),
+        (["--model", "builtin:tiny"], "already holds a run of `spa run`; add --resume"),
+        (["--model", "builtin:tiny", "--resume"], "holds the evaluation of"),
+    ],
+)
+def test_a_finished_evaluation_is_not_replaced(run_folder, capsys, options: list[str], message: str) -> None:
+    before = snapshot(run_folder), (run_folder / "run.json").read_bytes()
+    for more in (["--dry-run"], []):
+        assert spa("eval", "--variant", "spa", "--out", str(run_folder), *options, *more) == 2
+        assert message in capsys.readouterr().err
+    assert (snapshot(run_folder), (run_folder / "run.json").read_bytes()) == before
+
+
+@pytest.fixture
+def copied(run_folder, tmp_path, monkeypatch) -> Path:
+    """A copy of the run, in which nothing may be evaluated."""
+    monkeypatch.setattr("spa.evaluate.play.evaluate_model", lambda *args: pytest.fail("it was evaluated again"))
+    shutil.copytree(run_folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def recorded_model(run: Path, variant: str, **model: str) -> None:
+    """Changes the model in the record of an evaluation."""
+    path = run / "variants" / variant / "eval" / "done.json"
+    record = {key: value for key, value in json.loads(path.read_text()).items() if "model" not in key}
+    path.write_text(json.dumps({key: value for key, value in record.items() if key != "sha256"} | model))
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_that_was_moved_is_not_evaluated_again(run_folder, copied, earlier: bool) -> None:
+    if earlier:  # the path alone was recorded
+        recorded_model(copied, "spa", model=str(run_folder / "variants/spa/ppo/checkpoints/global_step_2"))
+    assert spa("run", "--out", str(copied), "--resume") == 0
+    assert spa("eval", "--variant", "spa", "--out", str(copied), "--resume") == 0
+
+
+def test_a_run_does_not_take_another_models_evaluation_for_its_own(copied, capsys) -> None:
+    recorded_model(copied, "spa", model="org/name", model_path="org/name")
+    assert spa("run", "--out", str(copied), "--resume", "--dry-run") == 2
+    message = "spa/eval holds the evaluation of org/name, not of"
+    assert message in capsys.readouterr().err
+    cfg = load_config(copied / "config.yaml")
+    with pytest.raises(ValueError, match=message):  # where stage 3 has just finished
+        evaluate(cfg, load_variant("spa"), copied, model=None, resume=True, begun=True)
+
+
+def test_another_runs_checkpoint_is_another_model(run_folder, copied, capsys, monkeypatch) -> None:
+    other = str(run_folder / "variants/spa/ppo/checkpoints/global_step_2")  # has the same path in its run
+    shutil.rmtree(copied / "variants" / "spa" / "eval")
+    monkeypatch.setattr("spa.evaluate.play.evaluate_model", lambda *args: {"model": other})
+    assert spa("eval", "--variant", "spa", "--model", other, "--out", str(copied), "--resume") == 0
+    assert spa("run", "--out", str(copied), "--resume") == 2
+    assert f"holds the evaluation of {other}, not of {copied}" in capsys.readouterr().err
 
 
 @pytest.mark.slow

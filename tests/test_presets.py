@@ -157,6 +157,44 @@ def test_a_file_of_ones_own_lies_over_the_preset(tmp_path: Path, head: str) -> N
     assert f"Set by: default < model/preset < {file}\n" in explain("ppo.critic_lr", str(file), [])
 
 
+@pytest.mark.parametrize("world", ["gym:CartPole-v1", "mine.yaml"])
+@pytest.mark.parametrize(
+    "settings", [[], ["model=qwen2.5-0.5b"], ["model=org/model-7b"]], ids=["tiny", "file", "preset"]
+)
+def test_a_world_of_ones_own_has_all_settings_of_the_model_and_none_of_another_world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: str, settings: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("env: {id: 'gym:CartPole-v1', instruction: Balance.}\n")
+    other = load_config("frozen_lake", settings)
+    names = differences(other, load_config(world, settings))
+    assert "env.id" in names
+    assert [name for name in names if name != "name" and not name.startswith("env.")] == []
+    assert load_config(world, [*settings, "env=frozen_lake"]) == other
+    assert f"Set by: default < {world}\n" in explain("env.id", world, settings)
+
+
+@pytest.mark.parametrize("command", ["eval", "play", "perplexity", "diagnose"])
+def test_the_option_brings_the_preset_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    path = folder(tmp_path / "m")
+    used = []
+
+    def stop(cfg: Config, *_: object, **__: object) -> None:
+        used.append(cfg)
+        raise ValueError("far enough")
+
+    for place in (
+        "spa.pipeline.evaluate",
+        "spa.agent.policy.Policy.load",
+        "spa.cli.perplexity.measure",
+        "spa.diagnose.measure.diagnose",
+    ):
+        monkeypatch.setattr(place, stop)
+    out = ["--out", str(tmp_path / "out")] if command == "eval" else []
+    assert main([command, "frozen_lake", "ppo.steps=7", "--model", path, *out]) == 2
+    assert used == [load_config("frozen_lake", ["ppo.steps=7", f"model={path}"])]
+
+
 def test_an_algorithm_lies_over_the_preset() -> None:
     config = load_config("sokoban", ["model=org/model-7b", "algorithm=grpo"])
     assert (config.ppo.critic, config.ppo.lora_rank, config.ppo.critic_lora_rank) == ("none", 32, 0)

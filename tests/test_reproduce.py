@@ -9,20 +9,24 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from spa.cli import main
+from spa.config.variants import variants_of
 from spa.evaluate.summary import EvalResult, WorldResult
+from spa.reproduce.bases import write_variants
 from spa.reproduce.jobs import at_once, run_cells
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import Numbers, collect_cells, compute
-from spa.reproduce.scale import Cell, load_scale
+from spa.reproduce.scale import Cell, cells, load_scale
 from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
+from spa.runs.folder import RunFolder
 from tests.test_pipeline import SMALL
 
 WORLDS = 12
@@ -121,8 +125,9 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
     assert again == numbers
     assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 0
     assert capsys.readouterr().out.rstrip("\n") == markdown(load_scale(scale), numbers).rstrip("\n")
-    assert main(["reproduce", "--scale", scale, "--numbers", str(path), "--seeds", "0"]) == 2
-    assert "leave out --seeds" in capsys.readouterr().err
+    for unused in (["--seeds", "0"], ["--dry-run"], ["--table"], ["--parallel", "1"], ["ppo.steps=2"]):
+        assert main(["reproduce", "--scale", scale, "--numbers", str(path), *unused]) == 2
+        assert f"leave out {'settings' if '=' in unused[0] else unused[0]}\n" in capsys.readouterr().err
     assert main(["reproduce", "--scale", scale, "--numbers", str(path), "--variants", "spa"]) == 0
     assert "left out, since they are not among the variants" in capsys.readouterr().err
     whole = path.read_text()
@@ -242,6 +247,40 @@ def test_the_settings_of_a_variant_are_those_that_may_change_its_result(finished
     assert collect_cells(finished[:1])["lake"]["spa"].settings["model.path"] == "org/small", "a hub name is no path"
     assert (variants["spa"].settings["rl"], variants["base"].settings["rl"]) == ("True", "False")
     assert not {"seeds.run", "model.threads", "variants", "ppo.steps"} & variants["spa"].settings.keys()
+
+
+def test_secrets_reach_no_numbers(finished: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "sk-canary-1234")
+    own = tmp_path / "vanilla.yaml"
+    own.write_text("name: vanilla\nsource: {selfplay.model: 'x/${oc.env:MY_TOKEN}'}\n")
+    for cell in finished:
+        configure(cell, "env: {instruction: 'Win. ${oc.env:MY_TOKEN}'}", f"seeds: {{run: {cell.seed}}}")
+    numbers = collect_cells([replace(cell, variants=(str(own), "spa")) for cell in finished])
+    settings = numbers["lake"]["vanilla"].settings
+    assert settings["env.instruction"] == "Win. ${oc.env:MY_TOKEN}"
+    assert settings["source.selfplay.model"] == "x/${oc.env:MY_TOKEN}"
+    assert "sk-canary-1234" not in to_json(numbers)
+
+
+def test_a_table_of_an_edited_scale_is_of_what_was_run(tmp_path: Path) -> None:
+    def scale(steps: int) -> str:
+        own = {"own": {"settings": {"ppo.steps": steps}}}
+        worlds = {"lake": {"config": "frozen_lake"}}
+        return scale_file(tmp_path, worlds=worlds, own_variants=own, variants=["vanilla", "own"], seeds=[0])
+
+    out = tmp_path / "out"
+    write_variants(load_scale(scale(3)), out)
+    (cell,) = cells(load_scale(scale(3)), out)
+    RunFolder(cell.folder).open(cell.load(), "run", resume=False, variants=variants_of(cell.load()))
+    for name in ("base", "vanilla", "own"):
+        result(cell.folder, name, [1] * WORLDS)
+    file = out / "variants" / "lake" / "own.yaml"
+    before = file.read_text()
+    assert main(["reproduce", "--scale", scale(5), "--out", str(out), "--table"]) == 0
+    assert file.read_text() == before
+    file.write_text(before.replace("3", "5"))
+    assert main(["reproduce", "--scale", scale(5), "--out", str(out), "--table"]) == 0
+    assert json.loads((out / "numbers.json").read_text())["lake"]["own"]["settings"]["ppo.steps"] == "3"
 
 
 def test_seeds_of_other_settings_are_refused(finished: list[Cell]) -> None:

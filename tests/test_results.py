@@ -1,92 +1,83 @@
-"""The published tables are what the stored numbers give."""
+"""The published tables, overviews and figures are what scripts/publish_results.py makes from the stored numbers."""
 
 from __future__ import annotations
 
-import itertools
+import runpy
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spa.reproduce.page import figure_files
-from spa.reproduce.scale import load_scale
-from spa.reproduce.stored import read_numbers
-from spa.reproduce.table import markdown
+from spa.reproduce.stored import to_json
 
-DOCS = Path(__file__).parents[1] / "docs"
-# docs/results/FILE.json -> the scale whose `spa reproduce --scale SCALE --numbers FILE` prints its table
-SCALES = {
-    "frozen_lake": "hours",
-    "main": "main",
-    "longer_practice": str(DOCS / "scales" / "longer-practice.yaml"),
-    "planning_worlds": str(DOCS / "scales" / "planning-worlds.yaml"),
-}
-ROWS = {  # of the overview -> file and world
-    "FrozenLake 4x4": ("main", "frozen_lake"),
-    "Sokoban, eight moves": ("main", "sokoban"),
-    "Sudoku 4x4": ("main", "sudoku"),
-    "FrozenLake 4x4, five actions a turn": ("planning_worlds", "frozen_lake_five_actions"),
-    "FrozenLake 5x5": ("longer_practice", "frozen_lake_5x5"),
-    "FrozenLake 6x6": ("planning_worlds", "frozen_lake_6x6"),
-    "FrozenLake 4x4, slippery": ("planning_worlds", "frozen_lake_slippery"),
-    "Sokoban, two boxes": ("planning_worlds", "sokoban_2_boxes"),
-}
-
-
-FIGURES = {  # of docs/images -> file and variants
-    f"{world}-{axis}.svg": (file, variants)
-    for file, world, variants in (
-        ("main", "frozen_lake", "vanilla_longer,se,spa_plan"),
-        ("main", "sokoban", "vanilla_longer,spa_plan"),
-        ("longer_practice", "frozen_lake_5x5", "vanilla_longer,spa_plan"),
-    )
-    for axis in ("cpu_time", "actions")
-}
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SCRIPT = ROOT / "scripts" / "publish_results.py"
+PUBLISH: dict[str, Any] = runpy.run_path(str(SCRIPT))
 
 
 def test_every_file_has_a_scale() -> None:
-    assert {path.stem for path in (DOCS / "results").glob("*.json")} == set(SCALES)
+    assert {path.stem for path in (DOCS / "results").glob("*.json")} == set(PUBLISH["SCALES"])
 
 
-@pytest.mark.parametrize("name", SCALES)
-def test_the_page_has_the_table_and_the_verdict_of_the_stored_numbers(name: str) -> None:
-    scale = load_scale(SCALES[name])
-    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
-    printed = markdown(scale, read_numbers([DOCS / "results" / f"{name}.json"], scale)).splitlines()
-    first = next(i for i, line in enumerate(printed) if line.startswith("## "))
-    shown = [line for line in printed[first:-1] if line and not line.startswith("## ")]
+@pytest.mark.parametrize("file", PUBLISH["SCALES"])
+def test_the_page_has_the_table_and_the_verdict_of_the_stored_numbers(file: str) -> None:
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    shown = PUBLISH["blocks"](file)
     assert shown
-    assert [line for line in shown if line not in page] == []
+    assert all("| variant" in block for block in shown.values())
+    assert [block for block in shown.values() if block not in page] == []
 
 
-@pytest.mark.parametrize("page", [DOCS / "results.md", DOCS.parent / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PUBLISH["PAGES"], ids=lambda page: page.name)
 def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
-    """Its columns are named after variants."""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| world |"))
-    header, *rows = [
-        [cell.strip(" *`") for cell in line.strip("|").split("|")]
-        for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start:])
-        if "---" not in line
-    ]
-    columns = header[header.index("seeds") + 1 :]
-    shown = {}
-    for title, *cells in rows:
-        file, world = ROWS[title]
-        scale = load_scale(SCALES[file])
-        numbers = read_numbers([DOCS / "results" / f"{file}.json"], scale)[world]
-        assert cells[0] == str(max(len(entry.seeds) for entry in numbers.values()))
-        for name, cell in zip(columns, cells[1:], strict=True):
-            entry = numbers.get(name)
-            shown[title, name] = cell, f"{100 * entry.passes[1].mean:.1f}" if entry else "-"
-    assert {key: value for key, value in shown.items() if value[0] != value[1]} == {}
-    assert page.name == "README.md" or {row[0] for row in rows} == set(ROWS)
+    text = page.read_text(encoding="utf-8")
+    assert PUBLISH["overview"](text) == text
+    spoilt = text.replace("| 18.1 |", "| 18.2 |")
+    assert spoilt != text
+    assert PUBLISH["overview"](spoilt) == text
+    assert page.name == "README.md" or all(f"\n| {title} |" in text for title in PUBLISH["ROWS"])
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", PUBLISH["FIGURES"])
 def test_the_figures_are_drawn_from_the_stored_numbers(name: str) -> None:
-    """As CONTRIBUTING says: ``spa reproduce --scale SCALE --numbers FILE --variants VARIANTS --out FOLDER`` writes them."""
-    file, variants = FIGURES[name]
-    scale = load_scale(SCALES[file])
-    scale.override("variants", variants.split(","))
-    drawn = figure_files(read_numbers([DOCS / "results" / f"{file}.json"], scale))
-    assert (DOCS / "images" / name).read_text(encoding="utf-8") == drawn[name]
+    assert (DOCS / "images" / name).read_text(encoding="utf-8") == PUBLISH["figure"](name)
+
+
+def test_variants_measured_again_replace_the_old_ones_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy of the pages; the other worlds and variants stay as they are."""
+    for part in ("docs/results", "docs/scales", "docs/images"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    for part in ("docs/results.md", "README.md", "scripts/publish_results.py"):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / part, tmp_path / part)
+    copy = runpy.run_path(str(tmp_path / "scripts" / "publish_results.py"))
+    _, numbers = copy["stored"]("main")
+    new = {"sokoban": {"plan": numbers["sokoban"]["plan"]}}
+    entry = new["sokoban"]["plan"]
+    entry.successes = {seed: [0] * len(row) for seed, row in entry.successes.items()}
+    (tmp_path / "numbers.json").write_text(to_json(new), encoding="utf-8")
+    before = PUBLISH["blocks"]("main")
+
+    monkeypatch.setattr(
+        sys, "argv", ["publish_results.py", "main", str(tmp_path / "numbers.json"), "--replace", "plan"]
+    )
+    copy["main"]()
+
+    page = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
+    blocks = copy["blocks"]("main")
+    assert all(block in page for block in blocks.values())
+    assert before["sokoban"] not in page
+    assert {world for world, block in before.items() if block == blocks[world]} == {"frozen_lake", "sudoku"}
+    assert copy["stored"]("main")[1]["sokoban"]["plan"].passes[1].mean == 0
+    row = next(
+        line for line in (tmp_path / "README.md").read_text(encoding="utf-8").splitlines() if "| Sokoban" in line
+    )
+    assert " 0.0 |" in row
+    assert (tmp_path / "docs/images/sokoban-actions.svg").read_text(encoding="utf-8") == PUBLISH["figure"](
+        "sokoban-actions.svg"
+    )

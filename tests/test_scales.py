@@ -88,7 +88,10 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
     path = scale_file(tmp_path)
     assert "Did you mean 'lake'?" in fails("--scale", path, "--worlds", "lke")
     assert "Did you mean 'vanilla'?" in fails("--scale", path, "--variants", "vanila")
-    assert "--seeds must be whole numbers" in fails("--scale", path, "--seeds", "a")
+    for seeds in ("a", "²", "0,0", "0,00", "-1"):
+        assert "--seeds must be different whole numbers" in fails("--scale", path, "--seeds", seeds)
+    assert "give --variants instead" in fails("--scale", path, "variants=[vanilla]")
+    assert "give --seeds instead" in fails("--scale", path, "seeds.run=3")
     assert "ppo.stepps" in fails("--scale", path, "ppo.stepps=3")
     assert "nothing is finished" in fails("--scale", path, "--table")
     path = scale_file(tmp_path, own_variants={"far": {"settings": {"ppo.stps": 3}}}, variants=["vanilla", "far"])
@@ -106,6 +109,14 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
     assert "4 runs" in printed
     assert "room: spa run sokoban" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
+    scale = load_scale(scale_file(tmp_path, bases={"base_1.5": []}, variants=["vanilla", "base_1.5"]))
+    (tmp_path / "bases" / "base_1.5").mkdir(parents=True)
+    (tmp_path / "bases" / "base_1.5" / "config.json").write_text("{}")  # as a pretraining would have
+    make_bases(scale, tmp_path)
+    assert load_variant(str(variant_file(scale, "lake", "base_1.5", tmp_path))).name == "base_1.5"
 
 
 @pytest.mark.slow

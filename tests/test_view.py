@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("starlette")
+import uvicorn
 from starlette.testclient import TestClient
 
 from spa.agent.episode import Episode, Turn, write_episodes
@@ -166,6 +168,57 @@ def test_damaged_runs_do_not_hide_the_others(tmp_path: Path) -> None:
     pages = client(tmp_path)
     assert pages.get("/").text.count('name="run"') == 2
     assert pages.get(f"/run/{key(bad)}/report").status_code == 500
+
+
+def test_a_log_that_vanishes_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make_run(tmp_path / "bad") / "variants" / "spa" / "ppo" / "metrics.jsonl"
+    make_run(tmp_path / "good")
+    # It is there when the files are listed.
+    monkeypatch.setattr("spa.view.index.is_locked", lambda folder: log.unlink(missing_ok=True))
+    latest = {entry.title: entry.latest for entry in Index([tmp_path]).entries()}
+    assert latest == {"good": "spa ppo, step 3", "bad": ""}
+
+
+def test_a_log_that_cannot_be_read_has_no_curve(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "bad") / "variants" / "spa" / "ppo" / "metrics.jsonl"
+    log.unlink()
+    log.mkdir()  # as root may read any file
+    (entry,) = Index([tmp_path]).entries()
+    assert (entry.curve, entry.score) == ([], (0.75, "spa"))
+
+
+def test_a_folder_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "secret")
+    real = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        if path.parent.name == "secret":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert [entry.title for entry in Index([tmp_path]).entries()] == ["good"]
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_command_listens_at_an_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str, shown: str
+) -> None:
+    reached = []
+
+    def run(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        with socket.create_connection(sockets[0].getsockname()[:2]) as connection:
+            reached.append(connection.getpeername()[0])
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if host == "::1" else socket.AF_INET).close()
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    assert main(["view", str(tmp_path), "--host", host, "--port", "0"]) == 0
+    assert reached == [host]
+    assert f"http://{shown}:" in capsys.readouterr().out
 
 
 def test_episodes_are_not_read_for_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,11 +106,13 @@ def play(
     from spa.planning.play import play_with_planner
     from spa.runs.stage import model_of
 
-    cfg = load_config(config, *settings)
+    path = model_of(str(model), "model") if model else None
+    preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
+    cfg = load_config(config, *settings, *preset)
     task = make_task(cfg)
     source = WorldSource(task, choose("split", split, SPLITS), first_seed(cfg.seeds, split), unique=True)
     chosen = source.take(skip + worlds)[skip:]
-    policy = Policy.load(cfg, model_of(str(model), "model") if model else None, engine=cfg.engine)
+    policy = Policy.load(cfg, path, engine=cfg.engine)
     try:
         if take_over is not None:
             if cfg.agent.planner != "none":

@@ -36,7 +36,15 @@ from spa.config.variants import (
 from spa.dry_run import plan
 from spa.preflight import begin
 from spa.runs.folder import variants_folder
-from spa.runs.products import check_inputs, practised_model, selected_otherwise, trained_model, world_model_of
+from spa.runs.products import (
+    check_evaluated,
+    check_inputs,
+    model_path,
+    practised_model,
+    selected_otherwise,
+    trained_model,
+    world_model_of,
+)
 from spa.runs.record import damaged_files, read_done
 from spa.runs.schedule import Schedule, planned_stages
 from spa.runs.stage import Stage, reopen_as, reopen_episodes
@@ -196,21 +204,27 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
 def evaluate(
     cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool, begun: bool = False
 ) -> None:
-    """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model."""
+    """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model.
+
+    Raises:
+        ValueError: ``out`` lacks that model, or holds a finished evaluation of another one as this variant's.
+    """
     variant_cfg = variant_config(cfg, variant)
     with _begin(begun, cfg, out, "eval", resume, model, variant):
         if model is None and (begun or variant_cfg.engine.kind != "openai"):
             model = trained_model(cfg, variant, out)
+        check_evaluated(variant, out, model)
         folder = variants_folder(out) / variant.name / "eval"
         stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True, remake=True)
         if not stage.finished:
             from spa.evaluate.play import evaluate_model
 
-            stage.finish(evaluate_model(variant_cfg, variant, model, stage.folder))
+            result = evaluate_model(variant_cfg, variant, model, stage.folder)
+            stage.finish({**result, "model_path": model_path(model, out)})
             if variant_cfg.report.trackers:
                 from spa.report.track import track_evaluation
 
-                track_evaluation(variant_cfg, variant.name, stage.folder)
+                ranks.on_main(lambda: track_evaluation(variant_cfg, variant.name, stage.folder))
         if not begun and ranks.is_main():
             _print_result(folder, variant.name)
 

@@ -27,7 +27,7 @@ from spa.config.variants import (
 from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
-from spa.runs.products import check_inputs
+from spa.runs.products import check_evaluated, check_inputs, trained_model
 from spa.runs.record import DONE
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
@@ -57,10 +57,9 @@ def _begin(
 ) -> Iterator[None]:
     if launch.needed(cfg):
         raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
-    check_free(out)
+    check_out(cfg, out, stage, resume, variants)
     check_command(cfg, stage, variants, out, model)
     folder, command = RunFolder(out), command_of(stage, variants[0] if variants else None)
-    folder.check(cfg, command, resume, variants)
     check_disk(cfg, out, stage, variants)
     with locked(out):
         sweep(out)
@@ -109,6 +108,7 @@ def check_command(
     check_settings(cfg, stage, variants, model)
     variant = variants[0] if variants else None
     model, _ = check_inputs(cfg, stage, variant, out, model)
+    _check_evaluations(cfg, stage, variants, out, model)
     served = _check_players(cfg, stage, model, variants, local_only)
     if stage == "eval" and served and any(variant_config(cfg, variant).agent.planner != "none" for variant in variants):
         raise ValueError("agent.planner needs a local model: use engine=transformers or vllm, not a chat server")
@@ -122,6 +122,19 @@ def check_command(
             _check_data(source_config(cfg, each), data, chat)
     for text in dict.fromkeys(_in_vain(cfg, stage, variants)):
         note(f"note: {text}")
+
+
+def _check_evaluations(
+    cfg: Config, stage: str, variants: Sequence[VariantConfig], out: Path, model: str | None
+) -> None:
+    """Refuses finished evaluations of other models than those that the command would evaluate, as far as these are trained."""
+    for variant in variants if stage in ("run", "eval") else ():
+        if stage == "run":
+            try:
+                model = trained_model(cfg, variant, out)
+            except ValueError:
+                continue
+        check_evaluated(variant, out, model)
 
 
 def _in_vain(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iterator[str]:

@@ -99,6 +99,7 @@ def test_adapters_of_a_bfloat16_model_are_float32() -> None:
     assert {tensor.dtype for tensor in merged_state(model).values()} == {torch.bfloat16}
 
 
-def test_unknown_layers_are_named() -> None:
+@pytest.mark.parametrize("targets", [["query"], ["q_proj", "query"]], ids=["alone", "among others"])
+def test_unknown_layers_are_named(targets: list[str]) -> None:
     with pytest.raises(ValueError, match=r"lora_targets=\['query'\] names no layer.*q_proj"):
-        adapted(lora_targets=["query"])
+        adapted(lora_targets=targets)

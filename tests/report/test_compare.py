@@ -22,11 +22,14 @@ def make_run(
     task: str = "Lake",
     first: int = 0,
     content: str = "w",
+    variants: dict[str, dict] | None = None,
 ) -> Path:
-    """A run whose variants won ``wins`` of 4 samples in worlds ``first``, ``first + 1``, ..."""
+    """A run whose ``variants`` (name -> settings) won ``wins`` of 4 samples in worlds ``first``, ``first + 1``, ..."""
     folder.mkdir(parents=True)
     cfg = load_config("frozen_lake", [f"seeds.run={seed}", "variants=[vanilla,spa]", *settings])
     (folder / "config.yaml").write_text(to_yaml(cfg))
+    definitions = {name: {"name": name, "settings": each} for name, each in (variants or {}).items()}
+    (folder / "run.json").write_text(json.dumps({"variants": definitions}))
     for name, won in wins.items():
         worlds = [WorldResult(i, first + i, f"{content}{first + i}", n, 4) for i, n in enumerate(won)]
         out = folder / "variants" / name / "eval"
@@ -64,6 +67,29 @@ def test_runs_of_the_same_recipe_are_its_seeds(tmp_path: Path) -> None:
     assert table.groups[1].shared_seeds == 3
     assert table.groups[1].differences[1].mean == pytest.approx((2 + 2 + 3 + 3) / 16)
     assert "is above" in table.sentences()[0] and "on 4 common worlds, 3 seeds." in table.sentences()[0]
+
+
+def test_runs_of_an_edited_variant_are_no_seeds_of_one_recipe(tmp_path: Path) -> None:
+    """The config names its file alone."""
+
+    def seeds(name: str, numbers: tuple[int, ...], lam: float) -> list[Path]:
+        return [
+            make_run(
+                tmp_path / f"{name}{seed}",
+                {"mine": [seed, 1]},
+                seed=seed,
+                variants={"mine": {"ppo.lam": lam, "eval.worlds": 8 + seed}, "unevaluated": {"ppo.lam": seed}},
+            )
+            for seed in numbers
+        ]
+
+    runs = [*seeds("high", (0, 1), 0.9), *seeds("low", (2, 3), 0.1)]
+    comparison = compare_runs(runs)
+    assert [list(group.folders) for group in comparison.groups] == [[0, 1], [2, 3]]
+    assert comparison.settings["mine: settings.ppo.lam"] == ["0.9", "0.1"]
+    assert not [key for key in comparison.settings if key.startswith("unevaluated")]
+    unknown = make_run(tmp_path / "earlier", {"mine": [1, 1]}, seed=4)
+    assert [len(group.folders) for group in compare_runs([*runs, unknown]).groups] == [3, 2]
 
 
 def test_seeds_of_one_recipe_are_compared_with_each_other(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from spa.config.load import load_config
 from spa.config.schema import Config, VariantConfig
-from spa.runs.folder import RunFolder
+from spa.evaluate.verdict import main_variant
+from spa.runs.folder import RunFolder, variant_names
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +55,23 @@ def test_stages_share_a_folder(tmp_path: Path, cfg: Config) -> None:
     assert folder.commands() == ["generate", "sft", "ppo vanilla", "ppo spa", "eval spa"]
 
 
-@pytest.mark.parametrize(("first", "second"), [("run", "sft"), ("ppo spa", "run"), ("run", "run")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("run", "sft"), ("ppo spa", "run"), ("run", "run"), ("run", "eval spa"), ("eval spa", "run")],
+)
 def test_run_and_its_stages_exclude_each_other(tmp_path: Path, cfg: Config, first: str, second: str) -> None:
     folder = RunFolder(tmp_path).open(cfg, first, resume=False)
     with pytest.raises(ValueError, match="--resume"):
         folder.open(cfg, second, resume=False)
 
 
-def test_a_finished_run_may_be_evaluated(tmp_path: Path, cfg: Config) -> None:
-    RunFolder(tmp_path).open(cfg, "run", resume=False).open(cfg, "eval spa", resume=False)
+def test_variants_given_as_files_keep_the_configs_order(tmp_path: Path) -> None:
+    cfg = load_config("sokoban", [f"variants=[vanilla,{tmp_path}/z.yaml,a.yaml]"])
+    for name in ("a", "another", "base", "vanilla", "z"):
+        (tmp_path / "variants" / name).mkdir(parents=True)
+    names = variant_names(tmp_path, cfg)
+    assert names == ["base", "vanilla", "z", "a", "another"]
+    assert main_variant(names[:-1]) == "a", "the last trained one"
 
 
 @pytest.mark.parametrize("resume", [True, False])
@@ -94,7 +103,7 @@ def test_a_changed_variant_is_refused_by_key(tmp_path: Path, cfg: Config) -> Non
         folder.open(cfg, "run", resume=True, variants=[other])
     folder.open(cfg, "run", resume=True, variants=[replace(other, name="another")])
     with pytest.raises(ValueError, match="variant mine was another when"):
-        folder.check(cfg, "eval mine", False, [other])
+        folder.check(cfg, "eval mine", True, [other])
 
 
 def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from spa.config.load import load_config, load_variant
 from spa.config.schema import Config
-from spa.pipeline import generate
+from spa.pipeline import evaluate, generate
 from spa.scale import ranks
 from tests.scale.test_update import assert_equal, updated
 from tests.scale.tools import in_ranks
@@ -40,6 +41,21 @@ def test_sums_passes_and_errors_of_two_ranks() -> None:
     assert len(first[1]) == len(second[1])
     counted = [i for passes in (first[1], second[1]) for indices, counts in passes if counts for i in indices]
     assert sorted(counted) == [0, 1, 2, 3]
+
+
+def evaluated(out: Path) -> list[int]:
+    """The ranks in which an evaluation was sent to the trackers."""
+    sent: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spa.evaluate.play.evaluate_model", lambda *args: {"model": "builtin:tiny"})
+        patch.setattr("spa.report.track.track_evaluation", lambda *args: sent.append(ranks.rank()))
+        cfg = load_config("frozen_lake", ["report.trackers=[tensorboard]"])
+        evaluate(cfg, load_variant("base"), out, model=None, resume=True, begun=True)
+    return sent
+
+
+def test_one_rank_tells_the_trackers(tmp_path: Path) -> None:
+    assert in_ranks(lambda: evaluated(tmp_path), 2) == [[0], []]
 
 
 def test_one_process_imports_no_distributed_code() -> None:

@@ -273,6 +273,8 @@ def evaluate(
     words, model = exported(words, model, "eval")
     with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
         model = model_of(model) if model else None
+    if model and split_words(words)[0] is not None:  # else the run's config counts
+        words = [*(words or []), f"model.path={model}"]
     options = _Options(words, out, resume, dry_run, quiet, variant, model)
     _stage("eval", options, lambda p, cfg, chosen, folder: p.evaluate(cfg, chosen, folder, model=model, resume=resume))
 
@@ -381,8 +383,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     at_once = sys.stderr.isatty() and not options.dry_run and not is_rank()
     if at_once:  # reading the config takes a second
         note(begun)
-    from spa.config.load import load_variant, preset_of, to_yaml
-    from spa.config.variants import overruled, variants_of
+    from spa.config.load import preset_of, to_yaml
+    from spa.config.variants import overruled, variant_named, variants_of
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import default_folder
@@ -394,7 +396,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     folder = options.out or default_folder(cfg)
     trained = command == "ppo" or (command == "eval" and folder.joinpath("config.yaml").is_file())
     chosen = options.variant or (cfg.variants[0] if trained else "base" if command == "eval" else None)
-    variant = load_variant(chosen) if chosen else None
+    variant = variant_named(cfg, chosen) if chosen else None
     if variant and command == "eval" and chosen == "base":  # a model as it is, also where this is resumed
         variant = replace(variant, state_format=cfg.env.state_format)
     said = is_rank() and cfg.launcher != "local"  # by the command that started the ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,11 +23,32 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     return name, settings
 
 
-def config_of(words: list[str] | None, example: str) -> Config:
-    """The config that ``NAME KEY=VALUE`` names; ``example`` is shown where the name is missing."""
+def check_output(file: Path | None) -> None:
+    """Raises ValueError if the option ``--json`` names no file that can be written."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise ValueError(f"cannot write {file}: give --json a file in a folder that exists")
+
+
+def model_setting(model: str | None) -> list[str]:
+    """The option ``--model`` as a setting: like ``model=PATH`` it brings the model's preset.
+
+    Raises:
+        ValueError: a folder without a model.
+    """
+    from spa.runs.stage import model_of
+
+    return [f"model.path={model_of(model, '--model')}"] if model else []
+
+
+def config_of(words: list[str] | None, example: str, model: str | None = None) -> Config:
+    """The config that ``NAME KEY=VALUE`` names; ``example`` is shown where the name is missing.
+
+    Raises:
+        ValueError: as ``load_config`` and ``model_setting``.
+    """
     from spa.config.load import load_config
 
     name, settings = split_words(words)
     if name is None:
         raise ValueError(f"give a config name or YAML file first, as in `{example}`")
-    return load_config(name, settings)
+    return load_config(name, [*settings, *model_setting(model)])

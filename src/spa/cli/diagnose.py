@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from spa.cli.arguments import Words, config_of
+from spa.cli.arguments import Words, check_output, config_of
 
 
 def diagnose(
@@ -37,15 +37,11 @@ def diagnose(
     """What the recipe can do in your world with your model, in about a minute with the built-in one."""
     from spa.common.progress import set_quiet
     from spa.common.secrets import redact
-    from spa.runs.stage import model_of
 
-    cfg = config_of(words, "spa diagnose frozen_lake")
+    cfg = config_of(words, "spa diagnose frozen_lake", model)
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give another --out")
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ValueError(f"cannot write {output}: give --json a file in a folder that exists")
-    if model is not None:
-        cfg.model.path = model_of(model)
+    check_output(output)
     set_quiet(quiet)
 
     from spa.common.files import atomic_write

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spa.cli.arguments import split_words
+from spa.cli.arguments import check_output, model_setting, split_words
+
+if TYPE_CHECKING:
+    from spa.config.schema import Config
 
 DEFAULT = "sokoban,frozen_lake,sudoku"
 FORMATS = {"grid": "raw", "coordinates": "with coordinates"}
@@ -39,11 +41,12 @@ def perplexity(
 ) -> None:
     """Perplexity of worlds' states, raw and with coordinates, beside that of a random guess."""
     names, settings = split_words(words)
-    from spa.runs.stage import model_of
+    from spa.config.load import load_config
 
-    model = model_of(model, "--model") if model else None
-    configs = dict.fromkeys((names or DEFAULT).split(","))
-    results = {name: measure(name, settings, model, worlds, seed) for name in configs}
+    check_output(output)
+    settings += model_setting(model)
+    configs = {name: load_config(name, settings) for name in (names or DEFAULT).split(",")}
+    results = {name: measure(cfg, worlds, seed) for name, cfg in configs.items()}
     print(render(results))
     if output is not None:
         from spa.common.files import atomic_write
@@ -51,22 +54,20 @@ def perplexity(
         atomic_write(output, json.dumps(results, indent=1) + "\n")
 
 
-def measure(name: str, settings: Sequence[str], model: str | None, count: int, seed: int) -> dict[str, Any]:
+def measure(cfg: Config, count: int, seed: int) -> dict[str, Any]:
     """One world's numbers: ``random_guess`` and, by ``{bare,prompt}/{grid,coordinates}``, those of ``StatePerplexity``.
 
     What a world cannot show is absent.
     """
     from spa.agent.policy import Policy, make_task
     from spa.agent.worlds import WorldSource
-    from spa.config.load import load_config
     from spa.evaluate.perplexity import CONTEXTS, perplexity_by_format, random_guess
 
-    cfg = load_config(name, settings)
-    policy = Policy.load(cfg, model)
+    policy = Policy.load(cfg)
     task = make_task(cfg)
     chosen = WorldSource(task, "val", cfg.seeds.val, unique=True).take(count)
     result: dict[str, Any] = {
-        "model": model or cfg.model.path,
+        "model": cfg.model.path,
         "random_guess": random_guess(task, len(policy.tokenizer)),
     }
     for context in CONTEXTS:

@@ -42,7 +42,7 @@ def play(
         if variant:
             raise ValueError("--variant chooses a model of a run: give the run's folder first, as in `spa play runs/a`")
         words, model = exported(words, model, "play")
-        cfg = config_of(words, "spa play frozen_lake --model runs/a/sft")
+        cfg = config_of(words, "spa play frozen_lake --model runs/a/sft", model)
     screen = Screen()
     ask = _asker(cfg) if take_over else None
     episodes = api.play(cfg, model=model, worlds=worlds, skip=skip, on_turn=screen.on_turn, take_over=ask)

@@ -47,6 +47,7 @@ def reproduce(
     from spa.common.files import atomic_write
     from spa.common.names import choose
     from spa.common.signals import interruptible
+    from spa.config.overrides import split_override
     from spa.config.schema import Config
     from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
@@ -57,6 +58,18 @@ def reproduce(
     from spa.reproduce.table import markdown
     from spa.runs.provenance import usable_cores
 
+    unused = {
+        "--seeds": seeds,
+        "--parallel": parallel,
+        "--dry-run": dry_run,
+        "--table": only_table,
+        "settings": settings,
+    }
+    if numbers_files and (names := [name for name, value in unused.items() if value]):
+        raise ValueError(f"--numbers prints what its files hold and runs nothing: leave out {', '.join(names)}")
+    for setting in settings or ():
+        if option := {"variants": "--variants", "seeds.run": "--seeds"}.get(split_override(setting)[0]):
+            raise ValueError(f"give {option} instead of the setting {setting!r}")
     chosen = load_scale(scale)
     if worlds:
         names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
@@ -64,11 +77,10 @@ def reproduce(
     if variants:
         chosen.override("variants", variants.split(","))
     if seeds:
-        if numbers_files:
-            raise ValueError("--numbers prints all seeds of its files: leave out --seeds")
-        if not all(seed.isdigit() for seed in seeds.split(",")):
-            raise ValueError(f"--seeds must be whole numbers with commas, not {seeds!r}")
-        chosen.override("seeds", [int(seed) for seed in seeds.split(",")])
+        given = seeds.split(",")
+        if not all(seed.isdecimal() for seed in given) or len({*map(int, given)}) < len(given):
+            raise ValueError(f"--seeds must be different whole numbers with commas, not {seeds!r}")
+        chosen.override("seeds", [int(seed) for seed in given])
     if versus:
         known = dict.fromkeys(name for world in chosen.worlds for name in chosen.variants_of(world))
         chosen.versus = [choose("variant of the chosen worlds", name, list(known)) for name in versus.split(",")]
@@ -115,7 +127,8 @@ def reproduce(
                 print(redact(line), flush=True)
             print(redact("\n".join(plan(cfg, "run", variants_of(cfg)))))
         return
-    write_variants(chosen, folder)
+    if not only_table:
+        write_variants(chosen, folder)
     failures: list[str] = []
     with interruptible(lambda: "Run the same command again to go on."):
         if not only_table:

@@ -11,7 +11,7 @@ from typing import Any
 import spa
 from spa.config.load import (
     GROUPS,
-    choice_of,
+    base_choices,
     compose_files,
     conf_folder,
     is_file_name,
@@ -74,16 +74,16 @@ def _layers(
     choices, settings = split_choices(overrides)
     file_layers: list[tuple[str, Mapping[str, Any]]] = []
     if name is None or not is_file_name(name):
-        files = compose_files(
-            "base", conf_folder(), ({"env": choice_of("env", name)} if name else {}) | choices, preset
-        )[1]
+        files = compose_files("base", conf_folder(), base_choices(name, choices), preset)[1]
+        if name and "env" not in files:
+            file_layers.append((name, {"name": None, "env.id": None, "env.tag": None}))
     else:
         path = Path(name).expanduser()
         file_layers.append((name, read_yaml(path)))
         if "defaults" in file_layers[0][1]:
             files = compose_files(path.stem, path.parent, choices, preset)[1]
         else:
-            files = compose_files("base", conf_folder(), {}, preset)[1]
+            files = compose_files("base", conf_folder(), base_choices(path, choices), preset)[1]
             file_layers += [(f"{group}/{file}", _packaged(f"{group}/{file}")) for group, file in choices.items()]
     for file in ["base", *(f"{group}/{files[group]}" for group in GROUPS if group in files)]:
         yield file, preset.settings if preset and file == f"model/{NAME}" else _packaged(file)

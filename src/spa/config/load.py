@@ -28,6 +28,7 @@ from spa.config.schema import Config, EnvConfig, VariantConfig
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
 GROUPS = ("env", "model", "engine", "algorithm")
+NO_FILE = ""  # the choice of a group's file where a world of one's own takes its place
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -52,11 +53,9 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     choices, settings = split_choices(overrides)
     preset = preset_of(name, overrides)
     if name is None or not is_file_name(str(name)):
-        world = name is not None and ":" in str(name)
-        if name is not None and not world:
-            choices = {"env": choice_of("env", str(name)), **choices}
-        config = from_mapping(Config, compose_files("base", conf_folder(), choices, preset)[0])
-        if world:
+        files = base_choices(name, choices)
+        config = from_mapping(Config, compose_files("base", conf_folder(), files, preset)[0])
+        if files.get("env") == NO_FILE:
             tag = str(name).rpartition(":")[2]
             config.name, config.env = re.sub(r"[^\w.-]", "-", tag), EnvConfig(id=str(name), tag=tag)
     else:
@@ -215,6 +214,21 @@ def _is_checkpoint(value: str) -> bool:
     return named or "/" in value or "\\" in value or Path(value).is_dir()
 
 
+def base_choices(name: str | Path | None, choices: Mapping[str, str]) -> dict[str, str]:
+    """The packaged files below ``name``: none in the group env if it is, or its file holds, a world of one's own."""
+    if name is None:
+        return dict(choices)
+    if not is_file_name(str(name)):
+        return {"env": NO_FILE if ":" in str(name) else choice_of("env", str(name)), **choices}
+    return ({"env": NO_FILE} if _own_world(read_yaml(Path(name).expanduser())) else {}) | dict(choices)
+
+
+def _own_world(data: Mapping[str, Any]) -> str | None:
+    """The id of the world in a config file."""
+    block = data.get("env")
+    return str(block["id"]) if isinstance(block, dict) and "id" in block else None
+
+
 def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset: Preset | None) -> Config:
     if path.is_dir():
         raise ValueError(
@@ -230,13 +244,15 @@ def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset:
                 raise ValueError("a config file with a defaults list must be named *.yaml")
             return from_mapping(Config, compose_files(path.stem, path.parent, choices, preset)[0])
         data = from_environment(data, missing_ok=missing_ok)
-        base = from_mapping(Config, compose_files("base", conf_folder(), {}, preset)[0])
-        block = data.get("env")
-        if isinstance(block, dict) and "id" in block:
-            base.name, base.env = path.stem, EnvConfig(tag=str(block["id"]).rpartition(":")[2])
+        base = from_mapping(Config, compose_files("base", conf_folder(), base_choices(path, choices), preset)[0])
+        own, packaged = _own_world(data), base.env
+        if own:
+            base.name, base.env = path.stem, EnvConfig(tag=own.rpartition(":")[2])
         config = from_mapping(Config, data, base)
         for group, choice in choices.items():
             config = from_mapping(Config, read_yaml(conf_folder() / group / f"{choice}.yaml"), config)
+        if own and "env" in choices:
+            config.env = packaged
         return config
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -298,7 +314,7 @@ def _compose(
     if preset is not None:
         ConfigStore.instance().store(presets.NAME, preset.settings, group="model", package="_global_")
         choices = {**choices, "model": presets.NAME}
-    overrides = [f"{group}={choice}" for group, choice in choices.items()]
+    overrides = [f"~{group}" if choice == NO_FILE else f"{group}={choice}" for group, choice in choices.items()]
     if folder != conf_folder():
         packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")
         overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from spa.config.schema import PPOConfig, SFTConfig
 from spa.scale import ranks
@@ -25,10 +26,17 @@ def add_lora(model: Any, config: SFTConfig | PPOConfig, rank: int, seed: int = 0
         seed: of A's initial values; the global random state is unchanged.
 
     Raises:
-        ValueError: peft is not installed, or no layer matches.
+        ValueError: peft is not installed, or a target names no linear layer.
     """
     stage = "ppo" if isinstance(config, PPOConfig) else "sft"
     peft, targets = _peft(stage), config.lora_targets
+    if targets != ["all-linear"]:
+        linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)]
+        if unknown := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
+            raise ValueError(
+                f"{stage}.lora_targets={unknown} names no layer of {type(model).__name__}; its linear layers are "
+                f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
+            )
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=config.lora_alpha,
@@ -38,14 +46,7 @@ def add_lora(model: Any, config: SFTConfig | PPOConfig, rank: int, seed: int = 0
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            peft.inject_adapter_in_model(settings, model)
-        except ValueError as error:
-            linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-            raise ValueError(
-                f"{stage}.lora_targets={targets} names no layer of {type(model).__name__}; its linear layers are "
-                f"{', '.join(sorted(linear))}"
-            ) from error
+        peft.inject_adapter_in_model(settings, model)
     # Without its wrapper peft freezes nothing and gives adapters the model's dtype: small updates vanish in bfloat16.
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)

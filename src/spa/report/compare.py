@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from spa.report.charts import Chart, chart, mean, series, variant_colors
 from spa.report.collect import read_result
 from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
-from spa.runs.folder import RunFolder, changed_settings, variant_names, variants_folder
+from spa.runs.folder import RunFolder, changed_settings, flat_definition, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 
 _NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
@@ -36,14 +37,16 @@ WorldKey = tuple[int, str]  # seed and content
 
 @dataclass
 class Group:
-    """Runs of one recipe: their configs differ in nothing that matters but the seed.
+    """Runs of one recipe: their configs and variants differ in nothing that matters but the seed.
 
-    ``results`` holds the evaluations by variant and seed, ``curves`` the rows of ``metrics.jsonl`` of stage 3.
+    ``variants`` holds the definitions of the evaluated variants (``flat_definition``), as far as they are known; ``results`` the
+    evaluations by variant and seed.
     """
 
     label: str
     config: Config
     folders: dict[int, Path]
+    variants: dict[str, dict[str, Any]]
     results: dict[str, dict[int, EvalResult]] = field(default_factory=dict)
 
 
@@ -181,7 +184,7 @@ class RunComparison:
 def compare_runs(folders: Sequence[str | Path]) -> RunComparison:
     """Compares the evaluated variants of at least two runs; later runs with the first.
 
-    Runs whose configs differ in their seed alone are taken together, as seeds of one recipe, unless all do.
+    Runs whose configs and variants differ in their seed alone are taken together, as seeds of one recipe, unless all do.
 
     Raises:
         ValueError: fewer than two runs, a folder without one, or runs that cannot be compared: other tasks, no variant or no test
@@ -204,21 +207,21 @@ def _groups(paths: Sequence[Path]) -> list[Group]:
     runs = []
     for path in paths:
         config = RunFolder(path).config()
-        runs.append((path, config, _results(path, config)))
+        runs.append((path, config, config.seeds.run, _definitions(path, config), _results(path, config)))
     groups: list[Group] = []
-    for path, config, results in runs:
-        seed = config.seeds.run
-        group = next((g for g in groups if seed not in g.folders and _same_recipe(g.config, config)), None)
+    for path, config, seed, variants, results in runs:
+        group = next((g for g in groups if seed not in g.folders and _same_recipe(g, config, variants)), None)
         if group is None:
-            group = Group("", config, {})
+            group = Group("", config, {}, {})
             groups.append(group)
         group.folders[seed] = path
+        group.variants = variants | group.variants
         for name, result in results.items():
             group.results.setdefault(name, {})[seed] = result
     if len(groups) == 1:  # seeds of one recipe: each is compared by itself
         groups = [
-            Group("", config, {config.seeds.run: path}, {name: {config.seeds.run: r} for name, r in results.items()})
-            for path, config, results in runs
+            Group("", config, {seed: path}, variants, {name: {seed: result} for name, result in results.items()})
+            for path, config, seed, variants, results in runs
         ]
     for group in groups:
         first = next(iter(group.folders.values()))
@@ -227,22 +230,39 @@ def _groups(paths: Sequence[Path]) -> list[Group]:
 
 
 def _settings(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The settings in which groups differ, with their values."""
+    """The settings in which groups differ, those of variants included (``mine: settings.ppo.lam``), with their values."""
     changed = tuple(
         {key for group in groups[1:] for key in changed_settings(groups[0].config, group.config)} - {"name"}
     )
     flat = [flatten(shown(group.config)) for group in groups]
     values = {key: [each.get(key, "-") for each in flat] for key in {name: 0 for each in flat for name in each}}
     several = any(len(group.folders) > 1 for group in groups)
-    return {
+    settings = {
         key: each
         for key, each in values.items()
         if len(set(each)) > 1 and key.startswith(changed) and not (several and key == "seeds.run")
     }
+    for name in {name: 0 for group in groups for name in group.variants}:
+        definitions = [flatten(group.variants.get(name, {})) for group in groups]  # empty where it is not known
+        for key in {key: 0 for each in definitions for key in each}:
+            if len({each.get(key) for each in definitions if each}) > 1:
+                settings[f"{name}: {key}"] = [each.get(key, "-") for each in definitions]
+    return settings
 
 
-def _same_recipe(one: Config, other: Config) -> bool:
-    return not [key for key in changed_settings(one, other) if not key.startswith(_NOT_TRAINING)]
+def _same_recipe(group: Group, config: Config, variants: Mapping[str, Mapping[str, Any]]) -> bool:
+    changed = changed_settings(group.config, config)
+    for name in group.variants.keys() & variants.keys():
+        one, other = group.variants[name], variants[name]
+        changed += [key.partition(".")[2] for key in {**one, **other} if one.get(key) != other.get(key)]
+    return not [key for key in changed if not key.startswith(_NOT_TRAINING)]
+
+
+def _definitions(path: Path, config: Config) -> dict[str, dict[str, Any]]:
+    """``Group.variants`` of a run."""
+    known = RunFolder(path).definitions()
+    files = {name: variants_folder(path) / name / "eval" / "result.json" for name in variant_names(path, config)}
+    return {name: flat_definition(known[name]) for name, file in files.items() if name in known and file.is_file()}
 
 
 def _results(path: Path, config: Config) -> dict[str, EvalResult]:

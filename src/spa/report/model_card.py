@@ -15,11 +15,11 @@ from spa.common.tables import markdown_table
 from spa.config.load import load_config, to_yaml
 from spa.config.schema import Config
 from spa.config.variants import played_config, practice_folder, source_config, variant_named
-from spa.evaluate.roles import BASE
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
 from spa.models.folders import resolve_path
 from spa.runs.folder import TASK, variant_names, variants_folder
+from spa.runs.products import is_of_model
 from spa.runs.record import read_done
 from spa.runs.trainings import trainings
 
@@ -103,10 +103,19 @@ def _base(path: str) -> tuple[dict[str, Any], str]:
     if not folder.is_dir():
         return {"base_model": path}, ""
     card = folder / "README.md"
-    front = re.match(r"---\n(.*?)\n---\n", card.read_text(encoding="utf-8"), re.DOTALL) if card.is_file() else None
-    facts = yaml.safe_load(front[1]) if front else {}
+    facts = _front_matter(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else {}
     texts = [text.read_text(encoding="utf-8") for text in sorted(folder.glob("LICEN[SC]E*"))]
     return {key: facts[key] for key in ("license", "base_model") if key in facts}, "\n".join(texts)
+
+
+def _front_matter(card: str) -> dict[str, Any]:
+    """The mapping between the first two lines of dashes; empty if there is none, or it is no YAML."""
+    front = re.match(r"---\n(.*?)\n---\n", card, re.DOTALL)
+    try:
+        facts = yaml.safe_load(front[1]) if front else None
+    except yaml.YAMLError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _task_yaml(origin: Origin) -> str:
@@ -154,11 +163,10 @@ def _results(checkpoint: Path, origin: Origin) -> list[str]:
     """The run's comparison, if it evaluated this checkpoint."""
     folder = variants_folder(origin.run)
     done = read_done(folder / str(origin.variant) / "eval") if origin.variant else None
-    if done is None or Path(str(done["model"])).name != checkpoint.name:
+    if done is None or not is_of_model(done, str(checkpoint), origin.run):
         return []
-    order = [BASE, *(Path(name).stem for name in origin.config.variants), origin.variant]
-    paths = {name: folder / str(name) / "eval" / "result.json" for name in dict.fromkeys(order)}
-    results = {str(name): EvalResult.read(path) for name, path in paths.items() if path.is_file()}
+    paths = {name: folder / name / "eval" / "result.json" for name in variant_names(origin.run, origin.config)}
+    results = {name: EvalResult.read(path) for name, path in paths.items() if path.is_file()}
     rows = comparison_table(results, trained=trainings(origin.run))
     header, cells = comparison_cells(rows)
     table = markdown_table(["variant", *header], [[row.variant, *line] for row, line in zip(rows, cells, strict=True)])

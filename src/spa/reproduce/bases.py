@@ -76,4 +76,4 @@ def make_bases(scale: Scale, out: Path) -> None:
             "rl": True,
             "settings": {"ppo.start": str(folder)},
         }
-        atomic_write(folder.with_suffix(".yaml"), yaml.safe_dump(variant))
+        atomic_write(folder.parent / f"{name}.yaml", yaml.safe_dump(variant))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from spa.agent.worlds import content_key
 from spa.common.clock import Elapsed
 from spa.common.progress import note
+from spa.common.secrets import shown
 from spa.config.load import load_variant
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variant_config
@@ -50,7 +52,7 @@ class VariantNumbers:
         curves_by_seed: the same of each seed, in their order, where there are several.
         world_model: final world-model metrics.
         settings: what may change results and is not the schema's default, ``seeds.run`` aside; the same in all seeds. Of an
-            absolute path only the last name. Empty where it is not known.
+            absolute path only the last name; a secret as a reference to its variable. Empty where it is not known.
     """
 
     worlds: str = ""
@@ -140,10 +142,11 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
 def _settings(folder: Path, variant: VariantConfig) -> dict[str, str]:
     """``VariantNumbers.settings`` of one run."""
     cfg = variant_config(RunFolder(folder).config(), variant)
-    source = {f"source.{key}": value for key, value in variant.source.items()}
+    config, definition = shown(cfg), shown(variant)
+    source = {f"source.{key}": value for key, value in definition["source"].items()}
     names = [name for name in changed_settings(Config(), cfg) if name != "seeds.run"]
-    trained = {name: getattr(variant, name) for name in ("state_format", "sft", "practice", "rl", "continues")}
-    values = {**{name: attrgetter(name)(cfg) for name in names}, **source, **trained}
+    trained = {name: definition[name] for name in ("state_format", "sft", "practice", "rl", "continues")}
+    values = {**{name: reduce(getitem, name.split("."), config) for name in names}, **source, **trained}
     texts = {name: str(value) for name, value in values.items()}
     return {name: Path(text).name if Path(text).is_absolute() else text for name, text in texts.items()}
 
@@ -192,12 +195,14 @@ def _of_results(
             if tokens := result.tokens:
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
-    settings = [_settings(folder, variant) for folder in done]
+    # As it was run: its file may have been edited since.
+    variants = [RunFolder(folder).variant(variant.name) or variant for folder in done]
+    settings = [_settings(folder, each) for folder, each in zip(done, variants, strict=True)]
     for folder, others in zip(done, settings, strict=True):
         if text := unequal(settings[0], others):
             raise ValueError(f"{folder} was run with other settings than {done[0]} (there, here): {text}")
     out.settings = settings[0]
-    recorded = [stage_records(folder, variant) for folder in done]
+    recorded = [stage_records(folder, each) for folder, each in zip(done, variants, strict=True)]
     known = all("actions" in record for stages in recorded for name, record in stages.items() if name != "SFT")
     for stage in dict.fromkeys(name for stages in recorded for name in stages):
         if known and stage != "SFT":

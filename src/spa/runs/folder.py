@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing_extensions import TypedDict
 from spa.common.files import atomic_write
 from spa.common.manifest import own_digest, say
 from spa.common.progress import note
-from spa.common.secrets import redact, shown
+from spa.common.secrets import from_environment, redact, shown
 from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
+from spa.config.overrides import from_mapping
 from spa.config.schema import Config, VariantConfig
 from spa.runs.provenance import changes, provenance
 
@@ -73,7 +74,7 @@ SELECTION = (
     "selfplay.outcome_share",
     "selfplay.plain_rows",
 )
-_STAGES = ("generate", "sft", "practice", "ppo")  # also part of `run`
+_STAGES = ("generate", "sft", "practice", "ppo", "eval")  # also part of `run`
 
 
 def variants_folder(out: Path) -> Path:
@@ -90,12 +91,21 @@ def selection(cfg: Config) -> dict[str, Any]:
 def variant_names(out: Path, cfg: Config) -> list[str]:
     """The variants with a folder in ``out``: base first, then in the config's order."""
     names = [path.name for path in variants_folder(out).glob("*") if path.is_dir()]
-    return sorted(names, key=lambda name: (["base", *cfg.variants, name].index(name), name))
+    order = ["base", *(Path(variant).stem for variant in cfg.variants)]
+    return sorted(names, key=lambda name: ([*order, name].index(name), name))
 
 
 def changed_settings(old: Config, new: Config) -> list[str]:
     """The settings that differ and may change results."""
     return [key for key in differences(old, new) if not key.startswith(_FREE)]
+
+
+def flat_definition(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """A variant as ``run.json`` holds it, by dotted names (``settings.ppo.lam``), without settings that change no result."""
+    flat: dict[str, Any] = {}
+    for name, value in {**shown(VariantConfig()), **definition}.items():
+        flat |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    return {name: value for name, value in flat.items() if not name.partition(".")[2].startswith(_FREE)}
 
 
 def default_folder(cfg: Config) -> Path:
@@ -109,7 +119,7 @@ class _Info(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     commands: list[Object]
-    variants: Object
+    variants: dict[str, Object]
 
 
 class RunFolder:
@@ -151,6 +161,19 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return data if data.get("sha256", own_digest(data)) == own_digest(data) else {}
+
+    def definitions(self) -> dict[str, Object]:
+        """The definitions of the variants that commands were to run, by name; earlier versions recorded none."""
+        return dict(self.info().get("variants", {}))
+
+    def variant(self, name: str) -> VariantConfig | None:
+        """A variant as it was run; None where that is not known.
+
+        Raises:
+            ValueError: its definition is not one of this version's.
+        """
+        known = self.definitions().get(name)
+        return from_mapping(VariantConfig, from_environment(known, missing_ok=True)) if known is not None else None
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""
@@ -260,18 +283,11 @@ class RunFolder:
 
     def _changed(self, variant: VariantConfig) -> list[str]:
         """What differs in a variant since an earlier command."""
-        known = self.info().get("variants", {}).get(variant.name)
+        known = self.definitions().get(variant.name)
         if known is None:
             return []
-        before, after = (
-            {
-                **{name: value for name, value in each.items() if name not in ("settings", "source")},
-                **{f"{part}.{name}": value for part in ("settings", "source") for name, value in each[part].items()},
-            }
-            for each in (known, json.loads(json.dumps(shown(variant))))
-        )
-        names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        return [name for name in names if not name.partition(".")[2].startswith(_FREE)]
+        before, after = flat_definition(known), flat_definition(json.loads(json.dumps(shown(variant))))
+        return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
     def _trained_on_rows(self, cfg: Config) -> list[str]:
         """The folders of stages that depend on the rows of stage 1; variants that are not the config's count as such."""

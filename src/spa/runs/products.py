@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
@@ -117,6 +119,41 @@ def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
         folder,
         f"variant {variant.name} was not trained in {out}: run `spa ppo --variant {variant.name}` first or give --model",
     )
+
+
+def model_path(model: str | None, out: Path) -> str:
+    """How the record of an evaluation in ``out`` identifies its model: in the run, which may be moved, by the path below ``out``;
+    elsewhere by the absolute path; a hub name by itself; a chat server's (None) by an empty text."""
+    folder, run = Path(model or "").expanduser().resolve(), out.resolve()
+    if not model or not folder.is_dir():
+        return model or ""
+    return str(folder.relative_to(run) if folder.is_relative_to(run) else folder)
+
+
+def is_of_model(done: Mapping[str, Any], model: str | None, out: Path) -> bool:
+    """Whether the record of an evaluation in ``out`` is of this model.
+
+    Earlier versions recorded only the path as it was given; of a run that was moved since, its end is compared.
+    """
+    path, given = model_path(model, out), done.get("model", model)
+    if given == model or "model_path" in done:
+        return bool(given == model or done["model_path"] == path)
+    parts = Path(path).parts
+    return model is None or Path(str(given)).expanduser().resolve().parts[-len(parts) :] == parts
+
+
+def check_evaluated(variant: VariantConfig, out: Path, model: str | None) -> None:
+    """Raises ValueError if ``out`` holds a finished evaluation of another model under the variant's name."""
+    folder = variants_folder(out) / variant.name / "eval"
+    try:
+        done = read_done(folder)
+    except ValueError:  # said by the stage, which makes the record again
+        return
+    if done is not None and not is_of_model(done, model, out):
+        raise ValueError(
+            f"{folder} holds the evaluation of {done['model']}, not of {model or 'a chat server'}: give another --out, or delete "
+            "that folder"
+        )
 
 
 def _product(folder: Path, otherwise: str) -> str:

@@ -119,16 +119,17 @@ class Index:
 
 def find_runs(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """Run folders in ``root`` and below, ``root`` itself included; links are not followed."""
-    if (root / "run.json").is_file() or _looks_like_a_run(root):
+    try:
+        is_run = (root / "run.json").is_file() or _looks_like_a_run(root)
+        deeper = depth > 0 and not is_run
+        folders = [entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False)] if deeper else []
+    except OSError:
+        return
+    if is_run:
         yield root
-    elif depth:
-        try:
-            folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir(follow_symlinks=False))
-        except OSError:
-            return
-        for name in folders:
-            if not name.startswith("."):
-                yield from find_runs(root / name, depth - 1)
+    for name in sorted(folders):
+        if not name.startswith("."):
+            yield from find_runs(root / name, depth - 1)
 
 
 def _looks_like_a_run(folder: Path) -> bool:
@@ -162,9 +163,12 @@ def _latest(path: Path, files: dict[str, os.stat_result]) -> str:
     if not logs:
         return ""
     name = max(logs, key=lambda name: logs[name])
-    with open(path / name, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 20_000))
-        lines = file.read().splitlines()
+    try:
+        with open(path / name, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 20_000))
+            lines = file.read().splitlines()
+    except OSError:
+        return ""
     steps = [row["step"] for row in _rows(lines[-2:]) if "step" in row]
     stage = str(Path(name).parent).removeprefix("variants/").removeprefix("arms/").replace("/", " ")
     return f"{stage}, step {steps[-1]}" if steps else stage
@@ -175,7 +179,10 @@ def _curve(variants: Path) -> tuple[str, list[tuple[float, float]]]:
     logs = {file.parent.parent.name: file for file in sorted(variants.glob("*/ppo/metrics.jsonl"))}
     names = [name for name in (*MAIN_VARIANTS, *reversed(logs)) if name in logs]
     if names:
-        lines = logs[names[0]].read_bytes().splitlines()
+        try:
+            lines = logs[names[0]].read_bytes().splitlines()
+        except OSError:
+            return "", []
         for metric in ("val/pass@1", "train/success"):
             measured = [line for line in lines if f'"{metric}"'.encode() in line]
             thin = measured[:: max(1, len(measured) // _POINTS)] + measured[-1:]

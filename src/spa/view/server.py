@@ -159,10 +159,11 @@ def serve(folders: Sequence[Path], host: str, port: int) -> None:
 
     app = make_app(folders, host)
     try:
-        listener = socket.create_server((host, port))
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ValueError(f"cannot listen on {host}:{port} ({error.strerror}): give another --port") from error
     with listener:
         at = listener.getsockname()[1]
-        print(f"Runs in {', '.join(map(str, folders))}: http://{host}:{at}  (Ctrl-C ends it)", flush=True)
+        name = f"[{host}]" if ":" in host else host
+        print(f"Runs in {', '.join(map(str, folders))}: http://{name}:{at}  (Ctrl-C ends it)", flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listener])

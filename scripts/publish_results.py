@@ -1,0 +1,121 @@
+"""Joins new numbers into docs/results and writes again what is made from them: tables, verdicts, overviews and figures.
+
+    python scripts/publish_results.py main RUNS/numbers.json                           # further seeds or variants
+    python scripts/publish_results.py main RUNS/numbers.json --replace plan,spa_plan   # variants that were measured again
+
+The sentences around the tables are written by hand: read them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from spa.evaluate.roles import PLANNED
+from spa.reproduce.page import figure_files
+from spa.reproduce.results import Numbers
+from spa.reproduce.scale import Scale, load_scale
+from spa.reproduce.stored import from_json, join, read_numbers, to_json
+from spa.reproduce.table import markdown
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = (DOCS / "results.md", ROOT / "README.md")  # both have an overview, the first has the tables
+# docs/results/FILE.json -> the scale whose `spa reproduce --scale SCALE --numbers FILE` prints its table
+SCALES = {
+    "frozen_lake": "hours",
+    "main": "main",
+    "longer_practice": str(DOCS / "scales" / "longer-practice.yaml"),
+    "planning_worlds": str(DOCS / "scales" / "planning-worlds.yaml"),
+}
+ROWS = {  # of the overviews -> file and world
+    "FrozenLake 4x4": ("main", "frozen_lake"),
+    "Sokoban, eight moves": ("main", "sokoban"),
+    "Sudoku 4x4": ("main", "sudoku"),
+    "FrozenLake 4x4, five actions a turn": ("planning_worlds", "frozen_lake_five_actions"),
+    "FrozenLake 5x5": ("longer_practice", "frozen_lake_5x5"),
+    "FrozenLake 6x6": ("planning_worlds", "frozen_lake_6x6"),
+    "FrozenLake 4x4, slippery": ("planning_worlds", "frozen_lake_slippery"),
+    "Sokoban, two boxes": ("planning_worlds", "sokoban_2_boxes"),
+}
+FIGURES = {  # of docs/images -> file and variants
+    f"{world}-{axis}.svg": (file, variants)
+    for file, world, variants in (
+        ("main", "frozen_lake", ["vanilla_longer", "se", "spa_plan"]),
+        ("main", "sokoban", ["vanilla_longer", "spa_plan"]),
+        ("longer_practice", "frozen_lake_5x5", ["vanilla_longer", "spa_plan"]),
+    )
+    for axis in ("cpu_time", "actions")
+}
+
+
+def stored(file: str) -> tuple[Scale, Numbers]:
+    scale = load_scale(SCALES[file])
+    return scale, read_numbers([DOCS / "results" / f"{file}.json"], scale)
+
+
+def blocks(file: str) -> dict[str, str]:
+    """What a page shows of each world of a file: verdicts and table."""
+    text = markdown(*stored(file)).rsplit("\n\n", 1)[0]
+    return {title: block.strip() for title, block in (part.split("\n", 1) for part in text.split("\n## ")[1:])}
+
+
+def figure(name: str) -> str:
+    file, variants = FIGURES[name]
+    scale, _ = stored(file)
+    scale.override("variants", variants)
+    return figure_files(read_numbers([DOCS / "results" / f"{file}.json"], scale))[name]
+
+
+def overview(page: str) -> str:
+    """The page with the means of the stored numbers in its overview, whose columns are named after variants."""
+    lines = page.splitlines(keepends=True)
+    columns: list[str] = []
+    for number, line in enumerate(lines):
+        title, *cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if title == "world":
+            columns = [cell.strip("`") for cell in cells[1:]]
+        if not line.startswith("|") or title not in ROWS:
+            continue
+        file, world = ROWS[title]
+        numbers = stored(file)[1][world]
+        means = [f"{100 * numbers[name].passes[1].mean:.1f}" if name in numbers else "-" for name in columns]
+        bold = [cell.startswith("**") for cell in cells[1:]]
+        row = [f"**{mean}**" if strong else mean for mean, strong in zip(means, bold, strict=True)]
+        lines[number] = f"| {' | '.join([title, str(max(len(e.seeds) for e in numbers.values())), *row])} |\n"
+    return "".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", choices=SCALES)
+    parser.add_argument("numbers", nargs="+", type=Path, help="numbers.json of spa reproduce")
+    parser.add_argument("--replace", default="", help="variants whose old numbers are dropped, with commas")
+    args = parser.parse_args()
+
+    path = DOCS / "results" / f"{args.file}.json"
+    before, joined = blocks(args.file), from_json(path.read_text(encoding="utf-8"))
+    added: Numbers = {}
+    for numbers in args.numbers:
+        added = join(added, from_json(numbers.read_text(encoding="utf-8")))
+    for world, variants in added.items():
+        for name in [n for n in joined.get(world, {}) if n.partition(PLANNED)[0] in args.replace.split(",")]:
+            if name in variants:
+                del joined[world][name]
+    path.write_text(to_json(join(joined, added)) + "\n", encoding="utf-8")
+    path.write_text(to_json(stored(args.file)[1]) + "\n", encoding="utf-8")  # with what is computed from them
+
+    tables, *_ = pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    for world, block in blocks(args.file).items():
+        if world not in before or before[world] not in tables:
+            print(f"{PAGES[0].name} does not have the old table of {world}: put in the new one by hand\n\n{block}\n")
+        else:
+            tables = tables.replace(before[world], block)
+    for page, text in zip(PAGES, [tables, *pages[1:]], strict=True):
+        page.write_text(overview(text), encoding="utf-8")
+    for name in FIGURES:
+        (DOCS / "images" / name).write_text(figure(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

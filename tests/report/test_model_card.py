@@ -1,0 +1,56 @@
+"""The card of an exported model, of made-up runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spa.config.load import load_config, to_yaml
+from spa.evaluate.summary import EvalResult, WorldResult
+from spa.report.model_card import export_files
+from spa.runs.products import model_path
+
+MODEL = "variants/vanilla/ppo/checkpoints/global_step_50"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose base model is the folder ``base``."""
+    base, run = tmp_path / "base", tmp_path / "run"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    for folder in (run, tmp_path / "elsewhere"):
+        (folder / MODEL).mkdir(parents=True)
+    (run / "config.yaml").write_text(to_yaml(load_config("frozen_lake", [f"model.path={base}", "variants=[vanilla]"])))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("card", "licensed"),
+    [
+        (b"---\nlicense: mit\n---\n# A model\n", True),
+        (b"---\nlicense: mit\n---\n\xff\n", True),
+        (b"---\n\n---\n# A model\n", False),
+        (b"---\nlicense: a: b\n---\n", False),
+        (b"---\nlicense\n---\n", False),
+        (b"# A model\n", False),
+    ],
+)
+def test_the_base_models_card_may_be_anything(run: Path, card: bytes, licensed: bool) -> None:
+    (run.parent / "base" / "README.md").write_bytes(card)
+    assert ("\nlicense: mit\n" in export_files(run / MODEL)["README.md"]) == licensed
+
+
+@pytest.mark.parametrize(("evaluated", "shown"), [("run", True), ("elsewhere", False)])
+def test_the_result_is_that_of_the_model(run: Path, evaluated: str, shown: bool) -> None:
+    model = str(run.parent / evaluated / MODEL)
+    folder = run / "variants" / "vanilla" / "eval"
+    folder.mkdir()
+    EvalResult("vanilla", "Lake", [WorldResult(0, 0, "w", 1, 4)], {"pass@1": 0.25}, ks=[1]).write(
+        folder / "result.json"
+    )
+    done = {"seconds": 1.0, "model": model, "model_path": model_path(model, run)}
+    (folder / "done.json").write_text(json.dumps(done))
+    assert ("## Result" in export_files(run / MODEL)["README.md"]) == shown

@@ -1,0 +1,83 @@
+"""Which model an evaluation is of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from spa.config.schema import VariantConfig
+from spa.runs.products import check_evaluated, is_of_model, model_path
+from spa.runs.record import DONE, write_record
+
+OWN = "variants/spa/ppo/checkpoints/global_step_2"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs with models of the same names, in the working directory."""
+    for name in ("run", "other"):
+        (tmp_path / name / OWN).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "asked", "same"),
+    [
+        (f"run/{OWN}", f"run/{OWN}", True),
+        (f"run/{OWN}", f"{{runs}}/other/../run/{OWN}", True),
+        (f"other/{OWN}", f"run/{OWN}", False),
+        (f"other/{OWN}", f"{{runs}}/other/{OWN}", True),
+        ("builtin:tiny", "builtin:tiny", True),
+        ("org/name", "org/another", False),
+        ("org/name", f"run/{OWN}", False),
+        (None, None, True),  # a chat server's
+        (None, "org/name", False),
+        ("org/name", None, False),
+    ],
+)
+def test_an_evaluation_knows_its_model(runs: Path, evaluated: str | None, asked: str | None, same: bool) -> None:
+    done = {"model": evaluated or "m at http://server", "model_path": model_path(evaluated, Path("run"))}
+    assert is_of_model(done, asked and asked.format(runs=runs), Path("run")) == same
+
+
+@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+def test_a_run_that_was_moved_keeps_its_evaluations(runs: Path, monkeypatch: pytest.MonkeyPatch, move) -> None:
+    done = {"model": f"run/{OWN}", "model_path": model_path(f"run/{OWN}", Path("run"))}
+    move("run", "moved")
+    assert is_of_model(done, f"moved/{OWN}", Path("moved"))
+    monkeypatch.chdir("moved")
+    assert is_of_model(done, OWN, Path())
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"model": "{runs}/run/" + OWN}, True),
+        ({"model": "run/" + OWN}, True),
+        ({"model": "/before/it/was/moved/" + OWN}, True),
+        ({"model": "{runs}/run/sft/checkpoints/global_step_2"}, False),
+        ({"model": "org/name"}, False),
+        ({}, True),
+    ],
+)
+def test_records_of_earlier_versions(runs: Path, given: dict[str, str], same: bool) -> None:
+    done = {key: text.format(runs=runs) for key, text in given.items()}
+    assert is_of_model(done, f"{runs}/run/{OWN}", runs / "run") == same
+    shutil.move("run", "moved")
+    assert is_of_model(done, f"moved/{OWN}", Path("moved")) == same
+
+
+def test_another_models_evaluation_is_refused(runs: Path) -> None:
+    folder = Path("run/variants/base/eval")
+    base = VariantConfig(name="base")
+    check_evaluated(base, Path("run"), "org/b")
+    folder.mkdir(parents=True)
+    (folder / DONE).write_text(write_record(folder, {"seconds": 1.0, "model": "org/a", "model_path": "org/a"}))
+    check_evaluated(base, Path("run"), "org/a")
+    with pytest.raises(ValueError, match=f"{folder} holds the evaluation of org/a, not of org/b: give another --out"):
+        check_evaluated(base, Path("run"), "org/b")
+    (folder / DONE).write_text("{")  # made again, and said to be so, by the stage
+    check_evaluated(base, Path("run"), "org/b")
