@@ -340,8 +340,9 @@ def test_episodes_whose_world_failed_are_counted_apart(monkeypatch: pytest.Monke
 
 
 def test_the_small_world_model_plays_in_the_format_it_learned() -> None:
-    cfg = load_config("frozen_lake", ["model=tiny", "env.state_format=coordinates"])
+    cfg = load_config("frozen_lake", ["model=tiny", "env.state_format=coordinates", "planner.model=simulator"])
     base = Base(1.0, 1.0, Interval(0.3, 0.2, 0.4), 0.1)
     small = measure._small(cfg, base, Outcomes("certain", ""), groups=2)
     assert small.env.state_format == small.selfplay.state_format == "grid"
     assert cfg.env.state_format == "coordinates"
+    assert (small.planner.model, cfg.planner.model) == (None, "simulator"), "and it is asked itself, not the true world"

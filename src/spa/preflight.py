@@ -57,9 +57,10 @@ def _begin(
 ) -> Iterator[None]:
     if launch.needed(cfg):
         raise ValueError(f"launcher={cfg.launcher} is for commands such as `spa run`; from Python use launcher=local")
-    check_out(cfg, out, stage, resume, variants)
+    check_free(out)
     check_command(cfg, stage, variants, out, model)
     folder, command = RunFolder(out), command_of(stage, variants[0] if variants else None)
+    folder.check(cfg, command, resume, variants)
     check_disk(cfg, out, stage, variants)
     with locked(out):
         sweep(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -86,15 +87,24 @@ def test_prompts_state_a_length_that_true_answers_keep(world: str) -> None:
     answers = list(true_answers(task))
     assert all(parse_response(answer, "world_model").format_ok for answer in answers)
     longest = max(len(CHAT.encode(answer)) for answer in answers)
-    assert longest < task.max_tokens < 400
-    assert f"Max response length: {task.max_tokens} words" in task.turn_text(1, "S", 1)
+    assert longest < task.stated_length < 400
+    assert f"Max response length: {task.stated_length} words" in task.turn_text(1, "S", 1)
     assert longest_answer(task, "builtin:tiny") == longest + 1
 
 
 def test_a_stated_length_is_a_given_one_or_at_most_the_limit() -> None:
     assert "length: 77 words" in make_task(config(hint=77), prompt="world_model").turn_text(1, "S", 1)
-    assert make_task(config(max_tokens=50), prompt="world_model").max_tokens == 50
-    assert make_task(config(), prompt="base").max_tokens == 400
+    assert make_task(config(max_tokens=50), prompt="world_model").stated_length == 50
+    assert make_task(config(), prompt="base").stated_length == 400
+
+
+@pytest.mark.parametrize("hint", [None, 77])
+def test_a_task_states_the_same_length_however_it_came_to_its_mode(hint: int | None) -> None:
+    tasks = {mode: make_task(config(hint=hint), prompt=mode) for mode in ("base", "world_model")}
+    for task in tasks.values():
+        for mode, own in tasks.items():
+            switched = dataclasses.replace(task, agent=dataclasses.replace(task.agent, prompt=mode))
+            assert switched.turn_text(1, "S", 1) == own.turn_text(1, "S", 1)
 
 
 def test_limits_that_cut_true_answers_off_are_named() -> None:

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 
 from spa.agent.chat import Chat, TemplateError
 from spa.models.load import load_tokenizer
+from tests.planning.tools import merging_chat
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 LLAMA3 = (
@@ -94,6 +95,18 @@ def test_encoded_responses_know_their_characters() -> None:
     for token, (low, high) in zip(encoded.ids, encoded.offsets, strict=True):
         piece = TOKENIZER.decode([token])
         assert piece == text[low:high] or "�" in piece
+
+
+@pytest.mark.parametrize("rests", [["P_</", "ab</"], ["ab</", "P_</"], ["ab</", "abc</"]])
+def test_continuations_are_scored_from_the_first_token_in_which_they_differ(rests) -> None:
+    """Where one of them joins the end of the prefix, they all are scored with it."""
+    for chat, joined in ((merging_chat(), "P_</" in rests), (Chat(TOKENIZER), False)):
+        for rest, (ids, positions) in zip(
+            rests, chat.continuations([5, 6], "<think>a<prediction>", rests), strict=True
+        ):
+            assert ids == [5, 6, *chat.response_ids(f"<think>a<prediction>{rest}")]
+            assert positions == list(range(positions[0], len(ids)))
+            assert chat.decode([ids[place] for place in positions]) == (f">{rest}" if joined else rest)
 
 
 def test_the_tokenizer_survives_saving_and_loading(tmp_path) -> None:

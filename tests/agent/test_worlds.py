@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from spa.agent.policy import make_task
 from spa.agent.task import Task
-from spa.agent.worlds import SPLITS, WorldSource, check_enough, content_key, overlaps, split_of
+from spa.agent.worlds import SPLITS, World, WorldSource, check_enough, content_key, overlaps, split_of
 from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import AgentConfig, EnvConfig, SeedConfig
@@ -38,6 +39,48 @@ class Numbers:
 
 def task(disjoint: str = "content", **settings: object) -> Task:
     return Task(EnvConfig(id=f"{__name__}:Numbers", tag="N", settings=settings, disjoint=disjoint), AgentConfig())
+
+
+class Drawn:
+    """Writes its number down, in one format with words; names no content unless told to, and then as it is written."""
+
+    def __init__(self, state_format: str = "grid", named: bool = False) -> None:
+        self.state_format, self.named = state_format, named
+
+    def reset(self, *, seed=None, options=None):
+        number = int(np.random.default_rng(seed).integers(400))
+        state = str(number) if self.state_format == "grid" else f"{number}\nThe number is {number}."
+        return state, {"content": state} if self.named else {}
+
+    def step(self, action):
+        return "done", 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("first_seed", [0, 1000])
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_world_that_names_no_content_is_in_one_split_in_all_formats(split: str, first_seed: int) -> None:
+    def worlds(state_format: str) -> list[World]:
+        env = EnvConfig(id=f"{__name__}:Drawn", tag="D", state_format=state_format)
+        return WorldSource(Task(env, AgentConfig()), split, first_seed).take(20)
+
+    assert worlds("grid") == worlds("coordinates")
+    assert worlds("grid")[0].content == content_key(str(Drawn().reset(seed=worlds("grid")[0].seed)[0]))
+
+
+def test_a_world_without_content_goes_on_without_a_seed_as_its_other_formats_do() -> None:
+    plain, worded = (make_env(f"{__name__}:Again", state_format=name) for name in ("grid", "coordinates"))
+    for options in ({"seed": 3}, {}, {}, {"seed": 1}, {}):
+        assert plain.reset(**options)[1]["content"] == worded.reset(**options)[1]["content"]
+    assert pickle.loads(pickle.dumps(worded)).reset(seed=3)[1] == plain.reset(seed=3)[1]
+
+
+class Again(Drawn):
+    """Draws on."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        return super().reset(seed=int(self.rng.integers(1000)))
 
 
 def test_a_world_is_played_in_its_own_split() -> None:

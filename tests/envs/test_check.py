@@ -191,6 +191,19 @@ class ContentChanges(Counter):
         return super().info(valid, effective) | {"content": str(self.at)}
 
 
+class Worded(Counter):
+    """Writes its state in words, and that state is its content."""
+
+    def __init__(self, state_format="grid"):
+        self.state_format = state_format
+
+    def render(self):
+        return super().render() + (" so far" if self.state_format == "coordinates" else "")
+
+    def info(self, valid, effective):
+        return super().info(valid, effective) | {"content": f"0/{self.goal}" + self.render().partition(" ")[2]}
+
+
 class NonsenseCounts(Counter):
     """A malformed action changes what comes later."""
 
@@ -322,6 +335,14 @@ def test_what_is_only_worth_knowing_is_a_warning(world, question, problem):
     assert {key for key, one in findings.items() if not one.ok} == {question}
     assert problem in findings[question].problem
     assert findings[question].line().startswith("warning ")
+
+
+def test_content_must_not_depend_on_the_format():
+    question = "content is the same in every state format"
+    found = check(Worded, name=f"{__name__}:Worded")[question]
+    assert found.failed and "seed 0: info['content'] differs between 'grid' and 'coordinates'" in found.problem
+    notes = {world: check(world, name=world)[question].note for world in ("frozen_lake", "countdown")}
+    assert notes == {"frozen_lake": "3 formats", "countdown": "1 format"}
 
 
 def test_hidden_information_comes_with_its_share_and_an_example():

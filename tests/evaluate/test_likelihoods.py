@@ -79,7 +79,7 @@ def corrupted(env: TextEnv, turn: Turn, rng: np.random.Generator, noise_seed: in
 
 
 def judged(chat: Chat, case: calibration.Case, state: str) -> tuple[list[int], list[int]]:
-    return chat.continuation(case.context, case.prefix, f"{state}</prediction>")
+    return chat.continuations(case.context, case.prefix, [f"{state}</prediction>"])[0]
 
 
 def turn_of(name: str, seed: int) -> tuple[TextEnv, Turn] | None:

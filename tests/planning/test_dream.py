@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gymnasium.error import ResetNeeded
 
 from spa.agent.policy import Policy, make_task
+from spa.agent.task import Task
 from spa.agent.worlds import WorldSource
 from spa.config.load import load_config
 from spa.config.schema import CurriculumConfig, PlannerConfig
+from spa.envs.frozen_lake.world import FrozenLake
+from spa.planning import dream as module
 from spa.planning.dream import FILE, ImaginedWorld, dream
 from spa.planning.play import search_all
 from spa.planning.search import Imagined, Move
+from spa.planning.world_model import Headers
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
 from spa.rl.trainer import PPOTrainer
+from tests.planning.tools import MOVES, Asked, oracle
 from tests.scripted import tiny_config
 
 LAKE = {"size": 4, "p": 0.8, "is_slippery": False}
@@ -24,6 +30,14 @@ WORLDS = [
     {"start": "P_G", "moves": {"P_G": {"Right": ["_PG", 0.0, False]}, "_PG": {"Right": ["__√", 1.0, True]}}},
     {"start": "PO_", "moves": {"PO_": {"Right": ["_X_", 0.0, True], "Left": ["PO_", 0.0, False]}}},
 ]
+
+
+class Told(FrozenLake):
+    """Has its rules from ``reset`` on."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.instruction = "The ice is thin."
+        return super().reset(seed=seed, options=options)
 
 
 @pytest.fixture
@@ -63,7 +77,7 @@ def test_a_missing_file_is_one_line() -> None:
 class Corridor:
     """Answers of a corridor of four cells, in which Left is never believed."""
 
-    def ask(self, questions: list[Move]) -> list[tuple[Imagined, ...]]:
+    def ask(self, questions: list[Move], headers: list[Headers]) -> list[tuple[Imagined, ...]]:
         return [self._answer(int(question.state), question.action) for question in questions]
 
     def _answer(self, place: int, action: str) -> tuple[Imagined, ...]:
@@ -73,8 +87,8 @@ class Corridor:
 
 
 def test_everything_within_reach_is_written_down() -> None:
-    searches = [dream("0", ["Left", "Right"], PlannerConfig(), depth) for depth in (2, 9)]
-    near, all_of_it = search_all(Corridor(), searches)  # type: ignore[arg-type]
+    searches = [dream("0", ["Left", "Right"], PlannerConfig(), depth, 10) for depth in (2, 9)]
+    near, all_of_it = search_all(Corridor(), searches, [Headers()] * 2)  # type: ignore[arg-type]
     assert near == {"0": {"Right": ("1", 0.0, False)}, "1": {"Right": ("2", 0.0, False)}}
     assert all_of_it == {**near, "2": {"Right": ("3", 1.0, True)}}
 
@@ -89,12 +103,56 @@ def test_the_curriculum_mixes_real_and_imagined_worlds(path: str) -> None:
     assert {index: len(worlds) for index, worlds in batch.items()} == {0: 6, 1: 2}
 
 
-def test_imagined_worlds_are_put_in_the_words_of_the_real_one(path: str) -> None:
-    cfg = load_config("frozen_lake", ["curriculum.imagined=0.5", "agent.style=paper"])
+@pytest.mark.parametrize("world", ["frozen_lake", f"{Told.__module__}:Told"])
+def test_imagined_worlds_are_put_in_the_words_of_the_real_one(path: str, world: str) -> None:
+    cfg = load_config("frozen_lake", ["curriculum.imagined=0.5", "agent.style=paper", f"env.id={world}"])
+    cfg.env.instruction = None
     cfg.curriculum.imagined_file = path
     real, imagined = training_tasks(cfg, state_format="grid")
-    headers = [task.header(task.make_env()) for task in (real, imagined)]
+    headers = []
+    for task in (real, imagined):
+        env = task.make_env()
+        env.reset(seed=0)
+        headers.append(task.header(env))
     assert headers[0] == headers[1]
+    assert world == "frozen_lake" or "The ice is thin." in headers[0]
+
+
+class Recorded(Asked):
+    """Knows the true lakes; proposes every action."""
+
+    def __init__(self, policy: Any, task: Task, **settings: Any) -> None:
+        super().__init__(oracle(task).answer, (), lambda choice: dict.fromkeys(MOVES, 0.25))
+        self.task = task
+        self.shown: list[Headers] = []
+        made.append(self)
+
+    def headers(self, env: Any) -> Headers:
+        return Headers(self.task.header(env))
+
+    def ask(self, questions: Any, headers: Any = ()) -> list[Any]:
+        self.shown += headers
+        return super().ask(questions, headers)
+
+
+made: list[Recorded] = []
+
+
+def test_starts_are_imagined_from_the_prompts_of_their_worlds(monkeypatch: Any, tmp_path: Path) -> None:
+    cfg = tiny_config()
+    cfg.env.id, cfg.agent.style = f"{Told.__module__}:Told", "paper"
+    cfg.curriculum.imagined_worlds, cfg.planner.depth = 2, 3
+    made.clear()
+    monkeypatch.setattr(module, "WorldModel", Recorded)
+    assert module.imagine_worlds(cfg, tmp_path, model="builtin:tiny")["imagined"] == 2
+    (model,) = made
+    assert all("The ice is thin." in shown.base for shown in model.shown)
+    assert [choice.actions_left for choice in model.choices if choice.state in starts(tmp_path)] == [10, 10]
+    assert {choice.actions_left for choice in model.choices} == {10, 9, 8}, "not what is left of the depth"
+
+
+def starts(out: Path) -> list[str]:
+    return [world["start"] for world in json.loads((out / FILE).read_text())]
 
 
 def test_it_excludes_other_curricula() -> None:

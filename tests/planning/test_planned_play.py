@@ -13,8 +13,8 @@ from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.planning.play import play_with_planner, search_all
-from spa.planning.search import NOTHING, Imagined, Move
-from spa.planning.world_model import WorldModel
+from spa.planning.search import NOTHING, PLANNERS, Imagined, Move
+from spa.planning.world_model import Headers, WorldModel
 from tests.planning.tools import Asked, TrueEngine, distances, oracle, player_of, seen, start_of, true_moves
 from tests.scripted import LAKE, lake_task
 
@@ -292,6 +292,25 @@ def test_a_model_that_knows_nothing_plays_all_the_same(kind: str, listed: bool) 
         assert Episode.from_json(episode.to_json()) == episode
 
 
+@pytest.mark.parametrize("kind", PLANNERS)
+def test_proposals_are_asked_for_with_the_actions_left_that_the_prompt_states(kind: str) -> None:
+    """However few turns are left to play them."""
+    task = lake_task(1, max_turns=3, max_actions_per_turn=1, max_actions=10)
+    model = Asked(lambda move: (seen(f"{move.state}+"),), (), lambda choice: {"Down": 1.0})
+    asked: list[list[int]] = []
+
+    def on_turn(episode: Episode, ended: bool) -> None:
+        asked.append([choice.actions_left for choice in model.choices[sum(map(len, asked)) :]])
+
+    config = PlannerConfig(depth=6, simulations=40)
+    (episode,) = play_with_planner(model, task, WORLDS[:1], kind, config, seed=0, on_turn=on_turn)
+    assert len(episode.turns) == 3
+    for turn, lefts in zip(episode.turns, asked, strict=True):
+        assert f"\n{turn.actions_left} left\n" in turn.user
+        layers = 1 if kind == "best_of_n" else 3 - turn.index
+        assert sorted(set(lefts)) == [turn.actions_left - layer for layer in reversed(range(layers))]
+
+
 def test_searches_are_answered_side_by_side() -> None:
     truth = oracle(TASK)
     play(truth, worlds=WORLDS[:5])
@@ -305,6 +324,6 @@ def test_searches_are_answered_side_by_side() -> None:
 
     known = {Move("s1", "a"): (seen("remembered"),)}
     model = Asked(lambda move: (seen(move.state + "+"),), ["a"])
-    results = search_all(model, [search(number) for number in range(3)], [{}, known, {}])
+    results = search_all(model, [search(number) for number in range(3)], [Headers()] * 3, [{}, known, {}])
     assert results == [(0, (seen("s0+"),)), (1, (seen("remembered+"),)), (2, (seen("s2+++"),))]
-    assert search_all(model, []) == []
+    assert search_all(model, [], []) == []

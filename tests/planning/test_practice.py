@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from spa.agent.policy import make_task
 from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -181,6 +183,37 @@ def test_a_row_answers_with_one_best_action() -> None:
     assert len(rows) == sum(map(len, taught.values()))
 
 
+@pytest.mark.parametrize("hint", [None, 77])
+def test_lessons_state_the_length_and_the_actions_left_of_their_own_prompts(hint: int | None) -> None:
+    cfg = tiny_config()
+    cfg = dataclasses.replace(
+        cfg,
+        env=dataclasses.replace(cfg.env, response_hint=hint, max_actions=20),
+        agent=AgentConfig(style="paper", window=1),
+        sampling=SamplingConfig(max_tokens=400),
+    )
+    task, told = (make_task(cfg, prompt=mode) for mode in ("base", "world_model"))
+    model = Asked(oracle(task).answer, (), lambda choice: dict.fromkeys(task.make_env().actions, 0.25))
+    found = lesson_rows(model, task, WORLDS[:3], PlannerConfig(depth=8), whole=True, values=True)
+    asked = {(choice.state, choice.actions_left) for choice in model.choices}
+    for rows, own in ((found.plans, task), (found.values, told)):
+        for row in rows:
+            header, state, left = parted(row)
+            assert row.prompt[-1]["content"] == header + own.turn_text(1, state, left)
+            assert (state, left) in asked, "what the policy is asked to propose is what it is taught"
+    assert (task.stated_length == told.stated_length) == bool(hint)
+    assert {left for _, left in asked} >= {20, 19, 18}
+
+
+def parted(row: Row) -> tuple[str, str, int]:
+    """The header, the state and the actions left of a prompt of style paper."""
+    match = re.fullmatch(
+        r"(.*)\nTurn 1:\nState:\n(.*?)\nYou have (\d+) actions left\..*", row.prompt[-1]["content"], re.DOTALL
+    )
+    assert match
+    return match[1], match[2], int(match[3])
+
+
 def test_rows_that_worlds_share_are_kept_once() -> None:
     task, once = lake_task(1), WORLDS[:2]
     rows, others = (
@@ -331,6 +364,30 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     assert {path: path.read_bytes() for path in others} == others, "what was finished is not done again"
     done = [json.loads(path.read_text()) for path in out.glob("round_*/*/done.json")]
     assert again["seconds"] == pytest.approx(sum(one["seconds"] for one in done), abs=0.1)
+
+
+def test_a_round_without_lessons_keeps_the_policy_of_the_last(
+    tmp_path: Path, start: dict[str, Any], monkeypatch: Any
+) -> None:
+    hopeless = Asked(lambda move: (seen(move.state),), ("Up", "Down"))
+    models = iter([oracle(lake_task(1)), hopeless])
+    monkeypatch.setattr(module, "WorldModel", lambda policy, task, **settings: next(models))
+    result = practice(small(), tmp_path / "practice", model=start["model"], data=start["data"])
+    assert [each["lessons"] > 0 for each in result["rounds"]] == [True, False]
+    assert Path(result["model"]).parts[:2] == ("round_1", "policy")
+
+
+def test_moves_of_a_later_round_are_kept_once_in_the_control_too(tmp_path: Path) -> None:
+    cfg = small()
+    counts = {}
+    for states, once in (("truth", False), ("truth", True), ("shuffled", True)):
+        play = dataclasses.replace(cfg.selfplay, states=states, deduplicate=once)
+        out = tmp_path / f"{states} {once}"
+        module._play(dataclasses.replace(cfg, selfplay=play), "builtin:tiny", 2, out)
+        module._join([out / "train.parquet"], play, out)
+        counts[states, once] = len(rows_in(out))
+    every, true, mixed = counts.values()
+    assert true - 2 <= mixed <= true < every - 5, "two that are shuffled may be alike by chance"
 
 
 def test_rows_of_the_plain_prompt_are_no_repetitions(tmp_path: Path) -> None:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.agent.chat import Chat
 from spa.agent.episode import Episode
 from spa.agent.play import Play
 from spa.agent.response import parse_response
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.config.schema import AgentConfig, EnvConfig
+from spa.config.schema import AgentConfig, EnvConfig, SelfPlayConfig
 from spa.data.ground_truth import Row
 from spa.data.transitions import (
     LAYOUTS,
+    STARTS_OF_OUTCOMES,
     Transition,
     outcome_text,
     read_outcome,
     repeat_rare,
+    shuffle_moves,
+    starts_of_states,
     transition_rows,
     transitions_of,
 )
-from tests.scripted import CHAT, lake_task
+from spa.sft.selfplay import training_rows
+from tests.planning.tools import merging_chat
+from tests.scripted import CHAT, lake_task, tiny_config
 
+MERGING = merging_chat()
 ROOM = EnvConfig(id="sokoban", tag="Room", settings={"dim_room": [6, 6], "max_steps": 7, "max_moves": 6})
 FRESH = ("between", "rewards", "ended", "imagined")  # fields of a turn that older versions did not write
 WALK = ["Right || Down || Left", "Up", "nowhere", "Down || Down || Right || Up", "Left || Left"]
@@ -135,19 +144,29 @@ def test_nonsense_is_no_outcome(text: str) -> None:
 
 
 @pytest.mark.parametrize("style", LAYOUTS)
-def test_a_question_is_the_beginning_of_its_row_in_characters_and_in_tokens(style: str) -> None:
+@pytest.mark.parametrize("world", ["sokoban", "lake"])
+@pytest.mark.parametrize("chat", [CHAT, MERGING], ids=["characters", "merging"])
+def test_a_question_is_the_beginning_of_its_row_in_characters_and_in_tokens(chat: Chat, world: str, style: str) -> None:
     layout = LAYOUTS[style]
-    episode = played(task_of("sokoban"))
-    for move in (move for turn in episode.turns for move in transitions_of(turn)):
+    moves = [move for seed in range(4) for turn in played(task_of(world), seed).turns for move in transitions_of(turn)]
+    left = set()
+    for move in moves:
         question = layout.question(move.state, move.action)
         known = layout.predicted(move.state, move.action, move.next_state)
         whole = layout.response(move)
         assert whole.startswith(known)
         assert known.startswith(question)
-        ids = CHAT.encode_response(whole).ids
-        for part in (question, known):
-            asked = CHAT.encode_response(part).ids
-            assert ids[: len(asked)] == asked
+        valued = layout.valued(move.state, move.action, -0.25)
+        parts = [
+            (question, starts_of_states(move.state), whole),
+            (known, STARTS_OF_OUTCOMES, whole),
+            (layout.worth(move.state, move.action), STARTS_OF_OUTCOMES, valued),
+        ]
+        for part, following, row in parts:
+            asked, rest = chat.unfinished(part, following)
+            assert chat.encode_response(row).ids[: len(asked)] == asked
+            assert chat.decode(asked) + rest == part
+            left.add(rest)
         parsed = parse_response(whole, "world_model")
         assert (parsed.format_ok, parsed.actions) == (True, (move.action,))
         assert parsed.observation is not None
@@ -155,6 +174,7 @@ def test_a_question_is_the_beginning_of_its_row_in_characters_and_in_tokens(styl
         assert parsed.observation.strip("\n") == move.state
         assert parsed.prediction.strip("\n") == move.next_state
         assert whole.partition("<outcome>")[2].partition("</outcome>")[0] == outcome_text(move.reward, move.ended)
+    assert left == ({""} if chat is CHAT else {">"} if style == "terse" else {">", "\n"})
 
 
 @pytest.mark.parametrize("style", LAYOUTS)
@@ -220,9 +240,11 @@ def test_rows_are_the_true_moves_each_in_the_prompt_of_its_own_state(world: str,
 def test_shuffled_rows_pair_states_of_other_moves_and_keep_their_prompts() -> None:
     task = task_of("lake", "paper")
     episodes = [played(task, seed) for seed in range(12)]
-    true, mixed = transition_rows(episodes, task), transition_rows(episodes, task, "shuffled", seed=1)
+    true = transition_rows(episodes, task)
+    mixed, again, other = (shuffle_moves(true, "paper", seed) for seed in (1, 1, 2))
     assert [row.prompt for row in mixed] == [row.prompt for row in true]
-    assert [{**row.extra, "outcome": ""} for row in mixed] == [{**row.extra, "outcome": ""} for row in true]
+    told = {"outcome": "", "move": None}
+    assert [row.extra | told for row in mixed] == [row.extra | told for row in true]
     assert all(f"<outcome>{row.extra['outcome']}</outcome>" in row.response for row in [*mixed, *true])
     for place in (0, 1):
         assert Counter(parts(row)[place] for row in mixed) == Counter(parts(row)[place] for row in true)
@@ -235,23 +257,53 @@ def test_shuffled_rows_pair_states_of_other_moves_and_keep_their_prompts() -> No
     assert [row.response.rpartition("<answer>")[2] for row in mixed] == [
         f"{row.extra['executed'][0]}</answer>" for row in true
     ]
-    again = transition_rows(episodes, task, "shuffled", seed=1)
-    other = transition_rows(episodes, task, "shuffled", seed=2)
     assert again == mixed != other
+
+
+@pytest.mark.parametrize("only", [{}, {"success_only": True}, {"balance": "turn"}])
+def test_the_control_has_the_same_moves_with_the_states_of_others(only: dict[str, Any]) -> None:
+    """Whatever is selected, and with what is played twice kept once."""
+    task = task_of("lake")
+    episodes = [played(task, seed, responses=[written("Down || Right")] * 4) for seed in [*range(60), *range(60)]]
+    cfg = tiny_config()
+    rows = {}
+    for states in ("truth", "shuffled"):
+        play = SelfPlayConfig(rows="transitions", deduplicate=True, filter=False, states=states, **only)
+        rows[states] = training_rows(dataclasses.replace(cfg, selfplay=play), episodes)
+    (true, why), (mixed, other) = rows["truth"], rows["shuffled"]
+    assert (why, [row.prompt for row in true]) == (other, [row.prompt for row in mixed])
+    assert why["duplicate"] >= len(true) > 10
+    for place in (0, 1):
+        assert Counter(parts(row)[place] for row in mixed) == Counter(parts(row)[place] for row in true)
+    assert sum(one.response == two.response for one, two in zip(true, mixed, strict=True)) < len(true) / 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 1.0])
 def test_rare_outcomes_are_repeated_up_to_their_share(share: float) -> None:
-    told = [*("0",) * 90, *("1 end",) * 3, *("-1 end",) * 7]
+    told = [*("-0.1",) * 90, *("10.9 end",) * 3, *("-1.1",) * 7]
     rows = [Row("Lake", [], str(number), {"outcome": outcome}) for number, outcome in enumerate(told)]
     plain = [Row("Lake", [], "an answer", {})] * 20
     found = repeat_rare([*rows, *plain], share)
     assert found[:120] == [*rows, *plain], "what there is stays, and its order"
     wanted = math.ceil(share * 120)
     counts = Counter(row.extra.get("outcome") for row in found)
-    assert counts == {"0": max(90, wanted), "1 end": max(3, wanted), "-1 end": max(7, wanted), None: 20}
-    wins = Counter(row.response for row in found if row.extra.get("outcome") == "1 end")
+    assert counts == {"-0.1": max(90, wanted), "10.9 end": max(3, wanted), "-1.1": max(7, wanted), None: 20}
+    wins = Counter(row.response for row in found if row.extra.get("outcome") == "10.9 end")
     assert len(wins) == 3 and max(wins.values()) - min(wins.values()) <= 1, "each as often as the others"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
+def test_where_rewards_hardly_repeat_those_of_one_sign_are_repeated_together(share: float) -> None:
+    rewards = [number / 1000 for number in range(1, 940)]
+    told = [outcome_text(reward, False) for reward in rewards] + [
+        outcome_text(-reward, True) for reward in rewards[:61]
+    ]
+    rows = [Row("Lake", [], str(number), {"outcome": outcome}) for number, outcome in enumerate(told)]
+    found = repeat_rare(rows, share)
+    assert found[:1000] == rows
+    again = Counter(row.response for row in found[1000:])
+    assert again.total() == max(0, 1000 * share - 61), "not each reward so often"
+    assert set(again) <= {str(number) for number in range(939, 1000)}
 
 
 def test_belief_keeps_what_was_written_of_single_moves_and_drops_all_others() -> None:

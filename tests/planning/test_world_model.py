@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from spa.agent.policy import Policy, ServedPolicy
+from spa.agent.policy import Policy, ServedPolicy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.common.progress import progress
-from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
-from spa.planning.search import Choice, Imagined, Move
+from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig, SamplingConfig
+from spa.data.transitions import LAYOUTS, Transition, state_prompt, transition_rows
+from spa.envs.frozen_lake.world import FrozenLake
+from spa.evaluate.planned import imagination_metrics
+from spa.planning.play import play_with_planner
+from spa.planning.search import Choice, Imagined, Move, Worth
 from spa.planning.world_model import Usage, WorldModel
-from tests.planning.tools import MOVES, TrueEngine, player_of, start_of, true_moves
-from tests.scripted import CHAT, Scripted, lake_task, tiny_policy
+from spa.sft.practice import lesson_rows
+from tests.planning.test_transitions import played
+from tests.planning.tools import (
+    MOVES,
+    ByHeart,
+    TrueEngine,
+    depths,
+    merging_chat,
+    player_of,
+    start_of,
+    true_moves,
+)
+from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_config, tiny_policy
 
 TASK = lake_task(1)
 STARTS = [start_of(TASK, World(seed, "w")) for seed in range(6)]
@@ -76,6 +94,119 @@ def test_what_is_asked_is_the_prompt_of_the_rows_and_the_beginning_of_their_resp
     assert first == f"{prompt}<think><observation>{STARTS[0]}</observation>Up<prediction>"
     after = true_moves(TASK)(ASKED[3]).state
     assert second == f"{first}{after}</prediction><outcome>"
+
+
+def by_heart(task: Task, moves: list[Move], value: float) -> tuple[WorldModel, ByHeart]:
+    """A model that has learnt the rows of moves, tokenised with merges, and that each move is worth ``value``."""
+    chat, layout, look = merging_chat(), LAYOUTS[task.agent.style], true_moves(task)
+    env, rows = task.make_env(), []
+    told = dataclasses.replace(task, agent=dataclasses.replace(task.agent, prompt="world_model"))
+    for move in moves:
+        prompt = chat.opening(told.system, told.header(env) + told.turn_text(1, move.state, told.env.max_actions))
+        row = Transition(move.state, move.action, *look(move))
+        for response in (layout.response(row), layout.valued(move.state, move.action, value)):
+            rows.append([*prompt, *chat.response_ids(response)])
+    engine = ByHeart(chat, rows)
+    return WorldModel(Policy(None, chat.tokenizer, chat, engine, SamplingConfig()), task), engine
+
+
+@pytest.mark.parametrize("style", ["terse", "paper"])
+@pytest.mark.parametrize("world", ["lake", "sokoban"])
+def test_a_model_is_read_whose_tokens_join_a_question_with_its_answer(world: str, style: str) -> None:
+    room = EnvConfig(id="sokoban", tag="Room", settings={"dim_room": [6, 6], "max_moves": 4})
+    task = Task(LAKE if world == "lake" else room, AgentConfig(style=style, window=1))
+    moves = [Move(start_of(task, World(seed, "w")), action) for seed in range(4) for action in task.make_env().actions]
+    model, engine = by_heart(task, moves, -0.25)
+    look = true_moves(task)
+    for move in moves:
+        known = len(engine.written)
+        ((one,),) = model.ask([move])
+        assert (one.state, one.reward, one.ended) == look(move)
+        written = sum(map(len, engine.written[known:]))
+        assert one.probability == pytest.approx(0.9**written), "of all tokens that it wrote, as in training"
+    assert {engine.chat.decode(ids)[:1] for ids in engine.written} == {">"} if style == "terse" else {">", "\n"}
+    assert model.usage.tokens_written == sum(map(len, engine.written))
+    assert model.ask([Worth(*move) for move in moves]) == [-0.25] * len(moves)
+
+
+class GoesOnAlone(ByHeart):
+    """Leaves out what it has been asked to begin with."""
+
+    def _complete(self, context: list[int]) -> Any:
+        done = super()._complete(context)
+        ids = self.chat.encode(self.chat.decode(done.ids)[1:])
+        return dataclasses.replace(done, ids=ids, logprobs=[0.0] * len(ids))
+
+
+def test_an_answer_that_does_not_begin_as_its_question_ends_is_none() -> None:
+    model, engine = by_heart(TASK, ASKED, 0.5)
+    engine.__class__ = GoesOnAlone
+    assert [one.probability for (one,) in model.ask(ASKED)] == [0.0] * len(ASKED)
+    assert model.ask([Worth(*move) for move in ASKED]) == [None] * len(ASKED)
+
+
+@pytest.mark.parametrize("hint", [None, 77])
+@pytest.mark.parametrize("mode", ["base", "world_model"])
+def test_prompts_are_those_of_the_rows_whatever_the_mode_of_the_task(mode: str, hint: int | None) -> None:
+    """In style paper they state a length, which is another in each mode where none is given."""
+    cfg = tiny_config()
+    cfg = dataclasses.replace(
+        cfg,
+        env=dataclasses.replace(cfg.env, response_hint=hint),
+        agent=AgentConfig(style="paper", window=1),
+        sampling=SamplingConfig(max_tokens=400),
+    )
+    tasks = {name: make_task(cfg, prompt=name) for name in ("base", "world_model")}
+    row = transition_rows([played(tasks["world_model"])], tasks["world_model"])[0]
+    move: Transition = row.extra["move"]
+    shown = {"world_model": row.prompt}
+    env = tasks["base"].make_env()
+    shown["base"] = state_prompt(tasks["base"], tasks["base"].header(env), move.state, 10)
+    assert len({re.search(r"length: (\d+)", prompt[-1]["content"])[1] for prompt in shown.values()}) == 2 - bool(hint)
+    texts = {name: CHAT.opening_text(prompt[0]["content"], prompt[1]["content"]) for name, prompt in shown.items()}
+    engine = TrueEngine(tasks["world_model"])
+    WorldModel(player_of(engine), tasks[mode]).ask([Move(move.state, move.action)])
+    assert engine.contexts[0].startswith(texts["world_model"])
+    scripted = Scripted(lambda number: "</think><answer>Up</answer>")
+    WorldModel(player_of(scripted), tasks[mode], proposals=1).ask([Choice(move.state, 10)])
+    assert CHAT.tokenizer.decode(scripted.contexts[0][0]).startswith(texts["base"])
+
+
+class Numbered(FrozenLake):
+    """Has its rules from ``reset`` on, and another number in them for each seed."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.instruction = f"This is lake {seed}."
+        return super().reset(seed=seed, options=options)
+
+
+def numbered() -> Task:
+    return Task(dataclasses.replace(LAKE, id=f"{__name__}:Numbered"), AgentConfig(style="paper", window=1))
+
+
+@pytest.mark.parametrize("ask", ["play", "practise", "walk"])
+def test_questions_are_asked_in_the_words_of_the_world_that_they_are_about(ask: str) -> None:
+    task, worlds = numbered(), [World(seed, f"w{seed}") for seed in (3, 4, 5)]
+    engine = TrueEngine(task)
+    model = WorldModel(player_of(engine), task)
+    if ask == "play":
+        assert all(one.success for one in play_with_planner(model, task, worlds, "lookahead", PlannerConfig(), seed=0))
+    elif ask == "practise":
+        lesson_rows(model, task, worlds, PlannerConfig(depth=3), whole=True)
+    else:
+        imagination_metrics(model, task, worlds, depth=3, seed=0)
+    states = {f"This is lake {world.seed}.": depths(task, start_of(task, world)) for world in worlds}
+    for context in engine.contexts:
+        rules = re.search(r"This is lake \d+\.", context)
+        state = re.search(r"\nState:\n(.*?)\nYou have", context, re.DOTALL)
+        assert rules and state and state[1] in states[rules[0]]
+    assert all(any(rules in context for context in engine.contexts) for rules in states)
+
+
+def test_a_question_about_no_world_is_asked_in_the_words_of_one_that_has_begun() -> None:
+    engine = TrueEngine(numbered())
+    WorldModel(player_of(engine), numbered()).ask([ASKED[0]])
+    assert "This is lake 0." in engine.contexts[0]
 
 
 def unclosed(move: Move, text: str) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from spa.agent.response import TAG, Span, forced_tag, tagged
@@ -85,6 +85,7 @@ class Chat:
         # Worlds of a group share their opening, and states recur.
         self._opening = lru_cache(_REMEMBERED)(self._encode_opening)
         self._following = lru_cache(_REMEMBERED)(self._encode_following)
+        self._unsettled = lru_cache(_REMEMBERED)(self._count_unsettled)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without added special tokens."""
@@ -255,16 +256,47 @@ class Chat:
             start += len(part)
         return EncodedResponse(ids, offsets, num_forced)
 
-    def continuation(self, context: Sequence[int], prefix: str, rest: str) -> tuple[list[int], list[int]]:
-        """Ids of ``context`` + ``prefix`` + ``rest``, and the positions of ``rest``, which is to be scored.
+    def unfinished(self, text: str, following: Iterable[str]) -> tuple[list[int], str]:
+        """Ids for a model that is to continue the beginning of a response, and the end of ``text`` that they leave to it.
+
+        Many tokenizers merge the end of a question with its answer, as in ``>-``. After the whole question the model would have to
+        write what it never saw in training, so the question ends before the first token that one of the texts ``following``
+        changes; the answer must begin with the rest (token healing).
+
+        Raises:
+            ValueError: as ``encode_response``, if there is such a token.
+        """
+        tail = text[max(0, text.rfind("<")) :]
+        unsettled = max((self._unsettled(tail, answer) for answer in following), default=0)
+        if not unsettled:
+            return self.response_ids(text), ""
+        encoded = self.encode_response(text)
+        kept = sum(high <= len(text) - unsettled for _, high in encoded.offsets)
+        return encoded.ids[:kept], text[encoded.offsets[kept - 1][1] if kept else 0 :]
+
+    def _count_unsettled(self, tail: str, following: str) -> int:
+        """How many characters at the end of ``tail`` are in tokens that ``following`` changes."""
+        ids = self.encode(tail)
+        kept = _shared(ids, self.encode(tail + following))
+        return 0 if kept == len(ids) else len(tail) - len(self.decode(ids[:kept]))
+
+    def continuations(
+        self, context: Sequence[int], prefix: str, rests: Sequence[str]
+    ) -> list[tuple[list[int], list[int]]]:
+        """Ids of ``context`` + ``prefix`` + each of ``rests``, and the positions to be scored.
+
+        These are the tokens of ``rests``, and those at the end of ``prefix`` that one of them changes: sums over all of them can be
+        compared.
 
         Raises:
             ValueError: as ``encode_response``.
         """
-        encoded = self.encode_response(prefix + rest)
-        positions = [
-            len(context) + i
-            for i, (_, high) in enumerate(encoded.offsets)
-            if high > len(prefix) and i >= encoded.num_forced
-        ]
-        return [*context, *encoded.ids], positions
+        before = self.encode_response(prefix)
+        wholes = [self.encode_response(prefix + rest).ids for rest in rests]
+        start = len(context) + max(before.num_forced, min(_shared(before.ids, whole) for whole in wholes))
+        return [([*context, *ids], [*range(start, len(context) + len(ids))]) for ids in wholes]
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two sequences begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

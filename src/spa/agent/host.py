@@ -53,14 +53,14 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """A world in this process."""
+    """A world in this process: ``env``."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._env = task.make_env()
+        self.env = task.make_env()
 
     def start(self, seed: int, noise_seed: int) -> Started:
-        self._env = env = self.task.make_env()
+        self.env = env = self.task.make_env()
         try:
             state, info = env.reset(seed=seed, options={"noise_seed": noise_seed})
             content = content_of(state, info)
@@ -73,7 +73,7 @@ class LocalHost:
         steps: list[Step] = []
         try:
             for action in actions:
-                step = self._env.step(action)
+                step = self.env.step(action)
                 plain = {key: value for key, value in step.info.items() if isinstance(value, (bool, int, float, str))}
                 steps.append(step._replace(info=plain))
                 if step.terminated or step.truncated:
@@ -90,7 +90,7 @@ class LocalHost:
     def _closed(self) -> str:
         """Closes the world; returns what went wrong."""
         try:
-            self._env.close()
+            self.env.close()
         except WorldError as error:
             return str(error)
         return ""

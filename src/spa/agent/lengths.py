@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -42,7 +41,7 @@ def longest_answer(task: Task, model: str, settings: ModelConfig | None = None) 
     settings = settings or ModelConfig()
     # The revision is that of model.path alone.
     source = (model, settings.revision if settings.path == model else None, settings.trust_remote_code)
-    key = *source, repr(dataclasses.replace(task, max_tokens=0))
+    key = *source, repr((task.env, task.agent.action_sep))
     if key not in _known:
         try:
             chat = _chat(*source)
@@ -61,11 +60,11 @@ def _chat(path: str, revision: str | None, trusted: bool) -> Chat:
     return Chat(load_tokenizer(path, model))
 
 
-def stated_length(task: Task, config: Config) -> int:
-    """The length that prompts state where ``env.response_hint`` is null: room for the true states and for thoughts, at most
-    ``sampling.max_tokens``; this alone if no states are asked for, or the tokenizer is not at hand."""
+def world_model_length(task: Task, config: Config) -> int:
+    """The length that world-model prompts state where ``env.response_hint`` is null: room for the true states and for thoughts, at
+    most ``sampling.max_tokens``; this alone if the tokenizer is not at hand."""
     limit = config.sampling.max_tokens
-    if (task.agent.style, task.agent.prompt) != ("paper", "world_model") or config.engine.kind == "openai":
+    if config.engine.kind == "openai":
         return limit
     longest = longest_answer(task, config.selfplay.model or config.model.path, config.model)
     return limit if longest is None else min(limit, -(-int(ROOM * longest) // 10) * 10)

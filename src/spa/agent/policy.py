@@ -13,7 +13,7 @@ from spa.agent.chat import Chat
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
 from spa.agent.grammar import response_grammar
-from spa.agent.lengths import stated_length
+from spa.agent.lengths import world_model_length
 from spa.agent.response import forced_tag
 from spa.agent.rollout import OnTurn, rollout
 from spa.agent.task import Task
@@ -34,7 +34,7 @@ def local_engine(config: Config) -> EngineConfig | None:
 
 
 def make_task(config: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> Task:
-    """The config's task, with another state format or prompt mode if given.
+    """The config's task, with another state format or prompt mode if given; in another mode its prompts are right, too.
 
     Raises:
         ValueError: as ``Task``.
@@ -42,7 +42,9 @@ def make_task(config: Config, *, state_format: StateFormat | None = None, prompt
     env = dataclasses.replace(config.env, state_format=state_format or config.env.state_format)
     agent = dataclasses.replace(config.agent, prompt=prompt or config.agent.prompt)
     task = Task(env, agent, config.sampling.max_tokens)
-    return task if env.response_hint else dataclasses.replace(task, max_tokens=stated_length(task, config))
+    if env.response_hint or agent.style != "paper":
+        return task
+    return dataclasses.replace(task, max_tokens_world_model=world_model_length(task, config))
 
 
 def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None = None) -> SamplingConfig:

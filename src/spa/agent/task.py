@@ -21,7 +21,8 @@ class Task:
     Args:
         env: the world, its settings and limits.
         agent: prompt and history settings.
-        max_tokens: the response length stated in prompts of style ``paper``.
+        max_tokens: the response length stated in prompts of style ``paper`` where ``env.response_hint`` is null.
+        max_tokens_world_model: the same in world-model mode; None: ``max_tokens``.
         cold_start: examples shown and responses resampled in self-play.
 
     Raises:
@@ -31,6 +32,7 @@ class Task:
     env: EnvConfig
     agent: AgentConfig = field(default_factory=AgentConfig)
     max_tokens: int = 400
+    max_tokens_world_model: int | None = None
     cold_start: ColdStart = field(default_factory=ColdStart)
 
     def __post_init__(self) -> None:
@@ -96,12 +98,17 @@ class Task:
         """The block that shows a state; ``number`` counts from 1 within the visible context."""
         if self.agent.style == "terse":
             return f"{state}\n{actions_left} left\n{self._format}"
-        limit = self.env.response_hint or self.max_tokens
         return (
             f"\nTurn {number}:\nState:\n{state}\nYou have {actions_left} actions left. "
             f"Always output: {self._format} with no extra text. Strictly follow this format. "
-            f"Max response length: {limit} words (tokens).\n"
+            f"Max response length: {self.stated_length} words (tokens).\n"
         )
+
+    @property
+    def stated_length(self) -> int:
+        """The response length that prompts of style ``paper`` state in the task's mode."""
+        own = self.max_tokens_world_model if self.agent.prompt == "world_model" else None
+        return self.env.response_hint or own or self.max_tokens
 
     def reward_text(self, reward: float) -> str:
         """The reward of the last turn as shown to the model: the raw Python number, as in the original."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -31,6 +32,8 @@ from spa.data.ground_truth import Message, Row, facts, is_move
 from spa.data.states import bare
 
 END = "end"
+_MOST_OUTCOMES = 8  # that are told apart when rare ones are repeated
+STARTS_OF_OUTCOMES = tuple(sign + digit for sign in ("", "-") for digit in string.digits)
 _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
 
 
@@ -136,6 +139,12 @@ def _number(reward: float) -> str:
     return np.format_float_positional(rounded, trim="-") if rounded else "0"
 
 
+def starts_of_states(state: str) -> set[str]:
+    """How the state after ``state`` may begin: with a letter, a digit or one of its characters, or like one of its first lines."""
+    lines = state.splitlines(keepends=True)[:16]
+    return {*string.ascii_letters, *string.digits, *"".join(state.split()), *(line[:8] for line in lines)}
+
+
 def read_outcome(text: str) -> tuple[float, bool] | None:
     """(reward, ended) parsed from a model's outcome; None if it is not one."""
     match = _OUTCOME.fullmatch(text)
@@ -164,15 +173,17 @@ def state_prompt(task: Task, header: str, state: str, actions_left: int) -> list
     return [*prompt, {"role": "user", "content": header + task.turn_text(1, state, actions_left)}]
 
 
-def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "truth", seed: int = 0) -> list[Row]:
+def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "truth") -> list[Row]:
     """A row for each move, whose prompt has the state before it as the only turn.
 
-    ``states="shuffled"``: state, next state and outcome of each response are those of randomly drawn moves. ``"belief"``: turns
-    with a single move and both states written keep the states as written (the outcome is the true one); all other moves
-    are omitted. So are those of a world that fails when its prompt is written.
+    ``states="belief"``: turns with a single move and both states written keep the states as written (the outcome is the true one);
+    all other moves are omitted. So are those of a world that fails when its prompt is written.
 
     Args:
         task: the world, in the world-model mode, that defines the prompts.
+
+    Returns:
+        rows whose ``extra["move"]`` is what their response tells; it is not written to files.
 
     Raises:
         ValueError: as ``transitions_of``, or too many worlds fail (``env.max_failed``).
@@ -184,12 +195,10 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         for turn in episode.turns
         for number, move in enumerate(transitions_of(turn))
     ]
-    labels = [move for *_, move in played]
-    if states == "shuffled":
-        labels = _shuffled(labels, seed)
     headers = _headers((episode for episode, *_ in played), task)
     rows = []
-    for (episode, turn, number, move), shown in zip(played, labels, strict=True):
+    for episode, turn, number, move in played:
+        shown = move
         if states == "belief":
             if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
                 continue
@@ -199,10 +208,29 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         if episode.seed not in headers:
             continue
         prompt = state_prompt(task, headers[episode.seed], move.state, left)
-        outcome = outcome_text(shown.reward, shown.ended)
-        extra = {**facts(episode, turn), "executed": [move.action], "outcome": outcome}
-        rows.append(Row(episode.task, prompt, layout.response(shown), extra))
+        extra = {**facts(episode, turn), "executed": [move.action]}
+        rows.append(_told(Row(episode.task, prompt, "", extra), shown, layout))
     return rows
+
+
+def _told(row: Row, move: Transition, layout: Layout) -> Row:
+    """``row`` with a response that tells of ``move``."""
+    outcome = outcome_text(move.reward, move.ended)
+    return replace(row, response=layout.response(move), extra={**row.extra, "outcome": outcome, "move": move})
+
+
+def shuffle_moves(rows: Sequence[Row], style: str, seed: int) -> list[Row]:
+    """Rows of ``transition_rows`` with the states and outcomes of randomly drawn ones; prompts and actions stay (control).
+
+    The next state and the outcome are those of one row, the state is that of another.
+    """
+    moves: list[Transition] = [row.extra["move"] for row in rows]
+    rng = np.random.default_rng(seed)
+    before, after = rng.permutation(len(moves)), rng.permutation(len(moves))
+    return [
+        _told(row, replace(moves[a], state=moves[b].state, action=move.action), LAYOUTS[style])
+        for row, move, b, a in zip(rows, moves, before, after, strict=True)
+    ]
 
 
 def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
@@ -227,28 +255,21 @@ def each_move_once(rows: Sequence[Row]) -> list[Row]:
 def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
     """``rows``, followed by repeated rows of each rare outcome until they are this share of ``rows``.
 
-    A world model that sees a win once in three hundred moves never predicts one, so search in it has no goal.
+    A world model that sees a win once in three hundred moves never predicts one, so search in it has no goal. Of more than eight
+    different outcomes those count as one that have rewards of the same sign and agree in whether the world ended.
     """
+    told = [row for row in rows if is_move(row)]
+    many = len({row.extra["outcome"] for row in told}) > _MOST_OUTCOMES
     by_outcome: dict[str, list[Row]] = {}
-    for row in rows:
-        outcome = row.extra.get("outcome")
-        if outcome is not None:
-            by_outcome.setdefault(outcome, []).append(row)
+    for row in told:
+        outcome = row.extra["outcome"]
+        by_outcome.setdefault(_kind(outcome) if many else outcome, []).append(row)
     wanted = math.ceil(share * len(rows))
     more = (islice(cycle(few), max(0, wanted - len(few))) for few in by_outcome.values())
     return [*rows, *chain.from_iterable(more)]
 
 
-def _shuffled(moves: Sequence[Transition], seed: int) -> list[Transition]:
-    rng = np.random.default_rng(seed)
-    before, after = rng.permutation(len(moves)), rng.permutation(len(moves))
-    return [
-        replace(
-            move,
-            state=moves[b].state,
-            next_state=moves[a].next_state,
-            reward=moves[a].reward,
-            ended=moves[a].ended,
-        )
-        for move, b, a in zip(moves, before, after, strict=True)
-    ]
+def _kind(outcome: str) -> str:
+    """The sign of an outcome's reward, then `` end`` if the world ended."""
+    reward, _, end = outcome.partition(" ")
+    return f"{np.sign(float(reward)):g} {end}"

@@ -184,6 +184,7 @@ def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
     play, tune = small.selfplay, small.sft
     kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
     small.agent = dataclasses.replace(small.agent, planner=kind)
+    small.planner = dataclasses.replace(small.planner, model=None)  # its own predictions, not the simulator's
     small.env.state_format = play.state_format  # what it plays is what it learned
     play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
     play.success_only, play.balance, play.states = False, "none", "truth"

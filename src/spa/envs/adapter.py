@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,20 +30,24 @@ class AdaptedEnv(TextEnv):
     """A world that does not inherit from ``TextEnv``, completed with defaults.
 
     What the world does not say is filled in: ``valid`` whether it lists the action (if it lists any), ``effective`` whether the
-    text changed, ``success`` whether the episode terminated with a positive reward, ``content`` the first state, ``render()`` the
-    last state. Actions that it does not list are not passed on.
+    text changed, ``success`` whether the episode terminated with a positive reward, ``content`` the first state (in the format that
+    ``plain`` has), ``render()`` the last state. Actions that it does not list are not passed on.
     ``rules``, ``instruction``, ``example``, ``actions``, ``symbols``, ``state_format`` and ``sample_action`` are the world's own
     where it has them.
 
-    Attributes:
-        env: the adapted world.
+    Args:
+        env: the adapted world, kept as an attribute.
+        plain: makes the same world in its own default ``state_format``, so that a world that names no ``content`` is in the same
+            split in every format. It is reset whenever ``env`` is, but not for the option ``state``.
 
     Raises:
         ValueError: the world's actions are not text.
     """
 
-    def __init__(self, env: Playable) -> None:
+    def __init__(self, env: Playable, plain: Callable[[], Playable] | None = None) -> None:
         self.env = env
+        self._make_plain = plain
+        self._plain: Playable | None = None
         inner = getattr(env, "unwrapped", env)
         space = getattr(inner, "action_space", None)
         if isinstance(space, Space) and not isinstance(space, Text) and not getattr(inner, "actions", None):
@@ -65,9 +70,18 @@ class AdaptedEnv(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self._state, info = checked_reset(self.env.reset(seed=seed, options=options), sys.maxsize)
-        self._fingerprint = str(info.get("content", self._state))
+        self._fingerprint = str(info["content"]) if "content" in info else self._plainly(seed, options)
         self._running = True
         return self._state, {"success": False, "valid": True, "effective": False, "content": self._fingerprint} | info
+
+    def _plainly(self, seed: int | None, options: dict[str, Any] | None) -> str:
+        """The first state in the world's default format."""
+        if self._make_plain is None or "state" in (options or {}):
+            return self._state
+        if self._plain is None:
+            self._plain = self._make_plain()
+        state, _ = checked_reset(self._plain.reset(seed=seed, options=options), sys.maxsize)
+        return state
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if not self._running:
@@ -103,6 +117,7 @@ class AdaptedEnv(TextEnv):
         return sample(rng) if callable(sample) else super().sample_action(rng)
 
     def close(self) -> None:
-        close = getattr(self.env, "close", None)
-        if callable(close):
-            close()
+        for env in (self.env, self._plain):
+            close = getattr(env, "close", None)
+            if callable(close):
+                close()

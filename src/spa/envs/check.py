@@ -164,6 +164,7 @@ def each_finding(
         ("reset() without a seed goes on", lambda: _continues(make)),
         ("reset() takes the option noise_seed", lambda: _noise_option(make)),
         ("content stays the same for an episode", lambda: _content(make, seeds)),
+        ("content is the same in every state format", lambda: _formats(clock, seeds, name, settings or {})),
         ("nonsense is data: valid False, nothing changed", lambda: _nonsense(make)),
         ("the global random state is left alone", lambda: _global_state(make)),
         ("a finished or never reset episode refuses steps", lambda: _step_after_end(make)),
@@ -330,6 +331,32 @@ def _content(make: MakeEnv, seeds: int) -> None:
         for action, step in _steps(env, seed, 30, first=_NONSENSE[0]):
             changed = step[4].get("content") != info.get("content")
             _fail_if(changed, f"seed {seed}: info['content'] changed after {_short(action)}")
+
+
+def _formats(clock: _Clock, seeds: int, name: str, settings: dict[str, Any]) -> str:
+    from spa.envs import make_env
+    from spa.envs.base import STATE_FORMATS
+
+    def contents(settings: dict[str, Any]) -> list[str]:
+        env = clock.limit(clock.call("the constructor", lambda: make_env(name, **settings)))
+        return [str(env.reset(seed=seed)[1].get("content")) for seed in range(seeds)]
+
+    if not name:
+        return "skipped: the world has no name"
+    found: dict[str, list[str]] = {}
+    for state_format in STATE_FORMATS:
+        try:
+            found[state_format] = contents({**settings, "state_format": state_format})
+        except _Problem:
+            raise
+        except Exception:  # it does not have this format
+            continue
+    first, *others = found or [""]
+    for other in others:
+        differs = f"info['content'] differs between {first!r} and {other!r}, so a world is in two splits"
+        for seed, (one, two) in enumerate(zip(found[first], found[other], strict=True)):
+            _fail_if(one != two, f"seed {seed}: {differs}; leave out of it what the format adds")
+    return f"{len(found) or 1} format{'' if len(found) < 2 else 's'}"
 
 
 def _nonsense(make: MakeEnv) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -122,15 +122,17 @@ def _world_class(name: str) -> Callable[..., Any]:
 
 def _build(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> TextEnv:
     _check_settings(make, name, settings)
-    return _adapt(make(**settings), name)
+    return _adapt(make, name, settings)
 
 
-def _adapt(env: Any, name: str) -> TextEnv:
+def _adapt(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> TextEnv:
+    env = make(**settings)
     if isinstance(env, TextEnv):
         return env
     if not isinstance(env, Playable):
         raise ValueError(f"{name!r} is not a world: it makes a {type(env).__name__}, which has no reset() and step()")
-    return AdaptedEnv(env)
+    plain = {setting: value for setting, value in settings.items() if setting != "state_format"}
+    return AdaptedEnv(env, partial(make, **plain) if len(plain) < len(settings) else None)
 
 
 def _make_registered(name: str, settings: dict[str, Any]) -> TextEnv:
@@ -147,7 +149,7 @@ def _make_registered(name: str, settings: dict[str, Any]) -> TextEnv:
     if spec.max_episode_steps is None and not spec.additional_wrappers:
         return _build(make, name, {**spec.kwargs, **settings})
     _check_settings(make, name, settings)
-    return _adapt(gym.make(gym_id, disable_env_checker=True, **settings), name)
+    return _adapt(partial(gym.make, gym_id, disable_env_checker=True), name, settings)
 
 
 @lru_cache(64)

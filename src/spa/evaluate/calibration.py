@@ -66,9 +66,9 @@ def calibration_metrics(
     judged = cases(make_env, episodes, seed)
     rows, owners = [], []
     for number, case in enumerate(judged):
-        for kind, state in case.candidates:
-            rows.append(Chosen(*chat.continuation(case.context, case.prefix, state + _CLOSING)))
-            owners.append((number, kind))
+        told = [state + _CLOSING for _, state in case.candidates]
+        rows += [Chosen(*row) for row in chat.continuations(case.context, case.prefix, told)]
+        owners += [(number, kind) for kind, _ in case.candidates]
     scores = sum_logprobs(model, rows)
     by_case: dict[int, list[tuple[str, float, int]]] = defaultdict(list)
     for (number, kind), row, logprob in zip(owners, rows, scores, strict=True):

@@ -31,7 +31,7 @@ from spa.planning.journal import journaled
 from spa.planning.play import play_with_planner
 from spa.planning.search import Move
 from spa.planning.simulator import Simulator
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 from spa.runs.stage import model_of
 
 PREFIX = "imagination/"
@@ -149,7 +149,12 @@ def imagination_metrics(
     """
     walked = [(world, walk) for world in worlds for walk in range(walks)]
     env, failures = task.make_env(), Failures("random play", task.env.max_failed, len(walked), unit="walks")
-    truths = [_walk(env, failures, world, walk, depth, seed) for world, walk in walked]
+    truths: list[list[Transition]] = []
+    headers: list[Headers] = []
+    for world, walk in walked:
+        moves, shown = _walk(world_model, env, failures, world, walk, depth, seed)
+        truths.append(moves)
+        headers.append(shown)
     failures.say()
     imagined = [moves[0].state if moves else "" for moves in truths]
     values: dict[str, list[float]] = defaultdict(list)
@@ -161,7 +166,8 @@ def imagination_metrics(
         going = [number for number in alive if imagined[number]]
         for measured in ("exact", "reward", "ended"):  # a walk that ended early in imagination is wrong from there on
             values[f"{name}{measured}"] += [0.0] * (len(alive) - len(going))
-        answers = world_model.ask([Move(imagined[number], truths[number][step].action) for number in going])
+        asked = [Move(imagined[number], truths[number][step].action) for number in going]
+        answers = world_model.ask(asked, [headers[number] for number in going])
         for top, chance in _likeliest(
             world_model, env, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
         ):
@@ -218,19 +224,23 @@ def _likeliest(
     return [(truth > max(others), 1 / (1 + len(others))) for truth, *others in by_walk.values()]
 
 
-def _walk(env: CheckedEnv, failures: Failures, world: World, number: int, depth: int, seed: int) -> list[Transition]:
-    """The transitions of random actions in a world, until it ends or fails."""
+def _walk(
+    world_model: WorldModel, env: CheckedEnv, failures: Failures, world: World, number: int, depth: int, seed: int
+) -> tuple[list[Transition], Headers]:
+    """The transitions of random actions in a world, until it ends or fails, and the world's headers."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, world.seed, number]))
     moves: list[Transition] = []
+    headers = Headers()
     with failures.alone(world.seed):
         state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(number)})
+        headers = world_model.headers(env)
         while len(moves) < depth and (action := env.random_action(rng)) is not None:
             after, reward, terminated, truncated, _ = env.step(action)
             moves.append(Transition(state, action, after, float(reward), terminated))
             state = after
             if terminated or truncated:
                 break
-    return moves
+    return moves, headers
 
 
 def area_under_curve(scores: Sequence[tuple[float, bool]]) -> float | None:

@@ -38,11 +38,11 @@ Moves = dict[str, dict[str, tuple[str, float, bool]]]  # state -> action -> next
 
 
 def dream(
-    root: str, actions: Sequence[str], config: PlannerConfig, depth: int
+    root: str, actions: Sequence[str], config: PlannerConfig, depth: int, actions_left: int
 ) -> Generator[list[Question], list[Answer], Moves]:
     """All transitions within ``depth`` actions of a start, using the likeliest answer; disbelieved answers are left out."""
     graph = ImaginedGraph(root, config)
-    yield from expand(graph, actions, depth, depth, stop_at_goal=False)
+    yield from expand(graph, actions, depth, actions_left, stop_at_goal=False)
     moves: Moves = {}
     for here, edges in graph.edges.items():
         likely = {action: likeliest(answers) for action, answers in edges.items() if answers}
@@ -64,20 +64,22 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
     worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(cfg.curriculum.imagined_worlds)
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
-    depth = min(planner.depth, task.env.max_actions)
+    left = task.env.max_actions
+    depth = min(planner.depth, left)
     imagined: list[dict[str, Any]] = []
     env, failures = task.make_env(), Failures("imagining worlds", task.env.max_failed, len(worlds), unit="worlds")
     answers = journaled(world_model, out / "answers.jsonl", identity(model))
     with closing(policy), answers, progress(len(worlds), "imagining worlds") as bar:
         for first in range(0, len(worlds), CHUNK):
             chunk = worlds[first : first + CHUNK]
-            starts = []
+            starts, headers = [], []
             for world in chunk:
                 with failures.alone(world.seed):
                     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
+                    headers.append(world_model.headers(env))
                     starts.append(state)
-            searches = [dream(start, world_model.actions, planner, depth) for start in starts]
-            dreamt = search_all(world_model, searches)
+            searches = [dream(start, world_model.actions, planner, depth, left) for start in starts]
+            dreamt = search_all(world_model, searches, headers)
             imagined += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
             world_model.forget()
             bar.advance(len(chunk))

@@ -9,7 +9,7 @@ from spa.agent.policy import Policy
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.config.schema import Config
-from spa.data.transitions import outcome_text
+from spa.data.transitions import STARTS_OF_OUTCOMES, outcome_text, starts_of_states
 from spa.models.packing import common_length
 from spa.planning.search import Imagined, Move
 from spa.planning.simulator import Simulator
@@ -45,9 +45,10 @@ class Forecast(Simulator):
 
     def _tokens(self, move: Move, answer: Imagined) -> tuple[list[int], int, int]:
         """The ids of a question with its prompt, and the number of tokens read and written after it."""
-        layout, ids = self._layout, self.policy.chat.response_ids
+        layout, chat, ids = self._layout, self.policy.chat, self.policy.chat.response_ids
         question, opened = layout.question(*move), layout.predicted(*move, answer.state)
-        asked, before_outcome = ids(question), len(ids(opened))
+        asked, _ = chat.unfinished(question, starts_of_states(move.state))
+        before_outcome = len(chat.unfinished(opened, STARTS_OF_OUTCOMES)[0])
         guessed = len(ids(f"{question}{answer.state}{layout.after_state}"))
         closed = len(ids(f"{opened}{outcome_text(answer.reward, answer.ended)}{CLOSE}"))
         read = before_outcome - guessed  # the tags between state and outcome

@@ -8,14 +8,16 @@ from typing import TypeVar
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.host import LocalHost
 from spa.agent.play import Play
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import LAYOUTS, transitions_of
+from spa.envs.checked import WorldError
 from spa.planning.search import PLANNERS, Answer, Imagined, Move, Plan, Question
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 
 T = TypeVar("T")
 Memory = Mapping[Move, tuple[Imagined, ...]]
@@ -24,11 +26,13 @@ Memory = Mapping[Move, tuple[Imagined, ...]]
 def search_all(
     world_model: WorldModel,
     searches: Sequence[Generator[list[Question], list[Answer], T]],
+    headers: Sequence[Headers],
     memories: Sequence[Memory] = (),
 ) -> list[T]:
     """Runs searches concurrently; their simultaneous questions go to the model as one batch.
 
     Args:
+        headers: of each search's world.
         memories: for each search, known answers that replace the model's.
     """
     results: dict[int, T] = {}
@@ -50,7 +54,8 @@ def search_all(
             [question for question in pending[number] if question not in memory]
             for number, memory in zip(order, known_answers, strict=True)
         ]
-        answers = iter(world_model.ask([question for questions in unknown for question in questions]))
+        shown = [headers[number] for number, questions in zip(order, unknown, strict=True) for _ in questions]
+        answers = iter(world_model.ask([question for questions in unknown for question in questions], shown))
         for number, memory in zip(order, known_answers, strict=True):
             advance(number, [memory[q] if q in memory else next(answers) for q in pending[number]])  # type: ignore[index]
     return [results[number] for number in range(len(searches))]
@@ -79,24 +84,26 @@ def play_with_planner(
         on_turn: as of ``rollout``.
     """
     search = PLANNERS[kind]
-    plays = [
-        Play.start(task, world, group, member) for group, world in enumerate(worlds) for member in range(group_size)
-    ]
+    members = [(group, member) for group in range(len(worlds)) for member in range(group_size)]
+    started = [_start(world_model, task, worlds[group], group, member) for group, member in members]
+    plays, headers = [play for play, _ in started], [shown for _, shown in started]
     memories: list[dict[Move, tuple[Imagined, ...]]] = [{} for _ in plays]
     for index in range(task.env.max_turns):
         live = [number for number, play in enumerate(plays) if play.live]
-        in_turns = (task.env.max_turns - index) * _actions_a_turn(task, config)
+        turns_hold = (task.env.max_turns - index) * _actions_a_turn(task, config)
         searches = [
             search(
                 plays[number].state,
                 world_model.actions,
-                min(plays[number].actions_left, in_turns),
+                min(plays[number].actions_left, turns_hold),
+                plays[number].actions_left,
                 config,
                 np.random.default_rng(np.random.SeedSequence([seed, number, index])),
             )
             for number in live
         ]
-        plans = search_all(world_model, searches, [memories[number] for number in live])
+        of_live = [headers[number] for number in live]
+        plans = search_all(world_model, searches, of_live, [memories[number] for number in live])
         for number, plan in zip(live, plans, strict=True):
             play = plays[number]
             play.open_turn(index, play.user_text(index, play.first_shown(index)))
@@ -108,6 +115,17 @@ def play_with_planner(
             if config.samples == 1 and play.episode.status != "error":
                 memories[number].update(_seen(turn))
     return [play.episode for play in plays]
+
+
+def _start(world_model: WorldModel, task: Task, world: World, group: int, member: int) -> tuple[Play, Headers]:
+    """An episode and its world's headers."""
+    host = LocalHost(task)
+    play = Play.start(task, world, group, member, host)
+    try:
+        return play, world_model.headers(host.env) if play.live else Headers()
+    except WorldError as error:
+        play.fail(str(error))
+        return play, Headers()
 
 
 def _seen(turn: Turn) -> dict[Move, tuple[Imagined, ...]]:

@@ -1,7 +1,8 @@
 """Planners choose an action by querying a world model. They never see the world, only textual states and the model's answers.
 
 A search is a generator for one decision. It yields lists of questions and is sent the lists of answers, so that a caller can
-batch the questions of many worlds; it returns a ``Plan``.
+batch the questions of many worlds; it returns a ``Plan`` for at most ``horizon`` actions. ``actions_left`` is the
+number that the world's prompts state; the limit of turns may leave fewer to play.
 
 * ``lookahead`` asks about every action in every imagined state, layer by layer to ``planner.depth``, and backs up values
   by dynamic programming. With ``planner.width`` (``beam``) only that many states per layer are expanded.
@@ -197,11 +198,16 @@ class ImaginedGraph:
 
 
 def lookahead(
-    root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
+    root: str,
+    actions: Sequence[str],
+    horizon: int,
+    actions_left: int,
+    config: PlannerConfig,
+    rng: np.random.Generator,
 ) -> Search:
     """Layer-by-layer search from ``root``; see the module docstring."""
     graph = ImaginedGraph(root, config)
-    depth = min(config.depth, actions_left)
+    depth = min(config.depth, horizon)
     yield from expand(graph, actions, depth, actions_left, stop_at_goal=True)
     _, gains = graph.solve(depth)
     if not gains:
@@ -314,7 +320,12 @@ class _Node:
 
 
 def mcts(
-    root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
+    root: str,
+    actions: Sequence[str],
+    horizon: int,
+    actions_left: int,
+    config: PlannerConfig,
+    rng: np.random.Generator,
 ) -> Search:
     """Runs ``planner.simulations`` simulations from ``root`` and chooses the most visited action.
 
@@ -322,7 +333,7 @@ def mcts(
     """
     graph = ImaginedGraph(root, config)
     nodes: dict[str, _Node] = {}
-    horizon = min(config.depth, actions_left)
+    horizon = min(config.depth, horizon)
     low, high = math.inf, -math.inf
     question_count, limit = 0, config.max_questions or math.inf
     for _ in range(config.simulations):
@@ -379,7 +390,12 @@ def mcts(
 
 
 def best_of_n(
-    root: str, actions: Sequence[str], actions_left: int, config: PlannerConfig, rng: np.random.Generator
+    root: str,
+    actions: Sequence[str],
+    horizon: int,
+    actions_left: int,
+    config: PlannerConfig,
+    rng: np.random.Generator,
 ) -> Search:
     """The action the model values most, of ``planner.proposals`` proposals of the plain policy (0: of all listed actions)."""
     shares: list[dict[str, float]] = yield [Choice(root, actions_left)]
@@ -392,7 +408,7 @@ def best_of_n(
     return Plan([(_best(values, rng), NOTHING)], finite, len(names))
 
 
-PLANNERS: dict[str, Callable[[str, Sequence[str], int, PlannerConfig, np.random.Generator], Search]] = {
+PLANNERS: dict[str, Callable[[str, Sequence[str], int, int, PlannerConfig, np.random.Generator], Search]] = {
     "lookahead": lookahead,
     "beam": lookahead,
     "mcts": mcts,

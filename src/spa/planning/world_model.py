@@ -6,17 +6,19 @@ import dataclasses
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
 from spa.agent.response import match_action, parse_response
 from spa.agent.task import Task
 from spa.common.progress import show
 from spa.config.schema import SamplingConfig
-from spa.data.transitions import LAYOUTS, Layout, read_outcome
+from spa.data.transitions import LAYOUTS, STARTS_OF_OUTCOMES, Layout, read_outcome, starts_of_states
 from spa.engines.base import Completion
 from spa.engines.processes import in_processes
+from spa.envs import TextEnv
 from spa.models.packing import common_length
 from spa.planning.journal import Journal
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
@@ -41,6 +43,13 @@ class Usage:
     @property
     def tokens(self) -> int:
         return self.tokens_read + self.tokens_written
+
+
+class Headers(NamedTuple):
+    """The texts before the first turn in a world (``Task.header``), by prompt mode."""
+
+    base: str = ""
+    world_model: str = ""
 
 
 class WorldModel:
@@ -73,14 +82,29 @@ class WorldModel:
         agent = dataclasses.replace(task.agent, prompt="world_model", window=1)
         self._world_model_task = dataclasses.replace(task, agent=agent)
         self._plain_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="base"))
-        env = task.make_env()
-        self.actions = tuple(env.actions)
-        self._headers = {shown.agent.prompt: shown.header(env) for shown in (self._world_model_task, self._plain_task)}
+        self.actions = tuple(task.make_env().actions)
+        self._headers: dict[str, Headers] = {}  # by state
         self._known: dict[Question, Answer] = {}
         self.journal: Journal | None = None
 
-    def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """The answers in the order of the questions: see ``Move``, ``Choice`` and ``Worth``."""
+    def headers(self, env: TextEnv) -> Headers:
+        """Those of a world that has been reset."""
+        return Headers(self._plain_task.header(env), self._world_model_task.header(env))
+
+    @cached_property
+    def _first_headers(self) -> Headers:
+        """Those of the world of seed 0."""
+        env = self._plain_task.make_env()
+        env.reset(seed=0)
+        return self.headers(env)
+
+    def ask(self, questions: Sequence[Question], headers: Sequence[Headers] = ()) -> list[Answer]:
+        """The answers in the order of the questions: see ``Move``, ``Choice`` and ``Worth``.
+
+        Args:
+            headers: of the world that each question is about; without them those of the world of seed 0.
+        """
+        self._headers.update((question.state, shown) for question, shown in zip(questions, headers, strict=False))
         keys = [self._key(question) for question in questions]
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self.usage += Usage(cached=len(questions) - len(new))
@@ -108,6 +132,7 @@ class WorldModel:
     def forget(self) -> None:
         """Empties the cache, e.g. after further training."""
         self._known.clear()
+        self._headers.clear()
 
     def _key(self, question: Question) -> Question:
         return Choice(question.state, 0) if isinstance(question, Choice) and not self.proposals else question
@@ -137,18 +162,15 @@ class WorldModel:
 
         if not self.has_weights:
             raise ValueError("states are scored by the model's weights: use engine=transformers")
-        after = self._layout.after_state
-        rows = [
-            Chosen(
-                *self.policy.chat.continuation(
-                    self._question_prompt(move.state),
-                    self._layout.question(*move),
-                    f"{state}{after}",
-                )
-            )
-            for move, state in outcomes
-        ]
-        return sum_logprobs(self.policy.model, rows)
+        chat, layout = self.policy.chat, self._layout
+        told: dict[Move, list[str]] = {}
+        for move, state in outcomes:
+            told.setdefault(move, []).append(f"{state}{layout.after_state}")
+        rows = {
+            move: iter(chat.continuations(self._question_prompt(move.state), layout.question(*move), states))
+            for move, states in told.items()
+        }
+        return sum_logprobs(self.policy.model, [Chosen(*next(rows[move])) for move, _ in outcomes])
 
     def _reading(self, temperature: float) -> SamplingConfig:
         """Sampling settings for an answer up to its closing tag."""
@@ -177,8 +199,12 @@ class WorldModel:
         done: dict[tuple[Move, int], Imagined] = {}
         usage = Usage(questions=len(queries))
 
-        def context(move: Move, text: str) -> list[int]:
-            return [*prompts[move.state], *chat.response_ids(text)]
+        def context(session: int, move: Move, text: str, following: Iterable[str]) -> list[int]:
+            ids, begun[session] = chat.unfinished(text, following)
+            return [*prompts[move.state], *ids]
+
+        def question(session: int, move: Move) -> list[int]:
+            return context(session, move, layout.question(*move), starts_of_states(move.state))
 
         def read(session: int, ids: list[int], before_ids: Sequence[int] = ()) -> list[int]:
             usage.tokens_read += len(ids) - common_length(ids, before_ids)
@@ -191,12 +217,12 @@ class WorldModel:
             if place[session] == len(sessions[session]):
                 return None
             move, _ = sessions[session][place[session]]
-            return read(session, context(move, layout.question(*move)), before[session])
+            return read(session, question(session, move), before[session])
 
         def answer(session: int, completion: Completion) -> list[int] | None:
             move, _ = sessions[session][place[session]]
             usage.tokens_written += len(completion.ids)
-            text, closed, _ = chat.decode(completion.ids).partition(CLOSE)
+            text, closed = _read(chat.decode(completion.ids), begun[session])
             sure = math.exp(min(0.0, math.fsum(completion.logprobs)))
             if session in state:
                 next_state, likely = state.pop(session)
@@ -208,13 +234,12 @@ class WorldModel:
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             state[session] = next_state, sure
             before[session] = [*before[session], *completion.ids]
-            return read(session, context(move, layout.predicted(*move, next_state)), before[session])
+            outcome_of = layout.predicted(*move, next_state)
+            return read(session, context(session, move, outcome_of, STARTS_OF_OUTCOMES), before[session])
 
         before: dict[int, list[int]] = {}
-        contexts = {
-            session: read(session, context(moves[0][0], layout.question(*moves[0][0])))
-            for session, moves in sessions.items()
-        }
+        begun: dict[int, str] = {}  # the end of the question with which an answer begins
+        contexts = {session: read(session, question(session, moves[0][0])) for session, moves in sessions.items()}
         self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return [done[key] for key in queries], usage
 
@@ -250,14 +275,15 @@ class WorldModel:
     def _value(self, worths: Sequence[Worth], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
         """The model's estimates of action values."""
         chat, layout = self.policy.chat, self._layout
+        asked = [chat.unfinished(layout.worth(one.state, one.action), STARTS_OF_OUTCOMES) for one in worths]
         contexts = {
-            number: [*self._question_prompt(one.state), *chat.response_ids(layout.worth(one.state, one.action))]
-            for number, one in enumerate(worths)
+            number: [*self._question_prompt(one.state), *ids]
+            for number, (one, (ids, _)) in enumerate(zip(worths, asked, strict=True))
         }
         texts, usage = self._continue(contexts, sampling)
         values: list[float | None] = []
-        for number in contexts:
-            text, closed, _ = texts[number].partition(CLOSE)
+        for number, (_, begun) in enumerate(asked):
+            text, closed = _read(texts[number], begun)
             outcome = read_outcome(text) if closed else None
             values.append(None if outcome is None or outcome[1] else outcome[0])
         return values, usage
@@ -279,7 +305,8 @@ class WorldModel:
         return self._prompt(self._world_model_task, state, self._world_model_task.env.max_actions)
 
     def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
-        header = self._headers[task.agent.prompt]
+        headers = self._headers.get(state) or self._first_headers
+        header = headers.world_model if task.agent.prompt == "world_model" else headers.base
         return self.policy.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
 
     def _session(self, question: tuple[object, ...], sample: int) -> int:
@@ -308,3 +335,9 @@ class WorldModel:
         for _, usage in parts:
             self.usage += usage
         return [parts[place % processes][0][place // processes] for place in range(count)]
+
+
+def _read(answer: str, begun: str) -> tuple[str, bool]:
+    """The text of an answer, and whether it is one: it begins with the end of its question (``Chat.unfinished``) and is closed."""
+    text, closed, _ = answer.partition(CLOSE)
+    return text.removeprefix(begun), bool(closed) and text.startswith(begun)

@@ -14,6 +14,7 @@ from spa.config.load import choice_of, conf_folder, env_block, names_of, read_ya
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
 from spa.envs import make_env
+from spa.envs.checked import CheckedEnv
 
 IMAGINED = "spa.planning.dream:ImaginedWorld"
 _OPERATION = ("step_timeout", "max_state_chars", "max_failed", "processes")  # of env: how worlds are run, not which
@@ -69,7 +70,8 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
     """The imagined worlds of a run, prompted like the real ones."""
     from spa.agent.prompt import instruction
 
-    real = make_env(cfg.env.id, **cfg.env.settings)
+    real = CheckedEnv(lambda: make_env(cfg.env.id, **cfg.env.settings), cfg.env.step_timeout)
+    real.reset(seed=0)  # some worlds have their rules from then on
     instructions = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}
     settings = {"path": cfg.curriculum.imagined_file, "world": cfg.env.id, "settings": dict(cfg.env.settings)}
     return dataclasses.replace(

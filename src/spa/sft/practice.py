@@ -1,9 +1,10 @@
 """Practice in imagination: plan in a model's own predictions and distil the plans into its plain policy. Beyond the paper.
 
 A round imagines what is reachable from the start states of self-play and training worlds. Each imagined state from which a gain
-is reachable becomes a row: its plain prompt, answered by an action on the shortest way to the gain. Fine-tuning on these rows
-(and on some transitions, so that the world model is not forgotten) gives a policy that needs no search. The next round plays
-with this policy, retrains the world model on all transitions so far, and plans again.
+is reachable becomes a row: its plain prompt, answered by an action on the shortest way to the gain (of equally short ways, on the
+one that the model believes most). Fine-tuning on these rows (and on some transitions, so that the world model is not forgotten)
+gives a policy that needs no search. The next round plays with this policy, retrains the world model on all transitions so far, and
+plans again.
 """
 
 from __future__ import annotations
@@ -28,13 +29,20 @@ from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
 from spa.data.ground_truth import Row, deduplicate, is_move
 from spa.data.layouts import read_rows, write_rows
-from spa.data.transitions import LAYOUTS, each_move_once, repeat_rare, state_prompt, transition_rows
+from spa.data.transitions import (
+    LAYOUTS,
+    each_move_once,
+    repeat_rare,
+    shuffle_moves,
+    state_prompt,
+    transition_rows,
+)
 from spa.evaluate.play import play_chunks
 from spa.models.folders import identity
 from spa.planning.journal import journaled
 from spa.planning.play import search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 from spa.runs.record import read_done
 from spa.runs.stage import Stage, model_of
 from spa.sft.stage2 import data_files, run_sft
@@ -90,8 +98,8 @@ def lesson_rows(
 ) -> Lessons:
     """The lessons of ``worlds``; only their start states are used, and a world that fails is left out.
 
-    Each of several best actions in a state gets its own row. With ``values``, so does the value of each action. Rows that several
-    worlds share are kept once.
+    Each of several best actions in a state gets its own row; by a model's own probabilities two are hardly ever equally good. With
+    ``values``, each action's value gets a row. Rows that several worlds share are kept once.
 
     Raises:
         ValueError: a larger share than ``env.max_failed`` of the worlds fails.
@@ -113,8 +121,9 @@ def lesson_rows(
             searches = [
                 imagine(state, world_model.actions, config, depth, left, whole=whole) for _, state, *_ in starts
             ]
+            headers = [Headers(*of_world) for _, _, *of_world in starts]
             for (world, _, policy_header, world_model_header), lessons in zip(
-                starts, search_all(world_model, searches), strict=True
+                starts, search_all(world_model, searches, headers), strict=True
             ):
                 result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
@@ -170,8 +179,7 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             model=dataclasses.replace(cfg.model, path=model),
             sft=dataclasses.replace(cfg.sft, epochs=settings.epochs, eval_worlds=0),
         )
-        weights = model
-        if record["lessons"]:
+        if record["lessons"]:  # or the last round's policy stays
             weights = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
         counts = ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")
         rounds.append({key: record[key] for key in counts})
@@ -210,9 +218,10 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
             policy, task, worlds, settings.group_size, seeds.run, PRACTICE + number, f"practice {number}"
         )
     world_model_task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="world_model")
-    rows = transition_rows(
-        (e for e in episodes if e.status != "error"), world_model_task, cfg.selfplay.states, seeds.run
-    )
+    play = cfg.selfplay
+    rows = transition_rows((e for e in episodes if e.status != "error"), world_model_task, play.states)
+    if play.states == "shuffled":  # afterwards no move is recognised
+        rows = shuffle_moves(each_move_once(rows) if play.deduplicate else rows, cfg.agent.style, seeds.run)
     write_rows(out / "train.parquet", rows)
     actions = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
     success = sum(episode.success for episode in episodes) / len(episodes)

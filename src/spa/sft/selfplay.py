@@ -24,7 +24,7 @@ from spa.config.seeds import SELFPLAY, first_seed
 from spa.data.ground_truth import Row, rows_of, shuffle_states
 from spa.data.layouts import write_rows
 from spa.data.select import select_rows, split_rows
-from spa.data.transitions import repeat_rare, transition_rows
+from spa.data.transitions import repeat_rare, shuffle_moves, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed
 from spa.evaluate.planned import plan_chunks, planning_model
@@ -189,7 +189,9 @@ def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counte
     play, seed = cfg.selfplay, cfg.seeds.run
     if play.rows == "transitions":
         world_model_task = make_task(cfg, state_format=play.state_format, prompt="world_model")
-        moves, dropped = select_rows(transition_rows(played, world_model_task, play.states, seed), play, seed)
+        moves, dropped = select_rows(transition_rows(played, world_model_task, play.states), play, seed)
+        if play.states == "shuffled":  # after the selection: the control has the same moves
+            moves = shuffle_moves(moves, cfg.agent.style, seed)
         plain, more = select_rows(_plain_rows(played, round(play.plain_rows * len(moves)), seed), play, seed)
         return moves + plain, dropped + more
     shown = shuffle_states(played, seed) if play.states == "shuffled" else played
