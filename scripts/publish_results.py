@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from spa.common.progress import set_quiet
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.page import figure_files
 from spa.reproduce.results import Numbers
@@ -93,15 +94,15 @@ def main() -> None:
     parser.add_argument("--replace", default="", help="variants whose old numbers are dropped, with commas")
     args = parser.parse_args()
 
+    set_quiet(True)
     path = DOCS / "results" / f"{args.file}.json"
     before, joined = blocks(args.file), from_json(path.read_text(encoding="utf-8"))
     added: Numbers = {}
     for numbers in args.numbers:
         added = join(added, from_json(numbers.read_text(encoding="utf-8")))
     for world, variants in added.items():
-        for name in [n for n in joined.get(world, {}) if n.partition(PLANNED)[0] in args.replace.split(",")]:
-            if name in variants:
-                del joined[world][name]
+        replaced = [name for name in variants if name.partition(PLANNED)[0] in args.replace.split(",")]
+        joined[world] = joined.get(world, {}) | {name: variants[name] for name in replaced}
     path.write_text(to_json(join(joined, added)) + "\n", encoding="utf-8")
     path.write_text(to_json(stored(args.file)[1]) + "\n", encoding="utf-8")  # with what is computed from them
 

@@ -337,20 +337,21 @@ def _formats(clock: _Clock, seeds: int, name: str, settings: dict[str, Any]) -> 
     from spa.envs import make_env
     from spa.envs.base import STATE_FORMATS
 
-    def contents(settings: dict[str, Any]) -> list[str]:
-        env = clock.limit(clock.call("the constructor", lambda: make_env(name, **settings)))
-        return [str(env.reset(seed=seed)[1].get("content")) for seed in range(seeds)]
+    def contents(state_format: str) -> list[str] | None:
+        """None: it does not have this format."""
+        chosen = {**settings, "state_format": state_format}
+        try:
+            env = clock.limit(clock.call("the constructor", lambda: make_env(name, **chosen)))
+            return [str(env.reset(seed=seed)[1].get("content")) for seed in range(seeds)]
+        except _Problem:
+            raise
+        except Exception:
+            return None
 
     if not name:
         return "skipped: the world has no name"
-    found: dict[str, list[str]] = {}
-    for state_format in STATE_FORMATS:
-        try:
-            found[state_format] = contents({**settings, "state_format": state_format})
-        except _Problem:
-            raise
-        except Exception:  # it does not have this format
-            continue
+    every = {state_format: contents(state_format) for state_format in STATE_FORMATS}
+    found = {state_format: texts for state_format, texts in every.items() if texts is not None}
     first, *others = found or [""]
     for other in others:
         differs = f"info['content'] differs between {first!r} and {other!r}, so a world is in two splits"
