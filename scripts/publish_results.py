@@ -50,8 +50,11 @@ FIGURES = {  # of docs/images -> file and variants
 }
 
 
-def stored(file: str) -> tuple[Scale, Numbers]:
+def stored(file: str, variants: list[str] | None = None) -> tuple[Scale, Numbers]:
+    """The numbers of a file, of all or some variants of its scale."""
     scale = load_scale(SCALES[file])
+    if variants:
+        scale.override("variants", variants)
     return scale, read_numbers([DOCS / "results" / f"{file}.json"], scale)
 
 
@@ -62,15 +65,13 @@ def blocks(file: str) -> dict[str, str]:
 
 
 def figure(name: str) -> str:
-    file, variants = FIGURES[name]
-    scale, _ = stored(file)
-    scale.override("variants", variants)
-    return figure_files(read_numbers([DOCS / "results" / f"{file}.json"], scale))[name]
+    return figure_files(stored(*FIGURES[name])[1])[name]
 
 
 def overview(page: str) -> str:
     """The page with the means of the stored numbers in its overview, whose columns are named after variants."""
     lines = page.splitlines(keepends=True)
+    files = {file: stored(file)[1] for file in {file for file, _ in ROWS.values()}}
     columns: list[str] = []
     for number, line in enumerate(lines):
         title, *cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -79,7 +80,7 @@ def overview(page: str) -> str:
         if not line.startswith("|") or title not in ROWS:
             continue
         file, world = ROWS[title]
-        numbers = stored(file)[1][world]
+        numbers = files[file][world]
         means = [f"{100 * numbers[name].passes[1].mean:.1f}" if name in numbers else "-" for name in columns]
         bold = [cell.startswith("**") for cell in cells[1:]]
         row = [f"**{mean}**" if strong else mean for mean, strong in zip(means, bold, strict=True)]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from spa.agent.worlds import World
+from spa.common.sequences import common_length
 from spa.config.schema import SamplingConfig
 from spa.engines import transformers as module
 from spa.engines.base import BrokenModel, Completion, Engine
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import TransformersEngine, sample
-from spa.models.packing import common_length
 from tests.models.networks import network
 from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_policy
 

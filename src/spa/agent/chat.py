@@ -13,10 +13,11 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 from spa.agent.response import TAG, Span, forced_tag, tagged
+from spa.common.sequences import common_length
 
 _REMEMBERED = 4096  # user messages whose ids are cached
 # Put before templates that write the date, so that a run has the same prompts on every day.
@@ -277,7 +278,7 @@ class Chat:
     def _count_unsettled(self, tail: str, following: str) -> int:
         """How many characters at the end of ``tail`` are in tokens that ``following`` changes."""
         ids = self.encode(tail)
-        kept = _shared(ids, self.encode(tail + following))
+        kept = common_length(ids, self.encode(tail + following))
         return 0 if kept == len(ids) else len(tail) - len(self.decode(ids[:kept]))
 
     def continuations(
@@ -293,10 +294,5 @@ class Chat:
         """
         before = self.encode_response(prefix)
         wholes = [self.encode_response(prefix + rest).ids for rest in rests]
-        start = len(context) + max(before.num_forced, min(_shared(before.ids, whole) for whole in wholes))
+        start = len(context) + max(before.num_forced, min(common_length(before.ids, whole) for whole in wholes))
         return [([*context, *ids], [*range(start, len(context) + len(ids))]) for ids in wholes]
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids two sequences begin with alike."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

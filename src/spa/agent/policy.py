@@ -34,7 +34,7 @@ def local_engine(config: Config) -> EngineConfig | None:
 
 
 def make_task(config: Config, *, state_format: StateFormat | None = None, prompt: Prompt | None = None) -> Task:
-    """The config's task, with another state format or prompt mode if given; in another mode its prompts are right, too.
+    """The config's task, with another state format or prompt mode if given. A copy in the other mode states the right length.
 
     Raises:
         ValueError: as ``Task``.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spa.common.progress import count_tokens
+from spa.common.sequences import common_length
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine, Later, OnCompletion, check_finite
 from spa.engines.cooling import cooled, cooling
@@ -21,7 +22,6 @@ from spa.engines.draws import draws_at, stream
 from spa.engines.processes import can_fork
 from spa.engines.stops import Stops
 from spa.models.memory import free_memory
-from spa.models.packing import common_length
 
 _SHARE = 0.6  # share of the free memory available to the KV cache
 _SMALL = 2**26  # bytes of weights up to which several processes are used

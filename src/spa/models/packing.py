@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spa.common.errors import first_line
+from spa.common.sequences import common_length
 from spa.models.families import is_llama_like
 from spa.models.forward import hidden_states, probe_ids, trunk
 
@@ -87,20 +88,6 @@ class Layout:
             even,
             tuple(tuple(batch) for batch in batches),
         )
-
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix of two sequences of one type."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:  # a[:low] == b[:low], a[:high] != b[:high]
-        middle = (low + high) // 2
-        if a[low : middle + 1] == b[low : middle + 1]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def pack(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[Places]]:

@@ -8,9 +8,9 @@ from spa.agent.chat import Chat
 from spa.agent.policy import Policy
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
+from spa.common.sequences import common_length
 from spa.config.schema import Config
 from spa.data.transitions import STARTS_OF_OUTCOMES, outcome_text, starts_of_states
-from spa.models.packing import common_length
 from spa.planning.search import Imagined, Move
 from spa.planning.simulator import Simulator
 from spa.planning.world_model import CLOSE, Usage

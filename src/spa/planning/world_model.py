@@ -14,12 +14,12 @@ from spa.agent.policy import Policy, ServedPolicy, sampling_for
 from spa.agent.response import match_action, parse_response
 from spa.agent.task import Task
 from spa.common.progress import show
+from spa.common.sequences import common_length
 from spa.config.schema import SamplingConfig
 from spa.data.transitions import LAYOUTS, STARTS_OF_OUTCOMES, Layout, read_outcome, starts_of_states
 from spa.engines.base import Completion
 from spa.engines.processes import in_processes
 from spa.envs import TextEnv
-from spa.models.packing import common_length
 from spa.planning.journal import Journal
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
