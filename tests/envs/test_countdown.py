@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spa.envs import Countdown, make_env
@@ -66,6 +66,7 @@ def test_values_are_those_of_pythons_grammar(text: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("0123456789+-*/() ", max_size=14))
+@example("0/0/+0")  # a sign that is none, after a division by zero
 def test_what_is_read_is_what_python_reads(text: str) -> None:
     """No text of these characters is understood unless Python's grammar has it, and as nothing else."""
     read = parse_expression(text)

@@ -50,20 +50,23 @@ def parse_expression(text: str) -> Expression | None:
         return None
     try:
         value = _value(ast.parse(written, mode="eval").body, 0)
-    except ZeroDivisionError:
-        value = None
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
     return Expression(written, tuple(numbers), value)
 
 
-def _value(node: ast.expr, signs: int) -> Fraction:
+def _value(node: ast.expr, signs: int) -> Fraction | None:
+    """None: a division by zero. The whole tree is read, so that nothing after one goes unseen."""
     match node:
         case ast.Constant(int(number)):
             return Fraction(number)
         case ast.UnaryOp(ast.USub(), operand) if signs < MAX_DEPTH:
-            return -_value(operand, signs + 1)
+            value = _value(operand, signs + 1)
+            return None if value is None else -value
         case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
-            value: Fraction = _OPERATORS[type(sign)](_value(left, 0), _value(right, 0))
-            return value
+            one, other = _value(left, 0), _value(right, 0)
+            if one is None or other is None or (isinstance(sign, ast.Div) and other == 0):
+                return None
+            result: Fraction = _OPERATORS[type(sign)](one, other)
+            return result
     raise ValueError("no such arithmetic")
