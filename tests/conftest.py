@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from spa.common.progress import set_quiet
 from spa.common.secrets import forget
+
+# The same examples in each run, and no limit on their time. `pytest --hypothesis-profile default` draws new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ RESPONSES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(RESPONSES, st.booleans(), st.sampled_from(["terse", "paper"]))
 def test_every_context_is_a_prefix_of_all_that_follows(responses, end, style) -> None:
     engine = Scripted(lambda i: responses[i % len(responses)], end=end)

@@ -123,7 +123,7 @@ _STATES = "<observation>a</observation>b<prediction>c</prediction>"
 _PIECES += [_STATES, f"<think>{_STATES}</think>", "</think><answer>Up</answer>", f"<think>{_STATES}</think><answer>Up"]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.sampled_from(_PIECES), max_size=14).map("".join))
 @example("<think></think>a<think></think><answer></answer>")
 @example("<think>a</think></think> <answer>Up<answer></answer></answer>")

@@ -121,7 +121,7 @@ def test_twice_the_text_is_twice_the_work(name: str) -> None:
 _part = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=3).map("".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(begin=st.just("") | _part, first=_part, second=_part)
 @example(begin="", first="<think></think><answer>", second=_STATES)
 def test_so_it_is_of_any_repeated_text(begin: str, first: str, second: str) -> None:

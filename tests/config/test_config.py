@@ -218,7 +218,7 @@ def test_overrides_of_any_dataclass_leave_the_original_alone() -> None:
         apply_overrides(knobs, ["weights.b=x"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.floats(-1e6, 1e6), st.booleans(), st.lists(st.integers(0, 99), max_size=4))
 def test_values_survive_being_written(steps: int, rate: float, on: bool, sizes: list[int]) -> None:
     written = [f"steps={steps}", f"rate={rate!r}", f"on={str(on).lower()}", f"sizes={sizes}"]

@@ -97,7 +97,7 @@ def test_a_move_is_kept_once_and_not_for_the_episode_that_lost() -> None:
     assert select_rows(moves, play, 0) == ([moves[1]], {"not won": 1, "duplicate": 1})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 5))
 def test_balancing_cuts_to_the_median_class_and_keeps_order(sizes: list[int], seed: int) -> None:
     rows = [row(seed=i, executed=["Up"] * size) for i, size in enumerate(sizes)]
@@ -144,7 +144,7 @@ def test_a_setting_that_needs_a_missing_column_says_so() -> None:
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.tuples(ODD, ODD, ODD), min_size=1, max_size=3))
 def test_what_is_written_is_read(tmp_path, layout: str, suffix: str, texts) -> None:
     rows = []
@@ -403,7 +403,7 @@ def test_statistics_of_rows_without_anything_else() -> None:
 
 
 @pytest.mark.parametrize("loss", ["think_answer", "state", "masked"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(thought=st.text(alphabet="aU√ #1\n<é", max_size=12))
 def test_the_picture_shows_the_mask_and_all_of_the_text(loss: str, thought: str) -> None:
     one = row(f"<think><observation>P√</observation>{thought}<prediction>_P</prediction></think> <answer>Up</answer>")

@@ -181,7 +181,7 @@ _PIECES += [tag.upper() for tag in _PIECES[:4]] + ["<observat\u0131on>", "</pred
 _PIECES += ["<answer>Up</answer>", "</think><answer>Up</answer>", _STATES, f"<think>{_STATES}", " ", "d", "e", "e"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(_PIECES), max_size=6), st.lists(st.sampled_from(_PIECES), max_size=6))
 @example([CROSSED], [])
 @example([_STATES], [CROSSED])

@@ -111,7 +111,7 @@ def test_gymnasium_checks(name: str, options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("name, options", VARIANTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**64),
     actions=st.lists(st.one_of(st.sampled_from(PHRASES), st.text(max_size=30), st.none()), max_size=12),
@@ -140,7 +140,7 @@ def test_any_string_may_be_played(name: str, options: dict[str, object], seed: i
         state = after
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(VARIANTS), st.text(max_size=60))
 def test_any_text_has_a_legality(variant: tuple[str, dict[str, object]], text: str) -> None:
     env = make_env(variant[0], **variant[1])

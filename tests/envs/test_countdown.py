@@ -51,7 +51,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(EXPRESSIONS)
 def test_values_are_those_of_pythons_grammar(text: str) -> None:
     if len(text) > MAX_LENGTH:
@@ -64,7 +64,7 @@ def test_values_are_those_of_pythons_grammar(text: str) -> None:
     assert len(read.text) > MAX_LENGTH or parse_expression(read.text) == read  # what is shown means the same
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text("0123456789+-*/() ", max_size=14))
 @example("0/0/+0")  # a sign that is none, after a division by zero
 def test_what_is_read_is_what_python_reads(text: str) -> None:

@@ -394,7 +394,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert Sokoban(levels=path).reset(seed=0)[0] == OURS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(alphabet="#_ -.$*@+OX√PSFHG|0123;\n\t\u00a0é", max_size=60), st.sampled_from(sorted(INSTANCES)))
 def test_any_text_is_an_instance_or_an_error(text, name):
     env = make_env(name)

@@ -142,7 +142,7 @@ def spellings(value: Fraction) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(NUMBERS, NUMBERS)
 def test_numbers_are_the_same_exactly_if_their_values_are(one: Fraction, other: Fraction) -> None:
     for text in spellings(one):
@@ -176,7 +176,7 @@ LATEX = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(*[st.one_of(st.text(max_size=30), st.lists(st.sampled_from(LATEX), max_size=12).map("".join))] * 2)
 def test_any_text_can_be_compared(one: str, other: str) -> None:
     assert same_answer(one, other) is same_answer(other, one)

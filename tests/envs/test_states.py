@@ -34,7 +34,7 @@ def positions(state: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WORLDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_wrong_coordinates_name_other_cells(name: str, seed: int) -> None:
     right = [state for _, state in played(name, "coordinates", seed)]
@@ -66,7 +66,7 @@ def test_wrong_coordinates_are_repeatable_and_change_with_the_state_only(name: s
 
 @pytest.mark.parametrize("state_format", ["grid", "coordinates", "random_coordinates"])
 @pytest.mark.parametrize("name", WORLDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_every_state_of_a_play_is_legal_after_the_one_before(name: str, state_format: str, seed: int) -> None:
     play = played(name, state_format, seed)
@@ -111,7 +111,7 @@ def test_single_corruptions_are_not_legal(name: str, before: str, state: str, le
     assert env.legal(state, before) is legal
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=60), st.sampled_from(WORLDS))
 def test_any_text_has_an_answer(text: str, name: str) -> None:
     env = make_env(name)

@@ -97,7 +97,7 @@ def test_finished_worlds_need_a_reset(name):
 
 
 @pytest.mark.parametrize("name, state_format", VARIANTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**64),
     actions=st.lists(st.one_of(st.sampled_from(PHRASES), st.text(max_size=30)), max_size=25),

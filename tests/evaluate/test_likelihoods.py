@@ -98,7 +98,7 @@ def turn_of(name: str, seed: int) -> tuple[TextEnv, Turn] | None:
 
 
 @pytest.mark.parametrize("name", WORLDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**5))
 def test_corruptions_are_false_different_and_consistent(name: str, seed: int) -> None:
     found = turn_of(name, seed)

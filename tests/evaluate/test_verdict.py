@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.evaluate.bootstrap import Interval, percent
@@ -166,7 +166,6 @@ def made_up(draw: st.DrawFn) -> dict[str, VariantScore]:
     return {name: table[name] for name in draw(st.permutations(list(table)))}
 
 
-@settings(deadline=None)
 @given(made_up())
 def test_better_is_said_only_of_two_seeds_above_both(table: dict[str, VariantScore]) -> None:
     lines, ours = verdict(table), table["spa"]
@@ -178,7 +177,6 @@ def test_better_is_said_only_of_two_seeds_above_both(table: dict[str, VariantSco
     assert not any("better" in line for line in lines[1:])
 
 
-@settings(deadline=None)
 @given(made_up())
 def test_all_that_was_measured_is_said_once(table: dict[str, VariantScore]) -> None:
     lines, ours = verdict(table), table["spa"]

@@ -20,7 +20,7 @@ def test_what_is_kept(target: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(random=st.data())
 def test_changes_of_it(target: str, random: st.DataObject) -> None:
     data = (

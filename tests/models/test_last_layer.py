@@ -81,7 +81,7 @@ def test_states_and_gradients_are_those_of_each_row_alone(family: str, calls: li
     assert calls == [5]  # the end of the prompt is one token for three rows, the 20 after it one for two
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=6),
     st.randoms(use_true_random=False),

@@ -38,7 +38,7 @@ def test_hidden_states_are_those_of_each_row_alone(family: str) -> None:
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 10))
 def test_no_row_depends_on_its_neighbours(lengths: list[int], seed: int) -> None:
     model = network()
@@ -162,7 +162,7 @@ def test_packing_is_a_prefix_tree(rows: list[list[int]]) -> None:
     assert len(set(layout.all_places.tolist())) == sum(map(len, rows))  # the rest are pads
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SMALL_ROWS, st.integers(0, 10))
 def test_rows_with_common_beginnings_have_the_states_and_gradients_of_rows_alone(
     rows: list[list[int]], seed: int

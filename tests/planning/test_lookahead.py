@@ -119,7 +119,7 @@ GAMMAS = st.sampled_from([1.0, 0.95, 0.5])
 OPTIMISM = st.sampled_from([0.0, 0.1, 2.0])
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=120)
 @given(tables(1), st.integers(1, 6), GAMMAS, OPTIMISM)
 def test_values_are_those_of_a_dynamic_program_over_what_is_believed(
     table: Table, depth: int, gamma: float, optimism: float
@@ -127,7 +127,7 @@ def test_values_are_those_of_a_dynamic_program_over_what_is_believed(
     compare(table, depth, gamma, optimism, 1)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(tables(3), st.integers(1, 5), GAMMAS, OPTIMISM)
 def test_where_chance_decides_values_are_means_over_all_whole_samples(
     table: Table, depth: int, gamma: float, optimism: float
@@ -135,7 +135,7 @@ def test_where_chance_decides_values_are_means_over_all_whole_samples(
     compare(table, depth, gamma, optimism, 3)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(tables(1), st.integers(1, 6))
 def test_a_plan_is_a_chain_of_what_was_believed(table: Table, depth: int) -> None:
     plan = decide("lookahead", "0", of_table(table), depth=depth, min_probability=0.5)

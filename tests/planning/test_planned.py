@@ -187,7 +187,7 @@ def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> N
 SCORES = st.lists(st.tuples(st.sampled_from([-1.0, -0.7, -0.2, 0.0, 0.2, 0.7, 1.0]), st.booleans()), max_size=12)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(SCORES)
 def test_the_area_under_the_curve_is_the_share_of_pairs_in_order(scores: list[tuple[float, bool]]) -> None:
     pairs = [(a, b) for a, ended in scores if ended for b, other in scores if not other]

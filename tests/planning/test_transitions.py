@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
@@ -90,13 +90,11 @@ def parts(row: Row) -> tuple[str, str]:
 REWARDS = st.floats(-999_999_999_999, 999_999_999_999).map(lambda reward: round(reward, 6))
 
 
-@settings(derandomize=True, deadline=None)
 @given(REWARDS | st.floats(-20, 20).map(lambda reward: round(reward, 6)), st.booleans())
 def test_an_outcome_is_read_as_it_was_written(reward: float, ended: bool) -> None:
     assert read_outcome(outcome_text(reward, ended)) == (reward, ended)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.floats(-1000, 1000), st.booleans())
 def test_rewards_are_written_to_six_decimals(reward: float, ended: bool) -> None:
     found = read_outcome(outcome_text(reward, ended))

@@ -144,7 +144,7 @@ def look_at(run: Path) -> None:
     assert not any(tag == "img" or "onerror" in attrs for tag, attrs in Page(page).tags)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(random=st.data())
 def test_any_value_of_a_file_may_be_another(whole: Path, tmp_path_factory: Any, random: st.DataObject) -> None:
     run = tmp_path_factory.mktemp("changed") / "run"

@@ -115,7 +115,7 @@ def test_reward_scale_and_whitening_touch_what_they_should() -> None:
     budget=st.integers(1, 90),
     random=st.randoms(use_true_random=False),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_micro_batches_hold_every_trained_token_once_with_its_own_numbers(packing, lengths, budget, random) -> None:
     rows = []
     for number, length in enumerate(lengths):
@@ -149,7 +149,6 @@ def test_micro_batches_hold_every_trained_token_once_with_its_own_numbers(packin
     st.sampled_from([(0.2, 0.28), (0.1, 0.5)]),
     st.sampled_from([0.0, 1.5, 3.0]),
 )
-@settings(deadline=None)
 def test_what_policy_loss_counts(rows, clip: tuple[float, float], dual: float) -> None:
     kl = clipped = lower = 0.0
     for new, old, advantage in rows:

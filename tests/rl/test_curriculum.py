@@ -81,7 +81,7 @@ def test_rehearsal_keeps_earlier_levels() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.floats(0.1, 5), min_size=2, max_size=2), st.lists(st.integers(1, 9), min_size=1, max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_shares_of_a_mixture_are_exact_in_the_long_run(weights: list[float], steps: list[int]) -> None:
     one = curriculum(mixed(frozen_lake=weights[0], sudoku=weights[1]))
     for groups in steps:

@@ -100,7 +100,7 @@ def test_a_whole_last_line_without_newline_is_kept(tmp_path: Path) -> None:
     assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cut=st.integers(0, 200))
 def test_any_cut_leaves_a_readable_prefix(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "m"

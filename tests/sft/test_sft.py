@@ -56,7 +56,7 @@ def naive_mask(response: str, loss: str) -> list[int]:
 
 
 @pytest.mark.parametrize("loss", ["think_answer", "state"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(thought=st.text(alphabet="aU√ #1\n<", max_size=12), state=st.text(alphabet="P√_\n12.", max_size=12))
 def test_mask_equals_a_character_level_oracle(loss: str, thought: str, state: str) -> None:
     text = f"<think><observation>{state}</observation>{thought}<prediction>{state}</prediction></think> <answer>Up</answer>!"

@@ -105,7 +105,7 @@ def test_the_blind_policy_is_a_shopper():
     assert bought > 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**64),
     st.lists(
