@@ -59,7 +59,7 @@ def stored(file: str, variants: list[str] | None = None) -> tuple[Scale, Numbers
 
 
 def blocks(file: str) -> dict[str, str]:
-    """What a page shows of each world of a file: verdicts and table."""
+    """What a page shows of each world of a file: verdicts and tables."""
     text = markdown(*stored(file)).rsplit("\n\n", 1)[0]
     return {title: block.strip() for title, block in (part.split("\n", 1) for part in text.split("\n## ")[1:])}
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -305,17 +306,22 @@ def test_seeds_of_other_settings_are_refused(finished: list[Cell]) -> None:
     assert join(first, second)["lake"]["spa"].settings == first["lake"]["spa"].settings != {}
 
 
+def rows_of(text: str) -> list[tuple[str, list[str]]]:
+    """First cell and other cells of each row of the Markdown tables."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return [(first, cells) for first, *cells in rows]
+
+
 def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     scale = load_scale("minutes")
     scale.worlds = {"frozen_lake <b>": {"config": "frozen_lake", "paper": ["frozen_lake", "Qwen2.5-1.5B-Instruct"]}}
     numbers = {"frozen_lake <b>": collect_cells(finished)["lake"]}
     text = markdown(scale, numbers)
-    line = next(line for line in text.splitlines() if line.startswith("| spa"))
-    cells_of_line = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells_of_line[-1] == "70.9 / 75.0"
-    assert cells_of_line[-3:-1] == ["1 min 30 s", "1 min 05 s"]
-    assert cells_of_line[-5:-3] == ["45.8, 57.3", "1.5, 1.5"]
-    assert cells_of_line[1].startswith("+22.9 ["), "differences first"
+    rows = [cells for title, cells in rows_of(text) if title == "spa"]
+    scores, difference, _, costs = rows
+    assert scores[0].startswith("51.6 [") and scores[-3:] == ["45.8, 57.3", "1.5, 1.5", "70.9 / 75.0"]
+    assert difference[0].startswith("+22.9 [")
+    assert costs[1:] == ["1 min 30 s", "1 min 05 s"]
     assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text
     (drawn,) = charts(numbers).values()
     titles = [
@@ -339,7 +345,7 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     assert "frozen_lake &lt;b&gt;" in page
     assert "frozen_lake <b>" not in page
     shown = re.sub(r"<[^>]*>", " ", page)
-    for cell in [*cells_of_line, *cells_of_line[-1:]]:
+    for cell in ["spa", *chain(*rows)]:
         assert cell in shown
     assert page.count("<figure") == len(drawn)
     figure = ElementTree.parse(tmp_path / "figures" / "frozen_lake <b>-cpu_time.svg").getroot()
@@ -366,9 +372,10 @@ def test_differences_to_further_variants(finished: list[Cell], tmp_path: Path) -
     scale = load_scale(scale_file(tmp_path, versus=["spa", "nobody"]))
     text = markdown(scale, {"lake": variants})
     assert "nobody" not in text
-    header, _, *rows = (line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|"))
-    column = [cell.strip() for cell in header].index("Pass@1 - spa")
-    assert {row[0].strip(): row[column].strip().split(" [")[0] for row in rows} == {
+    lines = rows_of(text)
+    start = next(number for number, (title, _) in enumerate(lines) if title == "Pass@1 minus that of")
+    column = lines[start][1].index("spa")
+    assert {title: cells[column].split(" [")[0] for title, cells in lines[start + 2 : start + 5]} == {
         "base": "-40.1",
         "vanilla": "-22.9",
         "spa": "-",
@@ -379,9 +386,11 @@ def test_differences_to_the_variants_named_on_the_command_line(finished: list[Ce
     path = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
     command = ["reproduce", "--scale", path, "--table", "--out", str(tmp_path)]
     assert main(command) == 0
-    assert "Pass@1 - spa" not in capsys.readouterr().out
+    header = next(cells for title, cells in rows_of(capsys.readouterr().out) if title == "Pass@1 minus that of")
+    assert header == ["vanilla", "base"]
     assert main([*command, "--versus", "spa"]) == 0
-    assert "Pass@1 - spa" in capsys.readouterr().out
+    header = next(cells for title, cells in rows_of(capsys.readouterr().out) if title == "Pass@1 minus that of")
+    assert "spa" in header
     assert main([*command, "--versus", "spaa"]) == 2
     assert "Did you mean 'spa'?" in capsys.readouterr().err
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spa.common.progress import duration
 from spa.common.tables import markdown_table
 from spa.evaluate.bootstrap import percent
+from spa.evaluate.roles import PLANNED
 from spa.evaluate.verdict import VariantScore, verdict
 from spa.reproduce.paper import paper_numbers
-from spa.reproduce.results import Numbers, VariantNumbers
+from spa.reproduce.results import ByVariant, Numbers
 from spa.reproduce.scale import Scale
 
 _TOKENS = (
@@ -20,36 +21,40 @@ _TOKENS = (
 
 
 @dataclass(frozen=True)
-class WorldTable:
-    """A world's variants: verdict sentences and rows of formatted text; ``header`` omits the variant-name column."""
+class Table:
+    """Formatted text, one row a variant; ``corner`` heads the column of their names."""
 
-    name: str
-    sentences: list[str]
+    corner: str
     header: list[str]
     rows: list[tuple[str, list[str]]]
 
 
-def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
-    """One table per world: Pass@1, Pass@8 and the largest k, differences to other variants, time, and the paper's numbers."""
+@dataclass(frozen=True)
+class WorldTables:
+    """A world's variants: verdict sentences, then their scores, differences and costs."""
+
+    name: str
+    sentences: list[str]
+    tables: list[Table]
+
+
+def tables(scale: Scale, numbers: Numbers) -> list[WorldTables]:
+    """Of each world: Pass@1, Pass@8 and the largest k beside the paper's, differences to other variants, and costs."""
     worlds = []
     for world, variants in numbers.items():
         ks = sorted({k for variant in variants.values() for k in variant.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
         compared = [other for other in scale.compared if other in variants]
-        paper = scale.paper(world)
-        counted = any(variant.tokens_by_seed for variant in variants.values())
-        header = [
-            *(f"Pass@1 - {other}" for other in compared),
-            *(f"Pass@{k}" for k in shown),
-            *(f"Pass@8 - {other}" for other in compared if 8 in shown),
-            "by seed",
-            "actions a turn",
-            *(["tokens", "actions played"] if counted else []),
-            "time",
-            "CPU time",
-            *([f"paper, {paper[1]}"] if paper else []),
+        trained = {name: variant for name, variant in variants.items() if PLANNED not in name}
+        parts = [
+            _table("variant", variants, _scores(variants, shown, scale.paper(world))),
+            *(
+                _table(f"Pass@{k} minus that of", variants, _differences(variants, k, compared))
+                for k in shown
+                if k in (1, 8)
+            ),
+            _table("cost of", trained, _costs(trained)),
         ]
-        rows = [(name, _row(name, variant, shown, paper, compared, counted)) for name, variant in variants.items()]
         sentences = verdict(
             {
                 name: VariantScore(
@@ -62,7 +67,8 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTable]:
                 for name, variant in variants.items()
             }
         )
-        worlds.append(WorldTable(world, sentences if variants else ["Nothing is finished yet."], header, rows))
+        sentences = sentences if variants else ["Nothing is finished yet."]
+        worlds.append(WorldTables(world, sentences, [part for part in parts if part.rows]))
     return worlds
 
 
@@ -88,8 +94,8 @@ def markdown(scale: Scale, numbers: Numbers) -> str:
             *(f"- {sentence}" for sentence in world.sentences),
             *([""] if world.sentences else []),
         ]
-        if world.rows:
-            lines += [*markdown_table(["variant", *world.header], [[name, *cells] for name, cells in world.rows]), ""]
+        for table in world.tables:
+            lines += [*markdown_table([table.corner, *table.header], [[name, *row] for name, row in table.rows]), ""]
     return "\n".join([*lines, note(numbers)]) + "\n"
 
 
@@ -97,28 +103,43 @@ def title(scale: Scale) -> str:
     return f"Reproduction, scale {scale.name}"
 
 
-def _row(
-    variant: str,
-    entry: VariantNumbers,
-    shown: list[int],
-    paper: tuple[str, str] | None,
-    compared: list[str],
-    counted: bool,
-) -> list[str]:
-    def apart(k: int) -> list[str]:
-        return [percent(entry.differences.get(other, {}).get(k), sign=True) for other in compared]
-
-    cells = [*apart(1), *(percent(entry.passes.get(k)) for k in shown), *(apart(8) if 8 in shown else [])]
-    cells.append(", ".join(f"{100 * value:.1f}" for _, value in sorted(entry.by_seed.items())))
-    cells.append(", ".join(f"{value:.1f}" for _, value in sorted(entry.actions_by_seed.items())))
-    if counted:
-        cells.append(f"{_mean(entry.tokens_by_seed):,.0f}" if entry.tokens_by_seed else "-")
-        cells.append(f"{sum(entry.actions.values()):,.0f}" if entry.actions else "-")
-    cells += [_time(entry.seconds), _time(entry.cpu_seconds)]
+def _scores(variants: ByVariant, shown: list[int], paper: tuple[str, str] | None) -> dict[str, list[str]]:
+    entries = variants.values()
+    columns = {f"Pass@{k}": [percent(entry.passes.get(k)) for entry in entries] for k in shown}
+    columns["by seed"] = [_by_seed(entry.by_seed, 100) for entry in entries]
+    columns["actions a turn"] = [_by_seed(entry.actions_by_seed) for entry in entries]
+    if any(entry.tokens_by_seed for entry in entries):
+        columns["tokens"] = [f"{_mean(e.tokens_by_seed):,.0f}" if e.tokens_by_seed else "-" for e in entries]
     if paper:
-        theirs = paper_numbers(paper[0], variant, paper[1])
-        cells.append("-" if theirs is None else f"{theirs[0]:.1f} / {theirs[1]:.1f}")
-    return cells
+        theirs = [paper_numbers(paper[0], name, paper[1]) for name in variants]
+        columns[f"paper, {paper[1]}"] = ["-" if pair is None else f"{pair[0]:.1f} / {pair[1]:.1f}" for pair in theirs]
+    return columns
+
+
+def _differences(variants: ByVariant, k: int, compared: list[str]) -> dict[str, list[str]]:
+    return {
+        other: [percent(entry.differences.get(other, {}).get(k), sign=True) for entry in variants.values()]
+        for other in compared
+    }
+
+
+def _costs(variants: ByVariant) -> dict[str, list[str]]:
+    entries = variants.values()
+    return {
+        "actions played": [f"{sum(entry.actions.values()):,.0f}" if entry.actions else "-" for entry in entries],
+        "time": [_time(entry.seconds) for entry in entries],
+        "CPU time": [_time(entry.cpu_seconds) for entry in entries],
+    }
+
+
+def _table(corner: str, names: Iterable[str], columns: dict[str, list[str]]) -> Table:
+    """Without the rows that say nothing."""
+    rows = [(name, [column[row] for column in columns.values()]) for row, name in enumerate(names)]
+    return Table(corner, list(columns), [(name, cells) for name, cells in rows if set(cells) - {"-"}])
+
+
+def _by_seed(values: Mapping[int, float], scale: int = 1) -> str:
+    return ", ".join(f"{scale * value:.1f}" for _, value in sorted(values.items()))
 
 
 def _mean(by_seed: Mapping[int, float]) -> float:
