@@ -25,8 +25,13 @@ class Scripted(Engine):
         self.text, self.end = text, end
         self.contexts: list[list[list[int]]] = []
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         self.contexts.append([list(context) for context in contexts])
         out = []

@@ -82,6 +82,13 @@ def test_play_returns_the_episodes_world_by_world(run: spa.Run) -> None:
         spa.play("frozen_lake", split="tests")
 
 
+def test_play_asks_a_chat_server_only_without_a_model() -> None:
+    served = ("engine=openai", "engine.base_url=http://localhost:1/v1", "engine.model=m", "engine.retries=0")
+    (episode,) = spa.play("frozen_lake", *served, model="builtin:tiny")
+    assert episode.sequences, "a local model played"
+    assert not episode.error
+
+
 def test_frame_has_a_row_per_turn(run: spa.Run, monkeypatch) -> None:
     episodes = run.episodes("spa")
     frame = spa.episodes_frame(episodes)

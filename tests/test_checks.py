@@ -55,10 +55,11 @@ def test_sampling_that_ppo_cannot_learn_from(capsys, tmp_path, command: list[str
         (["ppo", "--variant", "spa_plan"], "run `spa practice --variant spa_plan` first"),
         (["practice"], "starts from its SFT model: run `spa sft"),
         (["eval", "--variant", "vanilla"], "run `spa ppo --variant vanilla` first or give --model"),
+        (["eval", "--variant", "spa", "engine=openai"], "variant spa was not trained in"),
     ],
 )
 def test_what_an_earlier_stage_makes_is_missing(capsys, tmp_path, command: list[str], missing: str) -> None:
-    assert missing in refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL)
+    assert missing in refused(capsys, tmp_path / "r", command[0], "frozen_lake", *command[1:], *SMALL)
 
 
 def test_a_run_with_data_that_cannot_be_trained_on(capsys, tmp_path) -> None:
@@ -197,6 +198,24 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
     assert not (tmp_path / "r").exists()
 
 
+def test_a_full_disk_counts_what_stage_3_keeps(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+
+    def taken(*settings: str) -> int:
+        command = ["ppo", "frozen_lake", *SMALL, "ppo.critic=model", *settings, "--out", str(tmp_path / "r"), "--quiet"]
+        assert main(command) == 2
+        number, unit, _ = capsys.readouterr().err.partition("take up to ")[2].split(maxsplit=2)
+        assert unit == "MiB,"
+        return int(number)
+
+    assert taken("ppo.estimator=grpo") == taken("algorithm=grpo") < taken()
+    assert taken("ppo.use=best") > taken("ppo.use=last")
+    before = taken()
+    (kept := tmp_path / "r/variants/vanilla/ppo/checkpoints/global_step_1/trainer_state").mkdir(parents=True)
+    (kept / "model-00001.safetensors").write_bytes(b"0" * 2**20)
+    assert taken() == before - 1
+
+
 def test_a_full_disk_counts_what_stage_2_keeps(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
     sizes = []
@@ -224,6 +243,9 @@ KL = "ppo.kl_loss_coef=0.1"
         (["ppo"], ["ppo.start={}"], "ppo.start"),
         (["run"], ["ppo.reference={}", KL], "ppo.reference: "),
         (["ppo"], ["ppo.reference={}", KL], "ppo.reference: "),
+        (["run"], ["planner.model={}", "variants=[search]"], "planner.model"),
+        (["eval", "--variant", "base"], ["planner.model={}", "agent.planner=beam", "planner.width=4"], "planner.model"),
+        (["generate"], ["planner.model={}", "agent.planner=lookahead", "selfplay.policy=planner"], "planner.model"),
     ],
 )
 def test_a_folder_without_a_model(capsys, tmp_path, command: list[str], settings: list[str], named: str) -> None:
@@ -251,6 +273,13 @@ def test_a_model_without_weights_or_tokenizer_or_with_damaged_weights(capsys, tm
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     assert "has no tokenizer" in refused(capsys, tmp_path / "r", *run)
+
+
+def test_a_planners_model_that_is_nowhere(capsys, tmp_path) -> None:
+    settings = ["frozen_lake", *SMALL, "planner.model=/nope/x"]
+    line = refused(capsys, tmp_path / "r", "run", *settings, "variants=[search]")
+    assert line.startswith("Error: planner.model: ") and "/nope/x" in line
+    assert main(["run", *settings, "variants=[vanilla]", "--dry-run"]) == 0, "nothing plans"
 
 
 def test_a_reference_that_is_not_used_and_hub_names_are_not_looked_at(tmp_path) -> None:

@@ -29,14 +29,14 @@ def shown(episode: Episode, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_what_was_imagined_stands_beside_what_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_imagined_stands_beside_the_actual_state(capsys: pytest.CaptureFixture[str]) -> None:
     path = [{"action": "Right", "state": "_P\n_O", "reward": 0.5, "ended": False, "probability": 0.25}]
     text = shown(Episode("Lake", 7, 0, turns=[turn(imagined={"path": path})], success=True), capsys)
     assert "Turn 1: Right; reward 1. Planned: Right; expected now: reward 0.5, probability 0.25" in text
     lines = text.splitlines()
     header = next(i for i, line in enumerate(lines) if "before" in line)
     assert [line.split() for line in lines[header : header + 3]] == [
-        ["before", "imagined", "came"],
+        ["before", "imagined", "actual"],
         ["P_", "_P", "_P"],
         ["_G", "_O", "_G"],
     ]
@@ -109,6 +109,11 @@ def test_a_run_plays_its_own_model_and_a_person_may_take_over(
     assert "Turn 1: Left; reward 0" in shown.out and "Turn 2: Down" in shown.out
     assert "Actions: Left, Down, Right, Up\n" in shown.out and "No such action: nonsense" in shown.out
     assert main(["play", str(tmp_path), "agent.prompt=world_model"]) == 0  # the model alone
+
+
+def test_a_planner_that_could_not_play_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "countdown", "agent.planner=lookahead"]) == 2
+    assert "set planner.proposals=8" in capsys.readouterr().err
 
 
 def test_a_planner_is_not_taken_over(capsys: pytest.CaptureFixture[str]) -> None:

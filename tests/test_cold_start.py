@@ -57,11 +57,11 @@ class Recorded(Scripted):
         super().__init__(lambda i: "")
         self.texts, self.calls = list(texts), []
 
-    def generate(self, contexts: Any, sampling: SamplingConfig, *, seed: int, **rest: Any) -> list[Completion]:
+    def complete(self, contexts: Any, sampling: SamplingConfig, *, streams: Any, **rest: Any) -> list[Completion]:
         text = self.texts[min(len(self.calls), len(self.texts) - 1)]
         self.text = lambda i: text
-        self.calls.append((round(sampling.temperature, 6), seed))
-        return super().generate(contexts, sampling, seed=seed, **rest)
+        self.calls.append((round(sampling.temperature, 6), streams[0]))
+        return super().complete(contexts, sampling, streams=streams, **rest)
 
 
 class Server:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import spa
 from spa.agent.episode import read_episodes, write_episodes
 from spa.cli import main
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
@@ -85,6 +86,18 @@ def stage_folder(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = checkpoint_folder(folder, step)
         shutil.copytree(checkpoint_folder(whole / PPO, step), target)
     return folder
+
+
+def test_a_model_is_loaded_without_the_trainers_state_of_several_ranks(stage_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ppo"
+    shutil.copytree(stage_folder, folder)
+    newest, older = checkpoint_folder(folder, 2), checkpoint_folder(folder, 1)
+    (state := newest / "trainer_state").mkdir()
+    shutil.copy(newest / "model.safetensors", state / "model-00001.safetensors")
+    write_manifest(newest)
+    shutil.rmtree(state)
+    load_model(ModelConfig(path=str(newest), device="cpu"))
+    assert latest_checkpoint(folder) == (1, older)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -272,6 +285,36 @@ def failures(run: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_whole_run_is_right(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert failures(whole, capsys) == []
+
+
+def test_a_variant_is_that_which_was_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    few = [*SMALL, "eval.worlds=2", "env.state_format=coordinates"]
+    assert main(["eval", "frozen_lake", *few, "--out", out, "--quiet"]) == 0
+    capsys.readouterr()
+    assert failures(tmp_path / "run", capsys) == [], "the packaged base has the format grid"
+
+
+def test_a_variants_file_may_be_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("{state_format: coordinates, sft: false, rl: false}")
+    few = [*SMALL, "eval.worlds=2", "variants=[mine.yaml]", "--quiet"]
+    assert main(["run", "frozen_lake", *few, "--out", "run"]) == 0
+    Path("mine.yaml").unlink()
+    capsys.readouterr()
+    assert main(["export", "run", "--to", "m"]) == 2
+    assert "has none (--sft takes stage 2's)" in capsys.readouterr().err
+    assert failures(Path("run"), capsys) == []
+    assert main(["play", "run", "--variant", "mine"]) == 0
+    assert "Player (P) is at" in capsys.readouterr().out
+    assert spa.Run("run").model("mine") == "builtin:tiny"
+    monkeypatch.setattr(RunFolder, "definitions", lambda folder: {})  # as of an earlier version
+    wrong = failures(Path("run"), capsys)
+    assert [line.removeprefix("FAIL  ") for line in wrong] == [
+        f"{check}: no variant file mine.yaml" for check in ("finished stages", "stage 1", "mine")
+    ]
 
 
 def test_an_older_report_is_no_failure(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

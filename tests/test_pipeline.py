@@ -270,7 +270,8 @@ def test_a_variant_that_collapses_does_not_keep_the_others_from_being_trained(tm
     last = printed.err.strip().splitlines()[-1]
     assert (
         last
-        == "Error: without variant vanilla: the policy has collapsed: it is silent; variant longer: it continues vanilla"
+        == "Error: variant vanilla was not evaluated: the policy has collapsed: it is silent; variant longer was not evaluated: "
+        "it continues vanilla"
     )
     table = printed.out.rpartition("-----\n")[2].splitlines()
     assert [line.split()[0] for line in table if line.startswith(("base ", "vanilla ", "se "))] == ["base", "se"]

@@ -20,8 +20,13 @@ class Continuous(Engine):
     def __init__(self, model: Any, pad: int) -> None:
         self.model, self.pad = model, pad
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         # What was fastest of several; its own choice takes most of the memory and is thirty times slower on a CPU.
         size = max(map(len, contexts)) + sampling.max_tokens
@@ -31,7 +36,7 @@ class Continuous(Engine):
             max_batch_tokens=1024,
             use_async_batching=False,
             return_logprobs=True,
-            seed=seed % 2**31,
+            seed=streams[0] % 2**31,
         )
         out = self.model.generate_batch(
             [list(c) for c in contexts],

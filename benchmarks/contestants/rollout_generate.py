@@ -19,10 +19,15 @@ class Generate(Engine):
         self.model, self.pad = model, pad
 
     @torch.no_grad()
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
-        torch.manual_seed(seed)
+        torch.manual_seed(streams[0] >> 1)
         longest, device = max(map(len, contexts)), self.model.device
         ids = torch.tensor([[self.pad] * (longest - len(c)) + list(c) for c in contexts], device=device)
         mask = torch.tensor([[0] * (longest - len(c)) + [1] * len(c) for c in contexts], device=device)

@@ -97,22 +97,24 @@ def play(
     Raises:
         ValueError: a wrong setting, model or world.
     """
-    from spa.agent.policy import Policy, make_task
+    from spa.agent.policy import Policy, local_engine, make_task
     from spa.agent.take_over import play_with_person
     from spa.agent.worlds import SPLITS, WorldSource
     from spa.common.names import choose
     from spa.config.seeds import first_seed
     from spa.evaluate.planned import planning_model
     from spa.planning.play import play_with_planner
+    from spa.preflight import check_planner
     from spa.runs.stage import model_of
 
     path = model_of(str(model), "model") if model else None
     preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
     cfg = load_config(config, *settings, *preset)
     task = make_task(cfg)
+    check_planner(cfg, task.make_env())
     source = WorldSource(task, choose("split", split, SPLITS), first_seed(cfg.seeds, split), unique=True)
     chosen = source.take(skip + worlds)[skip:]
-    policy = Policy.load(cfg, path, engine=cfg.engine)
+    policy = Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)
     try:
         if take_over is not None:
             if cfg.agent.planner != "none":
@@ -210,14 +212,14 @@ class Run:
         Raises:
             ValueError: it has not been trained.
         """
-        from spa.config.variants import variant_named
+        from spa.runs.folder import RunFolder
         from spa.runs.products import trained_model
         from spa.runs.record import read_done
         from spa.runs.stage import model_of
 
         folder = self._stage(variant, stage or "ppo")
         if stage is None:
-            return trained_model(self.config, variant_named(self.config, str(variant)), self.folder)
+            return trained_model(self.config, RunFolder(self.folder).variant(str(variant)), self.folder)
         if read_done(folder) is None:
             raise ValueError(f"{folder} holds no finished stage, so no model")
         return model_of(str(folder), "stage")
@@ -231,8 +233,8 @@ class Run:
     def _stage(self, variant: str | None, stage: str) -> Path:
         """The folder of a stage."""
         from spa.common.names import choose
-        from spa.config.variants import practice_folder, selfplay_folder, sft_folder, variant_named
-        from spa.runs.folder import variants_folder
+        from spa.config.variants import practice_folder, selfplay_folder, sft_folder
+        from spa.runs.folder import RunFolder, variants_folder
 
         choose("stage", stage, ["selfplay", "sft", "practice", "ppo", "eval"])
         if stage in ("ppo", "eval"):
@@ -242,7 +244,7 @@ class Run:
         if variant is None:
             return self.folder / stage
         of = {"selfplay": selfplay_folder, "sft": sft_folder, "practice": practice_folder}[stage]
-        return of(self.folder, variant_named(self.config, variant))
+        return of(self.folder, RunFolder(self.folder).variant(variant))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from spa.runs.folder import variants_folder
 from spa.runs.products import (
     check_evaluated,
     check_inputs,
+    evaluated_model,
     model_path,
     practised_model,
     selected_otherwise,
@@ -92,7 +93,7 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
         ranks.on_main(lambda: _conclude(cfg, out))
         if failed:
-            raise ValueError("without " + "; ".join(f"variant {name}: {why}" for name, why in failed.items()))
+            raise ValueError("; ".join(f"variant {name} was not evaluated: {why}" for name, why in failed.items()))
 
 
 def _conclude(cfg: Config, out: Path) -> None:
@@ -204,15 +205,16 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
 def evaluate(
     cfg: Config, variant: VariantConfig, out: Path, *, model: str | None, resume: bool, begun: bool = False
 ) -> None:
-    """Pass@k and world-model accuracy on the test worlds of ``model``, else of the chat server's or the variant's trained model.
+    """Pass@k and world-model accuracy on the test worlds: of ``model``, else of the variant's own (``evaluated_model``; in a
+    ``spa run`` never a chat server's).
 
     Raises:
         ValueError: ``out`` lacks that model, or holds a finished evaluation of another one as this variant's.
     """
     variant_cfg = variant_config(cfg, variant)
     with _begin(begun, cfg, out, "eval", resume, model, variant):
-        if model is None and (begun or variant_cfg.engine.kind != "openai"):
-            model = trained_model(cfg, variant, out)
+        if model is None:
+            model = trained_model(cfg, variant, out) if begun else evaluated_model(cfg, variant, out)
         check_evaluated(variant, out, model)
         folder = variants_folder(out) / variant.name / "eval"
         stage = Stage(folder, f"evaluation, variant {variant.name}", resume, keep=True, remake=True)

@@ -24,6 +24,8 @@ from spa.config.variants import (
     source_config,
     variant_config,
 )
+from spa.envs.check_texts import CLOSE
+from spa.envs.checked import WorldError
 from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
@@ -202,7 +204,7 @@ def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], 
         checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
     for stage_cfg, check in checks:
         try:
-            model = load_config(stage_cfg.model.path, local_only=local_only)
+            model = load_config(stage_cfg.model.path, stage_cfg.model, local_only=local_only)
         except ValueError:
             continue
         with _named(f"model.path={stage_cfg.model.path}"):
@@ -275,7 +277,8 @@ def _models(
     """The models that a stage loads, except those of earlier stages: the setting, its value, whether a tokenizer is needed."""
     from spa.sft.selfplay import is_served
 
-    for source in [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]:
+    sources = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
+    for source in sources:
         if source.selfplay.model and not is_served(source):
             yield "selfplay.model", source.selfplay.model, True
         elif stage == "generate" and not is_served(source):
@@ -298,6 +301,13 @@ def _models(
         )
         if model is not None or untrained:
             yield "model", model or cfg.model.path, True
+    planned = [source for source in sources if source.selfplay.policy == "planner"]
+    if stage in ("run", "eval"):
+        configs = [variant_config(cfg, variant) for variant in variants]
+        planned += [each for each in configs if each.agent.planner != "none"]
+    for each in planned:
+        if each.planner.model not in (None, SIMULATOR):
+            yield "planner.model", model_of(each.planner.model, "planner.model"), True
 
 
 def _check_worlds(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> None:
@@ -386,6 +396,17 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
         from spa.planning.simulator import check_settable
 
         check_settable(env)
+    check_readable(env)
+
+
+def check_readable(env: TextEnv) -> None:
+    """Raises ValueError if the states of a world could not be read from a world model's answers."""
+    with suppress(WorldError):  # which ends an episode of its own
+        if CLOSE in env.reset(seed=0)[0]:
+            raise ValueError(
+                f"this world's states contain {CLOSE!r}, at which a planner stops reading an answer of its model: write them "
+                "without it, or use no planner and no practice"
+            )
 
 
 def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
@@ -405,6 +426,8 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             env = make_task(variant_cfg, state_format=variant.state_format).make_env()
             check_names(env.actions, variant_cfg.agent.action_sep)
             check_planner(variant_cfg, env)
+            if variant.practice or variant_cfg.curriculum.imagined:
+                check_readable(env)
             if variant.rl:
                 training_tasks(variant_cfg, state_format=variant.state_format)
             source = source_config(cfg, variant)

@@ -16,9 +16,8 @@ from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.common.manifest import damage, has_manifest
 from spa.common.secrets import redact
-from spa.config.load import load_variant
 from spa.config.schema import Config
-from spa.config.variants import selfplay_folder, source_config, variant_config, variant_named, variants_of
+from spa.config.variants import selfplay_folder, source_config, variant_config
 from spa.data.layouts import read_rows
 from spa.evaluate.replay import replay
 from spa.evaluate.samples import SAMPLES, read_samples
@@ -65,7 +64,11 @@ def verify(out: Path) -> Iterator[Check]:
     yield _check("run.json", _commands, folder)
     config = _check("config.yaml", _config, folder)
     yield config
-    ended = _ended(folder) if config.ok else set()
+    ended: set[Path] = set()
+    try:
+        ended |= _ended(folder) if config.ok else set()
+    except Exception as error:
+        yield _failed("finished stages", error)
     for stage in sorted({*stages(out), *ended}):
         name = str(stage.relative_to(out))
         yield _check(f"{name}, files", _files, stage, stage in ended)
@@ -75,10 +78,9 @@ def verify(out: Path) -> Iterator[Check]:
             yield _check(f"{name}, metrics", _metrics, stage)
     if not config.ok:
         return
-    cfg = folder.config()
-    yield from _guarded("stage 1", _stage_1(cfg, out))
-    for name in variant_names(out, cfg):
-        yield from _guarded(name, _variant(cfg, name, out))
+    yield from _guarded("stage 1", _stage_1(folder))
+    for name in variant_names(out, folder.config()):
+        yield from _guarded(name, _variant(folder, name))
     if (out / "report.html").is_file():
         yield _check("report.html", _report, folder)
 
@@ -129,13 +131,12 @@ def _ended(folder: RunFolder) -> set[Path]:
     last, variants = folder.last_command(), variants_folder(folder.path)
     if last.get("command") != "run" or "ended" not in last or "error" in last:
         return set()
-    cfg = folder.config()
-    compared = variants_of(cfg)
+    compared = folder.variants()
     variant_folders = {variants / variant.name for variant in compared}
     finished = {
         stage for stage in stages(folder.path) if variants not in stage.parents or variant_folders & {*stage.parents}
     }
-    return finished | {stage.folder for stage in planned_stages(cfg, folder.path, compared)}
+    return finished | {stage.folder for stage in planned_stages(folder.config(), folder.path, compared)}
 
 
 def _files(stage: Path, ended: bool) -> str:
@@ -164,14 +165,14 @@ def _metrics(stage: Path) -> str:
     return f"{len(steps)} rows"
 
 
-def _stage_1(cfg: Config, out: Path) -> Iterator[Check]:
-    variants = [None, *map(load_variant, cfg.variants)]
-    folders = {selfplay_folder(out, variant): variant for variant in reversed(variants)}
+def _stage_1(run: RunFolder) -> Iterator[Check]:
+    variants = [None, *run.variants()]
+    folders = {selfplay_folder(run.path, variant): variant for variant in reversed(variants)}
     for folder, variant in sorted(folders.items()):
         path = folder / "episodes.jsonl"
         if not path.is_file():
             continue
-        source, task = selfplay_task(source_config(cfg, variant))
+        source, task = selfplay_task(source_config(run.config(), variant))
         yield _check(f"{folder.name}, replay", _replay, read_episodes(path), [task])
         if (folder / DONE).is_file():
             yield _check(f"{folder.name}, rows and counts", _rows, source, folder)
@@ -189,10 +190,10 @@ def _rows(source: Config, folder: Path) -> str:
     return f"{len(train) + len(val)} rows follow from {len(episodes)} episodes"
 
 
-def _variant(cfg: Config, name: str, out: Path) -> Iterator[Check]:
-    variant = variant_named(cfg, name)
-    variant_cfg, written = variant_config(cfg, variant), variant.state_format
-    folder = variants_folder(out) / name
+def _variant(run: RunFolder, name: str) -> Iterator[Check]:
+    variant = run.variant(name)
+    variant_cfg, written = variant_config(run.config(), variant), variant.state_format
+    folder = variants_folder(run.path) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):
         tasks = [task for task in training_tasks(variant_cfg, state_format=written) if is_real(task)]
         episodes = chain.from_iterable(map(read_episodes, stored))

@@ -14,7 +14,7 @@ import pytest
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
 from spa.agent.host import ProcessHost
-from spa.agent.random_engine import RandomReplies, random_responder
+from spa.agent.random_engine import RandomEngine, RandomReplies, random_responder
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
@@ -83,14 +83,23 @@ def test_the_same_episodes_as_in_this_process(window: int) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_so_do_engines_that_play_turn_by_turn() -> None:
-    task = lake_task(settings=SLIPPERY)
-    engines = [Scripted(lambda i: "</think><answer>Right || Down</answer>") for _ in range(2)]
+@pytest.mark.parametrize("engine", ["random", "rounds"])
+def test_so_do_engines_that_play_turn_by_turn(engine: str) -> None:
+    """However many play at once: none repeats what another has drawn."""
+    policy, task = tiny_policy(), lake_task(settings=SLIPPERY, max_turns=3)
+    policy.engine.decoder = None
+    chosen = policy.engine if engine == "rounds" else RandomEngine(CHAT, random_responder(task))
     played = [
-        rollout(engine, CHAT, in_processes(task, count), WORLDS, SamplingConfig(), seed=0, group_size=2)
-        for engine, count in zip(engines, (0, 8), strict=True)
+        [
+            [turn.response for turn in episode.turns]
+            for episode in rollout(
+                chosen, CHAT, in_processes(task, count), WORLDS, policy.sampling, seed=0, group_size=4
+            )
+        ]
+        for count in (0, 1, 3)
     ]
-    assert played[0] == played[1]
+    assert played[0] == played[1] == played[2]
+    assert len({tuple(responses) for responses in played[0][:4]}) > 1
 
 
 def test_steps_of_different_worlds_take_place_at_the_same_time() -> None:

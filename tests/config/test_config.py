@@ -244,6 +244,42 @@ def test_saved_config_with_another_world_does_not_inherit_settings(tmp_path: Pat
     assert load_config(path, ["model=qwen2.5-0.5b"]).model.path.startswith("Qwen/")
 
 
+def test_a_file_of_ones_own_lies_over_the_chosen_files(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "agent: {window: 0}\nsft: {lr: 5.0e-4}\nppo: {actor_lr: 1.0e-5, reward_scale: 0.5}\nenv: {response_hint: 77}\n",
+        encoding="utf-8",
+    )
+    config = load_config(path, ["model=smollm2-135m"])
+    assert (config.agent.window, config.sft.lr, config.env.response_hint) == (0, 5e-4, 77)
+    assert (config.ppo.actor_lr, config.ppo.reward_scale, config.ppo.critic_lr) == (1e-5, 0.5, 5e-5)
+    text = explain("sft.lr", str(path), ["model=smollm2-135m"])
+    assert f"Set by: default < model/smollm2-135m < {path}\n" in text
+
+
+def test_a_file_that_makes_a_choice_itself_gives_way_to_another(tmp_path: Path) -> None:
+    """As a run's config, whose settings of a model are not another's."""
+    path, chosen = tmp_path / "config.yaml", ["model=smollm2-135m", "algorithm=rloo", "env=frozen_lake"]
+    path.write_text(to_yaml(load_config("sudoku", ["seeds.run=3"])), encoding="utf-8")
+    config, other = load_config(path, chosen), load_config(None, chosen)
+    assert (config.name, config.env, config.model, config.agent) == ("frozen_lake", other.env, other.model, other.agent)
+    assert (config.sft.lr, config.ppo.actor_lr, config.ppo.estimator, config.seeds.run) == (1e-4, 5e-6, "rloo", 3)
+    assert f" < {path} < model/smollm2-135m\n" in explain("sft.lr", str(path), chosen)
+    path.write_text("name: mine\nmodel.path: org/name\nsft: {lr: 5.0e-4}\n", encoding="utf-8")
+    config = load_config(path, chosen)
+    assert (config.name, config.model.path, config.sft.lr) == ("mine", "cache:smollm2-135m", 1e-4)
+
+
+def test_settings_may_mend_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("sampling: {stop: [</answer>]}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"c\.yaml: sampling\.stop cannot be used with engine=openai"):
+        load_config(path, ["engine=openai"])
+    assert load_config(path, ["engine=openai", "sampling.stop=[]"]).sampling.stop == []
+    with pytest.raises(ValueError, match=r"^ppo\.steps must be a whole number"):
+        load_config(path, ["ppo.steps=many"])
+
+
 def test_a_world_of_ones_own_gets_its_own_names(tmp_path: Path) -> None:
     path = tmp_path / "house.yaml"
     path.write_text("env: {id: rooms.house:House}\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from spa.common.sequences import common_length
 from spa.config.schema import SamplingConfig
 from spa.engines import transformers as module
 from spa.engines.base import BrokenModel, Completion, Engine
-from spa.engines.draws import uniforms
+from spa.engines.draws import stream, uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import TransformersEngine, sample
 from tests.models.networks import network
@@ -86,7 +86,7 @@ def test_every_turn_is_what_reading_all_of_it_again_gives(window: bool, temperat
         context: list[int] | None = contexts[session]
         for turn, completion in enumerate(turns):
             assert context is not None
-            expected, logprobs = naive(model, context, uniforms(12, 5, session, turn), temperature)
+            expected, logprobs = naive(model, context, uniforms(12, stream(5, session, turn)), temperature)
             assert completion.ids == expected
             np.testing.assert_allclose(completion.logprobs, logprobs, atol=1e-4)
             assert completion.finish_reason == ("stop" if expected[-1] in STOPS else "length")
@@ -106,7 +106,7 @@ def test_contexts_that_are_equal_or_have_nothing_in_common() -> None:
     for contexts in ([[9, 8, 7]] * 5, [[9, 8, 7], [8], [10, 11]], [[6]], [[9, 8], [9, 8, 7]], [[9, 8], [9, 8], [9]]):
         together = talk(model, contexts=contexts)
         for session, turns in enumerate(together):
-            expected, _ = naive(model.eval(), contexts[session], uniforms(12, 5, session, 0), 1.0)
+            expected, _ = naive(model.eval(), contexts[session], uniforms(12, stream(5, session, 0)), 1.0)
             assert turns[0].ids == expected
 
 
@@ -215,7 +215,7 @@ def test_rounds_give_every_session_its_turns() -> None:
         def __init__(self) -> None:
             self.asked: list[list[list[int]]] = []
 
-        def generate(self, contexts, sampling, *, stop_ids, seed):
+        def complete(self, contexts, sampling, *, stop_ids, streams):
             self.asked.append([list(context) for context in contexts])
             return [Completion([len(context)], [0.0], "stop") for context in contexts]
 
@@ -330,13 +330,13 @@ def test_the_largest_draw_takes_no_token_without_a_share() -> None:
 
 
 def test_draws_are_uniform_and_of_their_key_alone() -> None:
-    many = np.concatenate([uniforms(50, 3, session, turn) for session in range(100) for turn in range(4)])
+    many = np.concatenate([uniforms(50, stream(3, session, turn)) for session in range(100) for turn in range(4)])
     assert many.dtype == np.float32 and many.min() >= 0 and many.max() < 1
     counts, _ = np.histogram(many, bins=20, range=(0, 1))
     assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi-square, 19 degrees: 45 is exceeded once in a thousand
     assert abs(np.corrcoef(many[:-1], many[1:])[0, 1]) < 0.03
-    np.testing.assert_array_equal(uniforms(5, 1, 2), uniforms(9, 1, 2)[:5])
-    assert len({tuple(uniforms(3, *key)) for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0, 0)]}) == 6
+    np.testing.assert_array_equal(uniforms(5, stream(1, 2)), uniforms(9, stream(1, 2))[:5])
+    assert len({tuple(uniforms(3, stream(*key))) for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0,), (0, 0, 0)]}) == 6
 
 
 def test_common_beginnings() -> None:

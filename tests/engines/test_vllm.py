@@ -6,7 +6,9 @@ import enum
 import json
 import os
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +23,7 @@ from spa.agent.worlds import World
 from spa.cli import main
 from spa.config.schema import EngineConfig, SamplingConfig, SFTConfig, VariantConfig
 from spa.engines.agreement import OutOfStep
-from spa.engines.base import Completion
+from spa.engines.base import Completion, Later
 from spa.engines.cooling import Cooled
 from spa.engines.vllm import VLLMEngine
 from spa.models.load import save_model
@@ -309,6 +311,22 @@ def test_samples_depend_on_session_and_turn_alone(vllm: None) -> None:
     assert {len(turns) for turns in together.values()} == {1, 2, 3}
     assert together == play(list(range(8, 0, -1)), 3)
     assert together == play([1, 2, 3, 4], 2) | play([5, 6, 7, 8], 2)
+
+
+def test_contexts_that_come_later_are_awaited_together(vllm: None) -> None:
+    """As where worlds are in processes of their own: here each step ends once all three have begun."""
+    begun, heard = threading.Barrier(3, timeout=30), list[int]()
+
+    def on_completion(session: int, completion: Completion) -> Later | None:
+        heard.append(session)
+        ended = heard.count(session) == 2
+        return None if ended else Later(pool.submit(begun.wait), lambda _: CONTEXTS[session])
+
+    with ThreadPoolExecutor(3) as pool:
+        make().serve(
+            dict(enumerate(CONTEXTS[:3])), SamplingConfig(), stop_ids=STOP, seed=1, on_completion=on_completion
+        )
+    assert sorted(heard) == [0, 0, 1, 1, 2, 2]
 
 
 def test_an_interrupted_play_leaves_no_request(vllm: None) -> None:

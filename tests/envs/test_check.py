@@ -20,6 +20,7 @@ from spa.envs.check import Finding, _step_after_end, check_world, each_finding
 from spa.envs.check_markov import outcomes
 
 ENOUGH = "the state says enough to predict the next one"
+NAMED = "actions and symbols can be named in a prompt"
 
 
 class Counter(TextEnv):
@@ -255,6 +256,33 @@ class NeverEnds(Counter):
         return super().step(action)
 
 
+class OneText(Counter):
+    """A list is meant."""
+
+    actions = ("one")  # fmt: skip
+
+
+class Codes(Counter):
+    actions = (0, 1)
+
+
+class Joined(Counter):
+    actions = ("one || slow", "two")
+
+
+class Cells(Counter):
+    symbols = ["P", "O"]
+
+
+class Tags(Counter):
+    """Its states look like closing tags."""
+
+    observation_space = Text(20, charset="0123456789/ ?<>a")
+
+    def render(self):
+        return f"{super().render()} </a>"
+
+
 class FreeText(Counter):
     """Any text is an answer; nothing says what to write."""
 
@@ -305,6 +333,10 @@ def test_a_good_world_has_no_problems(world):
         (TripsOverLongText, "nonsense is data: valid False, nothing changed", "raised ValueError: Exceeds the limit"),
         (Exits, "two instances with the same seed are equal", "SystemExit: bye"),
         (NoText, "states, rewards and flags have their types", "which is empty or not text"),
+        (OneText, NAMED, "OneText.actions must be a list or tuple of texts, as in ['Open'], not 'one'"),
+        (Codes, NAMED, "Codes.actions must be a list or tuple of texts, as in ['Open'], not (0, 1)"),
+        (Joined, NAMED, "'one || slow' has the separator '||' in it: rename it, or set agent.action_sep"),
+        (Cells, NAMED, "Cells.symbols must map texts to texts, as in {'P': 'player'}, not ['P', 'O']"),
     ],
 )
 def test_broken_worlds_fail(world, question, problem):
@@ -327,6 +359,7 @@ def test_broken_worlds_fail(world, question, problem):
         (HiddenGoal, ENOUGH, "hides information: "),
         (HiddenStart, ENOUGH, "hides information: with the same noise "),
         (FreeText, ENOUGH, "no sample_action(rng)"),
+        (Tags, "planners can read its states", "seed 0: a state contains '</', at which a planner stops reading"),
     ],
 )
 def test_what_is_only_worth_knowing_is_a_warning(world, question, problem):
@@ -402,7 +435,7 @@ def test_findings_come_as_they_are_made():
 
 
 def test_a_slow_world_is_a_warning(monkeypatch):
-    monkeypatch.setattr("spa.envs.check._SECONDS", -1)
+    monkeypatch.setattr("spa.envs.check_clock.SECONDS", -1)
     findings = check_world(Counter)
     assert not [one for one in findings if one.failed]
     assert "too slow" in findings[1].problem

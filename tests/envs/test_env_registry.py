@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint
 
 import gymnasium
@@ -142,6 +143,21 @@ def test_an_adapted_world_keeps_what_it_says_of_itself(env):
     assert (env.rules, env.instruction) == ("", "Name a colour.")
     assert env.example == Example("a wall", "It may be red.", "right", "red")
     assert {env.sample_action(rng) for _ in range(20)} == {"red", "blue"}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("actions", "Left", "Corridor.actions must be a list or tuple of texts, as in ['Open'], not 'Left'"),
+        ("actions", (0, 1), "Corridor.actions must be a list or tuple of texts, as in ['Open'], not (0, 1)"),
+        ("symbols", ["P", "O"], "Corridor.symbols must map texts to texts, as in {'P': 'player'}, not ['P', 'O']"),
+    ],
+)
+def test_names_that_are_no_texts_are_refused(attribute, value, message):
+    env = Corridor()
+    setattr(env, attribute, value)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        AdaptedEnv(env)
 
 
 def test_a_world_must_speak():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 
 import numpy as np
@@ -10,9 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn
+from spa.agent.play import Play
+from spa.agent.policy import make_task
+from spa.agent.worlds import World, content_of
+from spa.config.load import load_config
 from spa.data.states import cell_accuracy, grid_part
 from spa.evaluate.bootstrap import bootstrap_mean
 from spa.evaluate.passk import pass_at_k
+from spa.evaluate.replay import replay
 from spa.evaluate.summary import EvalResult, comparison_table, group_worlds, paired_difference, render_text, summarize
 from spa.evaluate.world_model import world_model_metrics
 
@@ -77,6 +83,25 @@ def turn(observation=None, prediction=None, state="#P\n_#", after="#_\nP#", exec
 def episode(*turns: Turn, group=0, success=False, status="completed", seed=None, member=0) -> Episode:
     seed = group if seed is None else seed
     return Episode("T", seed, group, member, content=f"c{group}", turns=list(turns), success=success, status=status)
+
+
+@pytest.mark.parametrize("moves", ["9,9,9 || 8,8,8 || 1,3,1", "1,3,1 || 8,8,8 || 9,9,9"])
+def test_each_action_that_the_world_calls_invalid_counts(moves: str) -> None:
+    task = make_task(load_config("sudoku", ["env.max_turns=1"]))
+    play = Play.start(task, World(1, content_of(*task.make_env().reset(seed=1))), 0, 0)
+    play.open_turn(0, "")
+    play.answer(f"<think></think><answer>{moves}</answer>", "stop")
+    (one,) = play.episode.turns
+    assert len(one.executed) == 3
+    assert summarize([play.episode])["valid_actions"] == pytest.approx(1 / 3)
+    earlier = json.loads(play.episode.to_json())
+    del earlier["turns"][0]["invalid"]
+    old = Episode.from_json(json.dumps(earlier))
+    last = old.turns[0].info["valid"]
+    assert summarize([old])["valid_actions"] == pytest.approx(1.0 if last else 2 / 3), "all that it recorded"
+    assert [replay(task, each) for each in (play.episode, old)] == ["", ""]
+    one.invalid = 0
+    assert "invalid: 2 in the world, 0 recorded" in replay(task, play.episode)
 
 
 def test_world_model_metrics_by_hand() -> None:

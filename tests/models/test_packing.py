@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spa.models.load import enable_checkpointing
 from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
+from spa.models.score import Chosen, TokenBatch, batches
 from tests.models.networks import network, random_model, with_images
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
@@ -142,6 +143,16 @@ def test_a_common_beginning_stands_there_once() -> None:
     assert not layout.even
     counts = layout.starts_T.diff(append=torch.tensor([len(layout.all_places)]))
     assert counts.tolist() == [3, 3, 2, 2, 1, 1, 1]
+
+
+def test_passes_are_made_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    of = TokenBatch.of
+    monkeypatch.setattr(TokenBatch, "of", lambda *args, **more: made.append(1) or of(*args, **more))
+    passes = batches([Chosen([1, 2, 3], range(1, 3))] * 4, 3, "cpu", packing=False)
+    for number, _ in enumerate(passes, 1):
+        assert len(made) == number
+    assert len(made) == 4
 
 
 SMALL_ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)

@@ -13,6 +13,8 @@ import torch
 from safetensors.numpy import save_file
 
 import spa
+from spa.config.load import load_config as load_task
+from spa.config.load import load_variant
 from spa.config.schema import ModelConfig
 from spa.models.load import (
     check_model,
@@ -23,6 +25,7 @@ from spa.models.load import (
     load_weights,
     save_model,
 )
+from spa.preflight import _check_training
 from tests.models.networks import network
 
 CODE = """
@@ -93,6 +96,17 @@ def test_a_checkpoint_of_a_model_with_code_is_loaded_in_place(folder: Path, tmp_
         model.lm_head.weight.zero_()
     load_weights(model, tmp_path / "checkpoint", config)
     assert torch.equal(model.lm_head.weight, expected)
+
+
+def test_the_memory_of_a_model_with_code_is_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = network().config.to_dict() | {"model_type": "own_llama", "auto_map": {"AutoConfig": "own.Config"}}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "own.py").write_text(LLAMA)
+    checked = []
+    monkeypatch.setattr("spa.sft.memory.check_memory", lambda cfg, **more: checked.append(cfg.model.path))
+    cfg = load_task("frozen_lake", [f"model.path={folder}", "model.trust_remote_code=true"])
+    _check_training(cfg, "sft", [load_variant("spa")], local_only=True)
+    assert checked == [str(folder)]
 
 
 def test_a_revision_is_that_of_model_path_alone() -> None:

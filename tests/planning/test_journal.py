@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
 from spa.planning.journal import journaled
 from spa.planning.search import Choice, Move, Question, Worth
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 from spa.sft.practice import lesson_rows
-from tests.planning.tools import TrueEngine, player_of
+from tests.planning.tools import TrueEngine, player_of, start_of
 from tests.scripted import lake_task
 
 TASK = lake_task(1)
@@ -27,11 +28,11 @@ class Ends(TrueEngine):
 
     left = 10**9
 
-    def generate(self, *args: Any, **more: Any) -> Any:
+    def complete(self, *args: Any, **more: Any) -> Any:
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1
-        return super().generate(*args, **more)
+        return super().complete(*args, **more)
 
 
 def plan(path: Path, batches: int = 10**9, identity: str = "a model") -> tuple[Any, WorldModel, Ends]:
@@ -101,6 +102,20 @@ def test_the_answers_of_another_model_do_not_count(tmp_path: Path, whole: tuple[
     _, model, engine = plan(path, identity="the same model, trained again")
     assert engine.contexts == whole[2].contexts
     assert model.usage == whole[1].usage
+
+
+def test_the_answers_about_another_world_do_not_count(tmp_path: Path) -> None:
+    question = Move(start_of(TASK, World(0, "w")), "Up")
+
+    def asked(headers: Headers) -> int:
+        model = WorldModel(player_of(engine := TrueEngine(TASK)), TASK)
+        with suppress(KeyboardInterrupt), journaled(model, tmp_path / "answers.jsonl", "a model"):
+            model.ask([question], [headers])
+            raise KeyboardInterrupt
+        return len(engine.contexts)
+
+    one, other = Headers("Its rules.", "Its rules."), Headers("Other rules.", "Other rules.")
+    assert [asked(one), asked(one), asked(other)] == [2, 0, 2]
 
 
 def test_a_journal_is_whole_again_after_a_damaged_line(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from spa.evaluate.planned import area_under_curve, evaluate_planner, expected_wi
 from spa.evaluate.summary import EvalResult
 from spa.planning.play import play_with_planner
 from spa.planning.search import Imagined, Move
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 from tests.planning.tools import Asked, TrueEngine, depths, oracle, player_of, seen, shortest, start_of, true_moves
 from tests.scripted import CHAT, lake_task, tiny_config, tiny_policy
 
@@ -146,7 +146,7 @@ class Scored(Asked):
         self.liking = liking
         self.scored: list[tuple[Move, str]] = []
 
-    def log_probs(self, asked: Sequence[tuple[Move, str]]) -> list[float]:
+    def log_probs(self, asked: Sequence[tuple[Move, str]], headers: Sequence[Headers] = ()) -> list[float]:
         self.scored += asked
         return [self.liking(*one) for one in asked]
 
@@ -182,6 +182,8 @@ def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> N
         assert score == pytest.approx(expected, abs=1e-3)
     with pytest.raises(ValueError, match="engine=transformers"):
         WorldModel(player_of(TrueEngine(TASK)), TASK).log_probs(moves)
+    one, other = WorldModel(policy, task).log_probs([moves[0]] * 2, [Headers(), Headers("", "Other rules. ")])
+    assert one != pytest.approx(other, abs=1e-3), "each in the words of its world"
 
 
 SCORES = st.lists(st.tuples(st.sampled_from([-1.0, -0.7, -0.2, 0.0, 0.2, 0.7, 1.0]), st.booleans()), max_size=12)

@@ -21,6 +21,7 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
+from spa.envs.frozen_lake.world import FrozenLake
 
 OUT = Path("run")
 PLANS: dict[str, Any] = {"selfplay.rows": "transitions", "selfplay.state_format": "grid"}
@@ -41,6 +42,23 @@ def test_practice_needs_the_world_model_of_stage_2(tmp_path: Path) -> None:
         load_variant(str(path))
     path.write_text("practice: true\nsft: true\nsettings: {selfplay.rows: transitions}\n")
     assert load_variant(str(path)).practice
+
+
+class Tagged(FrozenLake):
+    """Its states look like closing tags."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        state, info = super().reset(seed=seed, options=options)
+        return f"{state}\n</lake>", info
+
+
+@pytest.mark.parametrize("variant", ["search", "plan", "spa_dream"])
+def test_states_that_would_end_an_answer_are_refused(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["run", "frozen_lake", f"env.id={__name__}:Tagged", "--dry-run"]
+    assert main([*given, f"variants=[{variant}]"]) == 2
+    message = f"variant {variant}: this world's states contain '</', at which a planner stops reading an answer"
+    assert message in capsys.readouterr().err
+    assert main([*given, "variants=[spa]"]) == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"selfplay.rows": "written"}])

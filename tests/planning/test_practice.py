@@ -410,11 +410,11 @@ def test_interrupted_planning_goes_on(tmp_path: Path, start: dict[str, Any], mon
     class Interrupted(TrueEngine):
         left = 20
 
-        def generate(self, *args: Any, **more: Any) -> Any:
+        def complete(self, *args: Any, **more: Any) -> Any:
             self.left -= 1
             if self.left < 0:
                 raise KeyboardInterrupt
-            return super().generate(*args, **more)
+            return super().complete(*args, **more)
 
     engine: TrueEngine = Interrupted(lake_task(1))
     monkeypatch.setattr(module, "WorldModel", lambda _, task, **more: WorldModel(player_of(engine), task, **more))

@@ -15,11 +15,12 @@ from spa.agent.worlds import World
 from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig, SamplingConfig
 from spa.data.transitions import LAYOUTS, Transition, state_prompt, transition_rows
+from spa.engines.base import Completion
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.evaluate.planned import imagination_metrics
 from spa.planning.play import play_with_planner
 from spa.planning.search import Choice, Imagined, Move, Worth
-from spa.planning.world_model import Usage, WorldModel
+from spa.planning.world_model import Headers, Usage, WorldModel
 from spa.sft.practice import lesson_rows
 from tests.planning.test_transitions import played
 from tests.planning.tools import (
@@ -207,6 +208,50 @@ def test_a_question_about_no_world_is_asked_in_the_words_of_one_that_has_begun()
     engine = TrueEngine(numbered())
     WorldModel(player_of(engine), numbered()).ask([ASKED[0]])
     assert "This is lake 0." in engine.contexts[0]
+
+
+class Lawful(TrueEngine):
+    """Answers with the number of the rules that it is shown."""
+
+    def _complete(self, context: str) -> Completion:
+        self.contexts.append(context)
+        ids = CHAT.encode(f"{'Rules 1.' in context:d}</")
+        return Completion(ids, [0.0] * len(ids), "stop")
+
+
+RULES = [Headers(f"Rules {number}.", f"Rules {number}.") for number in (0, 1)]
+
+
+@pytest.mark.parametrize("question", [Move(STARTS[0], "Up"), Worth(STARTS[0], "Up")])
+def test_one_question_about_two_worlds_is_two_questions(question: Move | Worth) -> None:
+    answers: list[Any] = []
+    for order in (1, -1):
+        model = WorldModel(player_of(engine := Lawful(TASK)), TASK)
+        answers.append(model.ask([question, question], RULES[::order])[::order])
+        asked = len(engine.contexts)
+        assert model.ask([question] * 4, [*RULES, *RULES][::order])[::order] == answers[-1] * 2
+        assert (model.usage.questions, model.usage.cached, len(engine.contexts)) == (2, 4, asked)
+        assert {"Rules 1." in context for context in engine.contexts} == {True, False}
+    assert answers[0] == answers[1] and answers[0][0] != answers[0][1]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_choice_in_two_worlds_is_two_choices(order: int) -> None:
+    engine = Scripted(lambda number: "hm")
+    WorldModel(player_of(engine), TASK, proposals=2).ask([Choice(STARTS[0], 3)] * 2, RULES[::order])
+    texts = [CHAT.tokenizer.decode(context) for contexts in engine.contexts for context in contexts]
+    assert ["Rules 1." in text for text in texts] == [order < 0, order < 0, order > 0, order > 0]
+
+
+def test_draws_about_the_usual_world_are_those_of_no_world_and_others_are_drawn_by_themselves(tiny: Policy) -> None:
+    def ask(moves: list[Move], headers: list[Headers]) -> list[list[tuple[str, float, bool]]]:
+        return plainly(WorldModel(tiny, TASK, samples=3, seed=1).ask(moves, headers))
+
+    usual, other = Headers(), RULES[1]  # the terse prompt has no header
+    moves = ASKED[:2]
+    assert ask(moves, [usual, usual]) == ask(moves, [])
+    both = ask([*moves, *moves], [usual, usual, other, other])
+    assert both[:2] == ask(moves, []) and both[2:] == ask(moves, [other, other])
 
 
 def unclosed(move: Move, text: str) -> str:

@@ -192,8 +192,13 @@ class TrueEngine(Engine):
         self.look, self.state, self.outcome, self.sure = true_moves(task), state, outcome, sure
         self.contexts: list[str] = []
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         assert sampling.stop == ["</"]
         return [self._complete(TOKENIZER.decode(list(context))) for context in contexts]
@@ -242,8 +247,13 @@ class ByHeart(Engine):
         self.chat, self.rows, self.sure = chat, rows, sure
         self.written: list[list[int]] = []
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         return [self._complete(list(context)) for context in contexts]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spa.cli import main
 from spa.config.load import load_config, to_yaml
+from spa.config.schema import VariantConfig
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.report.model_card import export_files
+from spa.runs.folder import RunFolder
 from spa.runs.products import model_path
 
 MODEL = "variants/vanilla/ppo/checkpoints/global_step_50"
@@ -54,3 +58,24 @@ def test_the_result_is_that_of_the_model(run: Path, evaluated: str, shown: bool)
     done = {"seconds": 1.0, "model": model, "model_path": model_path(model, run)}
     (folder / "done.json").write_text(json.dumps(done))
     assert ("## Result" in export_files(run / MODEL)["README.md"]) == shown
+
+
+def test_the_task_of_a_stage_2_is_that_of_a_variant_that_shares_it(run: Path) -> None:
+    mine = VariantConfig("mine", sft=True, rl=False, shares="ours", settings={"selfplay.state_format": "grid"})
+    cfg = load_config(run / "config.yaml")
+    RunFolder(run).open(cfg, "sft ours", resume=True, variants=[mine])
+    (run / "sft-ours/checkpoints/global_step_1").mkdir(parents=True)
+    task = run.parent / "spa.yaml"
+    task.write_text(export_files(run / "sft-ours/checkpoints/global_step_1")["spa.yaml"])
+    assert cfg.selfplay.state_format == "coordinates" and load_config(task).env.state_format == "grid"
+
+
+def test_the_task_beside_a_model_is_that_of_its_plain_policy(run: Path) -> None:
+    cfg = load_config(run / "config.yaml", ["agent.planner=beam", "planner.width=4", "sampling.stop=['</answer>']"])
+    (run / "config.yaml").write_text(to_yaml(cfg))
+    task = run.parent / "spa.yaml"
+    task.write_text(export_files(run / MODEL)["spa.yaml"])
+    assert load_config(task).agent == replace(cfg.agent, planner="none")
+    served = ["engine=openai", "engine.base_url=http://localhost:8000/v1", "engine.model=m", "engine.prefill=true"]
+    pytest.importorskip("openai")
+    assert main(["eval", str(task), *served, "sampling.stop=[]", "--dry-run"]) == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spa.agent.rollout import rollout
 from spa.agent.worlds import World
 from spa.rl import update as ppo
 from spa.rl.auxiliary import world_model_examples
@@ -54,10 +55,9 @@ def run(variant: str) -> list[dict[str, float]]:
     task = lake_task(settings.pop("window", 1))
     config = tiny_config(**settings).ppo
     policy = tiny_policy()
-    engine = policy.engine
-    policy.engine = Scripted(lambda i: TEXTS[i % len(TEXTS)])
-    episodes = policy.play(task, [World(s, str(s)) for s in range(3)], samples=4, seed=0)
-    policy.engine = engine
+    # Not ``policy.play``, which divides the episodes among ranks: what is scripted depends on who else plays.
+    engine, worlds = Scripted(lambda i: TEXTS[i % len(TEXTS)]), [World(s, str(s)) for s in range(3)]
+    episodes = rollout(engine, policy.chat, task, worlds, policy.sampling, seed=0, group_size=4)
     reference = Reference(copy.deepcopy(policy.model)) if needs_reference(config) else None
     one = Learner(policy.model, make_critic(config, policy.model), config, 1.0, reference)
     told = replace(task, agent=replace(task.agent, prompt="world_model"))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spa.config.load import load_config, load_variant
 from spa.config.schema import VariantConfig
-from spa.runs.products import check_evaluated, is_of_model, model_path
+from spa.runs.products import check_evaluated, check_inputs, is_of_model, model_path
 from spa.runs.record import DONE, write_record
 
 OWN = "variants/spa/ppo/checkpoints/global_step_2"
@@ -81,3 +82,13 @@ def test_another_models_evaluation_is_refused(runs: Path) -> None:
         check_evaluated(base, Path("run"), "org/b")
     (folder / DONE).write_text("{")  # made again, and said to be so, by the stage
     check_evaluated(base, Path("run"), "org/b")
+
+
+def test_a_chat_server_is_evaluated_as_no_trained_variant(runs: Path) -> None:
+    cfg = load_config("frozen_lake", ["engine=openai"])
+    assert check_inputs(cfg, "eval", load_variant("base"), Path("run")) == (None, None)
+    with pytest.raises(ValueError, match="variant spa was not trained in run: "):
+        check_inputs(cfg, "eval", load_variant("spa"), Path("run"))
+    stage = Path("run/variants/spa/ppo")
+    (stage / DONE).write_text(write_record(stage, {"seconds": 1.0, "model": "checkpoints/global_step_2"}))
+    assert check_inputs(cfg, "eval", load_variant("spa"), Path("run")) == (f"run/{OWN}", None)

@@ -36,13 +36,13 @@ if os.environ.get("RANK") == "1":
         if text != "selfplay":
             here(text)
 
-    def played(play, skip, *, keyed):
+    def played(play, skip):
         def broken(skip):
             episodes = play(skip)
             here(ranks.place().partition(", ")[2])
             return episodes
 
-        return play_divided(broken, skip, keyed=keyed)
+        return play_divided(broken, skip)
 
     ranks.set_place, ranks.play_divided = placed, played
 """

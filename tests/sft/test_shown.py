@@ -24,10 +24,10 @@ def test_shares_and_the_first_prediction_of_a_change() -> None:
         "world model, predictions that are exact on validation worlds: 50.0% (0.0% of 1 that change the state) before SFT, "
         "100.0% (100.0% of 1 that change the state) after SFT",
         "  before SFT, Up (wrong):",
-        "    state   predicted   came",
+        "    state   predicted   actual",
         "    _P      PP          P_",
         "  after SFT, Up (right):",
-        "    state   predicted   came",
+        "    state   predicted   actual",
         "    _P      P_          P_",
     ]
 

@@ -201,13 +201,13 @@ class Chat:
 
     def _encode_around(self, rendered: str, *messages: str) -> list[int]:
         """Ids of a rendered text, in which messages may contain control tokens as text."""
-        messages = tuple(map(str.strip, messages))
+        messages = tuple(filter(None, map(str.strip, messages)))
         if not any(map(self._control.search, messages)):
             return self.encode(rendered)
         ids: list[int] = []
         for message in messages:
             before, found, rendered = rendered.partition(message)
-            if message and not found:
+            if not found:
                 raise TemplateError("the chat template changes a message with control tokens in it")
             ids += [*self.encode(before), *self._encode_text(message)]
         return [*ids, *self.encode(rendered)]

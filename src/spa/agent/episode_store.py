@@ -53,7 +53,7 @@ class EpisodeStore:
         return key in self._episodes
 
     def add(self, episodes: Iterable[Episode]) -> None:
-        """Adds new episodes, ignoring those already stored; they are on disk when this returns."""
+        """Adds new episodes, ignoring those already stored; they are written when this returns."""
         new = [episode for episode in episodes if _key(episode) not in self]
         if self.path is not None and ranks.is_main():
             append(self.path, "".join(episode.to_json() + "\n" for episode in new))

@@ -139,6 +139,7 @@ class Play:
         turn.between = [step.state for step in steps[:-1]]
         turn.rewards = [float(step.reward) for step in steps]
         turn.reward = sum(step.reward for step in steps)
+        turn.invalid = sum(step.info.get("valid") is False for step in steps)
         if steps:
             self.state, turn.ended, turn.info = steps[-1].state, steps[-1].terminated, steps[-1].info
         turn.next_state = self.state

@@ -206,19 +206,19 @@ class Policy:
                     skip=skip,
                 )
 
-            return ranks.play_divided(play, skip, keyed=self.engine.keyed)
+            return ranks.play_divided(play, skip)
 
     @property
     def skips(self) -> bool:
         """Whether an unfinished rollout is resumed by playing only what is missing.
 
-        Our decoder's samples depend on seed, episode and turn, but in another batch sums are rounded differently. A small model
-        therefore plays everything again, in seconds, and gives the same bits. vLLM never does.
+        Samples depend on seed, episode and turn, but in another batch sums are rounded differently. A small model therefore plays
+        everything again, in seconds, and gives the same bits. vLLM never does.
         """
         if not self.exact:
             return True
         weights = sum(parameter.nbytes for parameter in self.model.parameters()) if self.model is not None else 0
-        return self.engine.keyed and weights > _SMALL
+        return weights > _SMALL
 
 
 class ServedPolicy(Policy):

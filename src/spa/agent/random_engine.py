@@ -31,14 +31,18 @@ class RandomEngine(Engine):
         self.chat = chat
         self.respond = respond
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         """One complete response per context. ``sampling`` is ignored: a truncated response would contain no action."""
-        rng = np.random.default_rng(seed)
         out = []
-        for _ in contexts:
-            encoded = self.chat.encode_response(self.respond(rng))
+        for stream in streams:
+            encoded = self.chat.encode_response(self.respond(np.random.default_rng(stream)))
             ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
             out.append(Completion(ids, [0.0] * len(ids), "stop"))
         return out

@@ -45,4 +45,4 @@ def _columns(turn: Turn) -> list[tuple[str, str]]:
         columns.append(("imagined", path[min(len(turn.executed), len(path)) - 1]["state"]))
     elif turn.prediction:
         columns.append(("predicted", turn.prediction.strip()))
-    return [*columns, ("came", turn.next_state)]
+    return [*columns, ("actual", turn.next_state)]

@@ -34,12 +34,17 @@ class TakeOver(Engine):
     def context_length(self) -> int | None:
         return self.engine.context_length
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
-        (context,) = contexts
+        (context,), (stream,) = contexts, streams
         if not (actions := self.ask(self.state)):
-            return self.engine.generate([context], sampling, stop_ids=stop_ids, seed=seed)
+            return self.engine.generate([context], sampling, stop_ids=stop_ids, seed=stream)
         encoded = self.chat.encode_response(self.thought + tagged("answer", actions))
         ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
         return [Completion(ids, [0.0] * len(ids), "stop")]

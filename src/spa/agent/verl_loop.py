@@ -47,8 +47,13 @@ class _Server(Engine):
     ask: Callable[[list[int], dict[str, Any]], Any]
     room: int  # tokens that a context and its response may take
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         return [self._one(list(context), sampling, stop_ids) for context in contexts]
 

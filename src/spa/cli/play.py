@@ -1,4 +1,4 @@
-"""``spa play``: watch a model play, and what it imagined beside what came. Imports no torch at import time."""
+"""``spa play``: watch a model play, and what it imagined beside the actual states. Imports no torch at import time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def play(
         bool, typer.Option("--take-over", help="Before each turn, type actions for it, or Enter to let the model play.")
     ] = False,
 ) -> None:
-    """Watch a model play test worlds, turn by turn; NAME may be a run: its model, with its predictions beside what came."""
+    """Watch a model play test worlds, turn by turn; NAME may be a run: its model, with its predictions beside the actual states."""
     from spa import api
 
     folder = Path(words[0]).expanduser() if words else None
@@ -57,16 +57,16 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
         ValueError: the variant has no model yet, or a wrong setting.
     """
     from spa.common.progress import note
-    from spa.config.load import load_config
     from spa.config.overrides import apply_overrides
-    from spa.config.variants import played_config, variant_named
+    from spa.config.variants import played_config
     from spa.evaluate.verdict import VariantScore, main_variant
-    from spa.runs.folder import variant_names, variants_folder
+    from spa.runs.folder import RunFolder, variant_names, variants_folder
     from spa.runs.products import trained_model
 
-    cfg = load_config(folder / "config.yaml", missing_ok=True)
+    run = RunFolder(folder)
+    cfg = run.config()
     names = variant_names(folder, cfg) or cfg.variants
-    chosen = variant_named(cfg, name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
+    chosen = run.variant(name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
     variant_cfg = apply_overrides(played_config(cfg, chosen), settings)  # last: a variant's settings must not undo them
     asked = any(setting.startswith("agent.prompt=") for setting in settings)
     if variant_cfg.agent.planner == "none" and not asked and _predicts(variants_folder(folder) / chosen.name, chosen):

@@ -25,14 +25,13 @@ def verify(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
 
 def _verify(run: Path) -> int:
     """Prints the checks of a run; returns how many failed."""
-    from spa.config.load import load_variant
     from spa.dry_run import imports
     from spa.runs.folder import RunFolder
     from spa.verify import verify as look
 
     try:
-        cfg = RunFolder(run).config()
-        for line in imports(cfg, [load_variant(name) for name in cfg.variants]):
+        folder = RunFolder(run)
+        for line in imports(folder.config(), folder.variants()):
             print(line, flush=True)  # foreign worlds, said before their code is run
     except ValueError:
         pass  # a check below says so

@@ -52,14 +52,14 @@ def find_damage(folder: Path, recorded: Any, patterns: Iterable[str] = ("*",), *
 
     Args:
         recorded: ``Digests``, as read from a file: anything else is damage too.
-        patterns: which files are looked at.
+        patterns: which files are looked at; only ``*`` matches those in folders.
         content: False compares sizes only.
     """
     if not isinstance(recorded, Mapping):
         return [f"{folder} has a damaged record of its files"]
     lines = []
     for name, facts in recorded.items():
-        if not any(fnmatch(name, pattern) for pattern in patterns):
+        if not any(pattern == "*" or ("/" not in name and fnmatch(name, pattern)) for pattern in patterns):
             continue
         path, facts = folder / str(name), facts if isinstance(facts, Mapping) else {}
         size = path.stat().st_size if path.is_file() else None

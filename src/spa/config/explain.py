@@ -14,6 +14,7 @@ from spa.config.load import (
     base_choices,
     compose_files,
     conf_folder,
+    file_layers,
     is_file_name,
     load_config,
     load_variant,
@@ -72,22 +73,23 @@ def _layers(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The files and settings that a config is composed of, and what each sets; later ones win."""
     choices, settings = split_choices(overrides)
-    file_layers: list[tuple[str, Mapping[str, Any]]] = []
+    own: list[tuple[str, Mapping[str, Any]]] = []
     if name is None or not is_file_name(name):
         files = compose_files("base", conf_folder(), base_choices(name, choices), preset)[1]
         if name and "env" not in files:
-            file_layers.append((name, {"name": None, "env.id": None, "env.tag": None}))
+            own.append((name, {"name": None, "env.id": None, "env.tag": None}))
     else:
         path = Path(name).expanduser()
-        file_layers.append((name, read_yaml(path)))
-        if "defaults" in file_layers[0][1]:
+        data = read_yaml(path)
+        if "defaults" in data:
             files = compose_files(path.stem, path.parent, choices, preset)[1]
+            own = [(name, data)]
         else:
             files = compose_files("base", conf_folder(), base_choices(path, choices), preset)[1]
-            file_layers += [(f"{group}/{file}", _packaged(f"{group}/{file}")) for group, file in choices.items()]
+            own = file_layers(path, data, choices)
     for file in ["base", *(f"{group}/{files[group]}" for group in GROUPS if group in files)]:
         yield file, preset.settings if preset and file == f"model/{NAME}" else _packaged(file)
-    yield from file_layers
+    yield from own
     yield from (("command line", {split_override(setting)[0]: None}) for setting in settings)
     if variant:
         yield f"variant {variant.name}", {"env.state_format": None, **variant.settings}

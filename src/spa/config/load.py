@@ -1,8 +1,8 @@
 """Configs by name: the packaged YAML files composed by Hydra into the classes of ``schema``. Imports no torch.
 
 A config is composed in order: ``conf/base.yaml``; one file per group: ``env``, ``model`` (which may set any block, since a model
-needs more than its path), ``engine``, ``algorithm`` (of stage 3); ``key=value`` settings. For a model without a file, ``presets``
-takes the place of the model file.
+needs more than its path), ``engine``, ``algorithm`` (of stage 3); a file of one's own; ``key=value`` settings. For a model without
+a file, ``presets`` takes the place of the model file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from spa.common.errors import error_message
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config import presets
-from spa.config.overrides import apply_overrides, from_mapping, split_override
+from spa.config.overrides import apply_overrides, from_mapping, merge, resolved, split_override
 from spa.config.presets import Preset
 from spa.config.schema import Config, EnvConfig, VariantConfig
 
 ALIASES = {"_2_sokoban": "sokoban", "_3_frozen_lake": "frozen_lake_slippery", "_10_sudoku": "sudoku"}
-GROUPS = ("env", "model", "engine", "algorithm")
+GROUPS = {  # and the setting that says which of a group's files a config needs
+    "env": "env.id",
+    "model": "model.path",
+    "engine": "engine.kind",
+    "algorithm": "ppo.estimator",
+}
 NO_FILE = ""  # the choice of a group's file where a world of one's own takes its place
 _SUFFIXES = (".yaml", ".yml")
 
@@ -54,13 +59,13 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
     preset = preset_of(name, overrides)
     if name is None or not is_file_name(str(name)):
         files = base_choices(name, choices)
-        config = from_mapping(Config, compose_files("base", conf_folder(), files, preset)[0])
+        data = compose_files("base", conf_folder(), files, preset)[0]
         if files.get("env") == NO_FILE:
             tag = str(name).rpartition(":")[2]
-            config.name, config.env = re.sub(r"[^\w.-]", "-", tag), EnvConfig(id=str(name), tag=tag)
+            data |= {"name": re.sub(r"[^\w.-]", "-", tag), "env": {"id": str(name), "tag": tag}}
+        config = resolved(Config, data, settings)
     else:
-        config = _load_file(Path(name).expanduser(), choices, missing_ok, preset)
-    config = apply_overrides(config, settings)
+        config = _load_file(Path(name).expanduser(), choices, settings, missing_ok, preset)
     for variant in config.variants:
         if not variant.endswith(_SUFFIXES):  # a file is checked when it is loaded
             check_variant(variant)
@@ -91,8 +96,7 @@ def preset_of(name: str | Path | None, overrides: Sequence[str]) -> Preset | Non
             return None
         if "defaults" in data:
             data = compose_files(file.stem, file.parent, choices)[0]
-        block = data.get("model")
-        path = block.get("path", path) if isinstance(block, dict) else data.get("model.path", path)
+        path = _setting(data, "model.path") or path
     if paths:
         path = apply_overrides(Config(), paths[-1:]).model.path
     else:
@@ -220,16 +224,30 @@ def base_choices(name: str | Path | None, choices: Mapping[str, str]) -> dict[st
         return dict(choices)
     if not is_file_name(str(name)):
         return {"env": NO_FILE if ":" in str(name) else choice_of("env", str(name)), **choices}
-    return ({"env": NO_FILE} if _own_world(read_yaml(Path(name).expanduser())) else {}) | dict(choices)
+    own = _setting(read_yaml(Path(name).expanduser()), "env.id") is not None
+    return ({"env": NO_FILE} if own else {}) | dict(choices)
 
 
-def _own_world(data: Mapping[str, Any]) -> str | None:
-    """The id of the world in a config file."""
-    block = data.get("env")
-    return str(block["id"]) if isinstance(block, dict) and "id" in block else None
+def _setting(data: Mapping[str, Any], key: str) -> Any:
+    """A setting in a config file, in its block or under its dotted name; None if it is not there."""
+    block, _, name = key.partition(".")
+    return data[block].get(name) if isinstance(data.get(block), dict) else data.get(key)
 
 
-def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset: Preset | None) -> Config:
+def file_layers(path: Path, data: Mapping[str, Any], choices: Mapping[str, str]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What lies over the packaged files, by name, for a config file without a ``defaults`` list: that file and, if it makes the
+    choice of a group itself (as a run's config does), the file that is chosen instead."""
+    over = [group for group in choices if _setting(data, GROUPS[group]) is not None]
+    if "env" in over:  # nothing of the world that is replaced
+        over.remove("env")
+        data = {key: value for key, value in data.items() if key.partition(".")[0] not in ("name", "env")}
+    files = [f"{group}/{choices[group]}" for group in over]
+    return [(str(path), data), *((file, read_yaml(conf_folder() / f"{file}.yaml")) for file in files)]
+
+
+def _load_file(
+    path: Path, choices: Mapping[str, str], settings: Sequence[str], missing_ok: bool, preset: Preset | None
+) -> Config:
     if path.is_dir():
         raise ValueError(
             f"{path} is a folder, not a config: a run is given with --out {path}, an exported model's task as {path}/spa.yaml"
@@ -242,20 +260,21 @@ def _load_file(path: Path, choices: Mapping[str, str], missing_ok: bool, preset:
         if "defaults" in data:
             if path.suffix != ".yaml":
                 raise ValueError("a config file with a defaults list must be named *.yaml")
-            return from_mapping(Config, compose_files(path.stem, path.parent, choices, preset)[0])
-        data = from_environment(data, missing_ok=missing_ok)
-        base = from_mapping(Config, compose_files("base", conf_folder(), base_choices(path, choices), preset)[0])
-        own, packaged = _own_world(data), base.env
-        if own:
-            base.name, base.env = path.stem, EnvConfig(tag=own.rpartition(":")[2])
-        config = from_mapping(Config, data, base)
-        for group, choice in choices.items():
-            config = from_mapping(Config, read_yaml(conf_folder() / group / f"{choice}.yaml"), config)
-        if own and "env" in choices:
-            config.env = packaged
-        return config
+            result: dict[str, Any] = {}
+            merge(Config, result, compose_files(path.stem, path.parent, choices, preset)[0])
+        else:
+            data = from_environment(data, missing_ok=missing_ok)
+            files = base_choices(path, choices)
+            result = compose_files("base", conf_folder(), files, preset)[0]
+            if files.get("env") == NO_FILE:
+                result |= {"name": path.stem, "env": {"tag": str(_setting(data, "env.id")).rpartition(":")[2]}}
+            for _, layer in file_layers(path, data, choices):
+                merge(Config, result, layer)
+        if not settings:
+            return resolved(Config, result, [])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    return resolved(Config, result, settings)  # which may be at fault, not the file
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -42,19 +42,7 @@ def apply_overrides(config: T, overrides: Sequence[str]) -> T:
         ValueError: not of the form key=value, an unknown key, a value that the setting cannot have, or an environment
             variable that is not set.
     """
-    cls = type(config)
-    data = dataclasses.asdict(config)  # type: ignore[call-overload]
-    for override in overrides:
-        key, text = split_override(override)
-        *blocks, name = key.split(".")
-        value = from_environment(_parse(key, text, node_of(cls, key)), key)
-        entries = data
-        for block in blocks:
-            if not isinstance(entries.get(block), dict):
-                entries[block] = {}
-            entries = entries[block]
-        entries[name] = value
-    return _validated(cls, data)
+    return resolved(type(config), dataclasses.asdict(config), overrides)  # type: ignore[call-overload]
 
 
 def from_mapping(cls: type[T], data: Mapping[str, Any], base: T | None = None) -> T:
@@ -66,8 +54,36 @@ def from_mapping(cls: type[T], data: Mapping[str, Any], base: T | None = None) -
         ValueError: an unknown key or a value that the setting cannot have.
     """
     result = dataclasses.asdict(base) if base is not None else {}  # type: ignore[call-overload]
-    _merge(cls, result, {current_name(str(key)): value for key, value in data.items()}, "")
+    merge(cls, result, data)
     return _validated(cls, result)
+
+
+def merge(cls: type, result: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """Lays nested dictionaries (keys may be dotted) over those of ``result``; validates no values.
+
+    Raises:
+        ValueError: an unknown key.
+    """
+    _merge(cls, result, {current_name(str(key)): value for key, value in data.items()}, "")
+
+
+def resolved(cls: type[T], data: dict[str, Any], overrides: Sequence[str]) -> T:
+    """An instance of ``cls`` from nested dictionaries (without dotted keys), to which ``key=value`` settings are added first.
+
+    Raises:
+        ValueError: as ``apply_overrides``.
+    """
+    for override in overrides:
+        key, text = split_override(override)
+        *blocks, name = key.split(".")
+        value = from_environment(_parse(key, text, node_of(cls, key)), key)
+        entries = data
+        for block in blocks:
+            if not isinstance(entries.get(block), dict):
+                entries[block] = {}
+            entries = entries[block]
+        entries[name] = value
+    return _validated(cls, data)
 
 
 def _merge(cls: type, result: dict[str, Any], data: Mapping[str, Any], prefix: str) -> None:

@@ -392,7 +392,8 @@ class Config:
             )
         if self.sampling.stop and self.engine.kind == "openai":
             raise ValueError(
-                "sampling.stop cannot be used with engine=openai: a chat server leaves out the string it stops at"
+                "sampling.stop cannot be used with engine=openai, where a chat server leaves out the string it stops at: set "
+                "sampling.stop=[]"
             )
         if self.ppo.world_model_coef and not self.agent.think:
             raise ValueError("ppo.world_model_coef trains states in the think block: it needs agent.think=true")

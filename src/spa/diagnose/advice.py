@@ -167,7 +167,7 @@ def states_part(states: States) -> tuple[str, str]:
     values = {title: value for title, value in shown.items() if value is not None}
     both = len(values) == 2
     if not values:
-        return "not measured: no state has a token to score", "states this short are foreign to no model"
+        return "not measured: no state has a token to score", "states this short are familiar to any model"
     figures = ", ".join(f"{title} {value:.1f}" for title, value in values.items())
     figures = f"perplexity {figures}, random guess {states.guess:.1f}"
     if coordinates_help(states):
@@ -177,9 +177,9 @@ def states_part(states: States) -> tuple[str, str]:
         )
     if values and min(values.values()) <= states.guess * FAR:
         more = ", and coordinates change little" if both else ""
-        return figures, "not far from a guess: the states are no foreign text to this model" + more
+        return figures, "not far from a guess: the states look familiar to this model" + more
     more = "; coordinates do not change it" if both else ""
-    return figures, "the states are foreign text to this model: what stage 2 is for" + more
+    return figures, "the states look unfamiliar to this model: what stage 2 is for" + more
 
 
 def coordinates_help(states: States) -> bool:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-import numpy as np
-
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.cooling import cooling
+from spa.engines.draws import stream
 
 Message = dict[str, str]  # role and content
 
@@ -60,13 +59,8 @@ have a temperature of its own (``cooling.Cooled``), or come ``Later``."""
 
 
 class Engine:
-    """Samples completions of token sequences. A subclass overrides ``generate`` or, if it can advance sessions independently,
-    ``serve``: either is made of the other."""
-
-    @property
-    def keyed(self) -> bool:
-        """Whether samples depend on seed, session and turn alone, so that several ranks may divide the sessions."""
-        return False
+    """Samples completions of token sequences. A subclass overrides ``complete`` or, if it can advance sessions independently,
+    ``serve``. Samples depend on seed, session and turn alone, so that waves, processes and ranks may divide the sessions."""
 
     @property
     def context_length(self) -> int | None:
@@ -76,13 +70,21 @@ class Engine:
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:
-        """One completion per context, in order. The same arguments and weights give the same completions.
-
-        Raises: as ``serve``.
-        """
+        """One completion per context, in order, each a session of one turn. Raises: as ``serve``."""
         out: dict[int, Completion] = {}
         self.serve(dict(enumerate(contexts)), sampling, stop_ids=stop_ids, seed=seed, on_completion=out.__setitem__)
         return [out[i] for i in range(len(contexts))]
+
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
+    ) -> list[Completion]:
+        """One completion per context, in order, each sampled from its own random stream (see ``draws``)."""
+        raise NotImplementedError
 
     def serve(
         self,
@@ -105,16 +107,12 @@ class Engine:
         turn = 0
         while live:
             completions: dict[int, Completion] = {}
-            for number, factor in enumerate(sorted({1.0, *(cooling(context) for _, context in live)}, reverse=True)):
-                key = [seed, turn, number] if number else [seed, turn]
-                state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+            for factor in sorted({cooling(context) for _, context in live}, reverse=True):
                 asked = {session: context for session, context in live if cooling(context) == factor}
-                adjusted = replace(sampling, temperature=factor * sampling.temperature) if number else sampling
-                if asked:
-                    texts = self.generate(
-                        list(asked.values()), adjusted, stop_ids=stop_ids, seed=int(state >> np.uint64(1))
-                    )
-                    completions.update(zip(asked, texts, strict=True))
+                adjusted = replace(sampling, temperature=factor * sampling.temperature)
+                streams = [stream(seed, session, turn) for session in asked]
+                texts = self.complete(list(asked.values()), adjusted, stop_ids=stop_ids, streams=streams)
+                completions.update(zip(asked, texts, strict=True))
             answered = [(session, on_completion(session, completions[session])) for session, _ in live]
             following = [
                 (session, later.context() if isinstance(later, Later) else later) for session, later in answered

@@ -26,9 +26,9 @@ def stream(*key: int) -> int:
     return state
 
 
-def uniforms(count: int, *key: int) -> NDArray[np.float32]:
-    """The first ``count`` numbers in [0, 1) of the stream ``key``."""
-    return draws_at([stream(*key)] * count, range(count))
+def uniforms(count: int, state: int) -> NDArray[np.float32]:
+    """The first ``count`` numbers in [0, 1) of a stream."""
+    return draws_at([state] * count, range(count))
 
 
 def draws_at(streams: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:

@@ -25,8 +25,13 @@ class Rounds(Engine):
         self.stops = stops
         self.most: int | None = None  # rows at once, once memory has run out
 
-    def generate(
-        self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
+    def complete(
+        self,
+        contexts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        stop_ids: frozenset[int],
+        streams: Sequence[int],
     ) -> list[Completion]:
         if any(not context for context in contexts):
             raise ValueError("an empty context cannot be continued")
@@ -35,7 +40,7 @@ class Rounds(Engine):
         out: dict[int, Completion] = {}
         while len(out) < len(order):
             chosen = order[len(out) :][: min(self.most or sampling.batch_size, sampling.batch_size)]
-            draws = np.array([uniforms(sampling.max_tokens, seed, i) for i in chosen])
+            draws = np.array([uniforms(sampling.max_tokens, streams[i]) for i in chosen])
             try:
                 batch = self._batch([contexts[i] for i in chosen], sampling, draws)
             except torch.OutOfMemoryError:

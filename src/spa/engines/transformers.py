@@ -50,10 +50,6 @@ class TransformersEngine(Engine):
         self.constraint: Any = None  # a ``Constraint`` of stage 1
 
     @property
-    def keyed(self) -> bool:
-        return self.decoder is not None
-
-    @property
     def context_length(self) -> int | None:
         config = self.model.config.get_text_config()
         most = getattr(config, "max_position_embeddings", None)

@@ -6,6 +6,7 @@ import gc
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -33,8 +34,6 @@ class VLLMEngine(Engine):
     Raises:
         ValueError: vLLM is not installed or cannot load the model, or several GPUs for one engine that is trained.
     """
-
-    keyed = True
 
     def __init__(self, path: str, dtype: str, config: EngineConfig, *, trained: bool = False) -> None:
         check_engine(config, trained=trained)
@@ -97,6 +96,7 @@ class VLLMEngine(Engine):
         assert self._current, "the weights have to be pushed before vLLM plays again"
         engine, waiting = self._llm.llm_engine, deque(contexts.items())
         live: dict[str, tuple[int, int]] = {}  # request -> session and turn
+        later: list[tuple[int, int, Later]] = []  # session and turn whose contexts are not there yet
 
         def ask(session: int, turn: int, context: Sequence[int]) -> None:
             if not context:
@@ -110,19 +110,27 @@ class VLLMEngine(Engine):
             live[request] = session, turn
 
         try:
-            while live or waiting:
-                while waiting and len(live) < sampling.batch_size:
+            while live or waiting or later:
+                while waiting and len(live) + len(later) < sampling.batch_size:
                     session, context = waiting.popleft()
                     ask(session, 0, context)
-                for output in engine.step():
+                if later and not live:
+                    wait([each.future for _, _, each in later], return_when=FIRST_COMPLETED)
+                asked, later = later, []
+                for session, turn, each in asked:
+                    if not each.future.done():
+                        later.append((session, turn, each))
+                    elif (come := each.context()) is not None:
+                        ask(session, turn, come)
+                for output in engine.step() if live else ():
                     session, turn = live.pop(output.request_id)
                     completion = _completion(output.outputs[0], stop_ids)
                     check_finite(sum(completion.logprobs))
                     count_tokens(len(completion.ids))
                     following = on_completion(session, completion)
                     if isinstance(following, Later):
-                        following = following.context()
-                    if following is not None:
+                        later.append((session, turn + 1, following))
+                    elif following is not None:
                         ask(session, turn + 1, following)
         finally:
             if live:

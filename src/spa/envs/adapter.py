@@ -11,6 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Space, Text
 
 from spa.envs.base import Example, TextEnv
+from spa.envs.check_texts import names_problem
 from spa.envs.checked import checked_reset, checked_step
 from spa.envs.spaces import AnyText
 
@@ -41,7 +42,7 @@ class AdaptedEnv(TextEnv):
             split in every format. It is reset whenever ``env`` is, but not for the option ``state``.
 
     Raises:
-        ValueError: the world's actions are not text.
+        ValueError: the world's actions or symbols are not text.
     """
 
     def __init__(self, env: Playable, plain: Callable[[], Playable] | None = None) -> None:
@@ -55,6 +56,8 @@ class AdaptedEnv(TextEnv):
                 f"{type(inner).__name__}: actions are text, but its action_space is {space}: list their names in `actions` and "
                 "translate them in step()"
             )
+        if problem := names_problem(inner):
+            raise ValueError(problem)
         self.rules = str(getattr(inner, "rules", None) or "")
         self.instruction = str(getattr(inner, "instruction", None) or "")
         example = getattr(inner, "example", None)

@@ -14,20 +14,20 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from spa.common.limits import TimeLimit, limited
+from spa.config.schema import AgentConfig
 from spa.envs.adapters.guard import RandomGuard
+from spa.envs.check_clock import SECONDS, Clock, Problem
+from spa.envs.check_texts import CLOSE, names_problem
 from spa.envs.seeded import one_line
 
 if TYPE_CHECKING:
     from spa.envs import TextEnv
 
 MakeEnv = Callable[[], "TextEnv"]
-T = TypeVar("T")
 
 _INFO: dict[str, type] = {"success": bool, "valid": bool, "effective": bool, "content": str}
 # What a model may write instead of an action.
@@ -45,7 +45,6 @@ _NONSENSE = (
     "None",
 )
 _MOVES, _WAIT = 1_000, 10.0  # random moves, and their seconds, after which a world counts as one that never ends
-_SECONDS = 120  # for a question, and until another process counts as hanging
 TIMEOUT = 30.0
 
 
@@ -79,50 +78,6 @@ class Finding:
         return f"{'warning' if self.warning else 'FAILED '} {self.question}: {self.problem}"
 
 
-class _Problem(Exception):
-    def __init__(self, text: str, *, warning: bool = False) -> None:
-        super().__init__(text)
-        self.warning = warning
-
-
-class _Clock:
-    """Ends calls of a world that do not return, and questions that take too long.
-
-    Attributes:
-        hung: whether a call did not return; later ones are then given a second.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self.hung = False
-        self.begin()
-
-    def begin(self) -> None:
-        """A question begins."""
-        self._end = time.monotonic() + _SECONDS
-
-    def call(self, what: str, do: Callable[[], T]) -> T:
-        """``do()``. Raises ``_Problem`` where the time is up."""
-        if time.monotonic() > self._end:
-            raise _Problem(f"not answered within {_SECONDS} s: the world is too slow", warning=True)
-        seconds = min(self.timeout, 1.0) if self.hung else self.timeout
-        try:
-            return limited(do, seconds)
-        except TimeLimit:
-            self.hung = True
-            raise _Problem(f"{what} did not return within {seconds:g} s") from None
-
-    def limit(self, env: TextEnv) -> TextEnv:
-        """The same instance; its ``reset`` and ``step`` are ended from now on."""
-        for name in ("reset", "step"):
-            with suppress(AttributeError):  # without a __dict__
-                setattr(env, name, self._ended(name, getattr(env, name)))
-        return env
-
-    def _ended(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.call(name, lambda: method(*args, **kwargs))
-
-
 def check_world(make: MakeEnv, **kwargs: Any) -> list[Finding]:
     """The findings of ``each_finding``, which takes the same arguments."""
     return list(each_finding(make, **kwargs))
@@ -148,16 +103,17 @@ def each_finding(
         name, settings: what ``make_env`` takes to make it; without a name no other process is asked.
         timeout: seconds for a call of the world.
     """
-    clock = _Clock(timeout)
+    clock = Clock(timeout)
 
     def make() -> TextEnv:
         return clock.limit(clock.call("the constructor", make_unlimited))
 
-    # A check raises _Problem, or returns a note.
+    # A check raises Problem, or returns a note.
     checks: list[tuple[str, Callable[[], str | None]]] = [
         ("Gymnasium's check_env", lambda: _gymnasium(make)),
         ("info holds success, valid, effective and content", lambda: _info(make)),
         ("states, rewards and flags have their types", lambda: _types(make, seeds)),
+        ("actions and symbols can be named in a prompt", lambda: _names(make)),
         ("two instances with the same seed are equal", lambda: _determinism(make, seeds)),
         ("another process gives the same states", lambda: _processes(make, seeds, name, settings or {}, clock.hung)),
         ("different seeds give different worlds", lambda: _variety(make)),
@@ -170,6 +126,7 @@ def each_finding(
         ("a finished or never reset episode refuses steps", lambda: _step_after_end(make)),
         ("it can be pickled", lambda: _pickle(make_unlimited, clock)),
         ("the state says enough to predict the next one", lambda: _predictable(make, episodes)),
+        ("planners can read its states", lambda: _readable(make, seeds)),
     ]
     begun = _finding("it can be made and reset(seed=..., options=...)", lambda: _starts(make))
     if begun.failed:  # so would every other question
@@ -183,7 +140,7 @@ def each_finding(
 def _finding(question: str, check: Callable[[], str | None]) -> Finding:
     try:
         return Finding(question, note=check() or "")
-    except _Problem as problem:
+    except Problem as problem:
         return Finding(question, str(problem), problem.warning)
     except KeyboardInterrupt:
         raise
@@ -193,6 +150,16 @@ def _finding(question: str, check: Callable[[], str | None]) -> Finding:
 
 def _starts(make: MakeEnv) -> None:
     make().reset(seed=0, options={})
+
+
+def _names(make: MakeEnv) -> None:
+    env, separator = make(), AgentConfig().action_sep
+    env.reset(seed=0)
+    problem = names_problem(env)
+    _fail_if(problem, problem)
+    for name in env.actions:
+        told = f"{_short(name)} has the separator {separator!r} in it: rename it, or set agent.action_sep"
+        _fail_if(separator in name, f"the action {told}")
 
 
 def _gymnasium(make: MakeEnv) -> None:
@@ -275,13 +242,13 @@ def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any], h
                 env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path},
                 capture_output=True,
                 text=True,
-                timeout=_SECONDS,
+                timeout=SECONDS,
             )
         except subprocess.TimeoutExpired:
-            raise _Problem(f"another process did not finish within {_SECONDS} seconds") from None
+            raise Problem(f"another process did not finish within {SECONDS} seconds") from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-            raise _Problem(f"another process failed: {last[:300]}")
+            raise Problem(f"another process failed: {last[:300]}")
         theirs = json.loads(job.read_text(encoding="utf-8"))
     for one, two in zip(ours, theirs, strict=False):
         _fail_if(one != two, f"seed {one[0]}: another process gives a different result after {_short(one[1])}")
@@ -333,7 +300,7 @@ def _content(make: MakeEnv, seeds: int) -> None:
             _fail_if(changed, f"seed {seed}: info['content'] changed after {_short(action)}")
 
 
-def _formats(clock: _Clock, seeds: int, name: str, settings: dict[str, Any]) -> str:
+def _formats(clock: Clock, seeds: int, name: str, settings: dict[str, Any]) -> str:
     from spa.envs import make_env
     from spa.envs.base import STATE_FORMATS
 
@@ -343,7 +310,7 @@ def _formats(clock: _Clock, seeds: int, name: str, settings: dict[str, Any]) -> 
         try:
             env = clock.limit(clock.call("the constructor", lambda: make_env(name, **chosen)))
             return [str(env.reset(seed=seed)[1].get("content")) for seed in range(seeds)]
-        except _Problem:
+        except Problem:
             raise
         except Exception:
             return None
@@ -369,14 +336,14 @@ def _nonsense(make: MakeEnv) -> None:
         twin.reset(seed=0)
         try:
             after, reward, terminated, truncated, info = env.step(text)
-        except _Problem:
+        except Problem:
             raise
         except Exception as error:
-            raise _Problem(f"the action {_short(text)} raised {one_line(error)}") from error
+            raise Problem(f"the action {_short(text)} raised {one_line(error)}") from error
         if info.get("valid") is not False:
             if not env.actions:  # any text may be an answer
                 continue
-            raise _Problem(f"info['valid'] is {info.get('valid')!r} after the action {_short(text)}")
+            raise Problem(f"info['valid'] is {info.get('valid')!r} after the action {_short(text)}")
         changed = after != before or reward or terminated or truncated or info.get("effective")
         _fail_if(changed, f"the action {_short(text)} changed the state, gave a reward or ended the episode")
         for action, step in _steps(env, 0, 20):  # nor may it change what comes later
@@ -426,15 +393,15 @@ def _step_after_end(make: MakeEnv) -> str | None:
     return "no random episode ended"
 
 
-def _pickle(make: MakeEnv, clock: _Clock) -> None:
+def _pickle(make: MakeEnv, clock: Clock) -> None:
     env = clock.call("the constructor", make)
     clock.call("reset", lambda: env.reset(seed=1))
     try:
         copy = clock.call("pickling", lambda: pickle.loads(pickle.dumps(env)))  # this process pickled it # nosec B301
-    except _Problem:
+    except Problem:
         raise
     except Exception as error:
-        raise _Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
+        raise Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
     copy = clock.limit(copy)
     for action, step in _steps(clock.limit(env), 1, 20):
         _fail_if(step != copy.step(action), f"its copy behaves differently after {_short(action)}")
@@ -444,10 +411,18 @@ def _predictable(make: MakeEnv, episodes: int) -> str:
     from spa.envs.check_markov import outcomes
 
     if not can_sample(make()):
-        raise _Problem("skipped: it lists no actions and has no sample_action(rng) for random play", warning=True)
+        raise Problem("skipped: it lists no actions and has no sample_action(rng) for random play", warning=True)
     answer = outcomes(make, episodes)
     _fail_if(answer.kind != "certain", answer.text, warning=True)
     return answer.text
+
+
+def _readable(make: MakeEnv, seeds: int) -> None:
+    env = make()
+    for seed in range(seeds):
+        states = [env.reset(seed=seed)[0], *(step[0] for _, step in _steps(env, seed, 30))]
+        problem = f"seed {seed}: a state contains {CLOSE!r}, at which a planner stops reading an answer"
+        _fail_if(any(CLOSE in state for state in states), problem, warning=True)
 
 
 def can_sample(env: TextEnv) -> bool:
@@ -478,7 +453,7 @@ def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Ite
 
 def _fail_if(failed: Any, problem: str, *, warning: bool = False) -> None:
     if failed:
-        raise _Problem(problem, warning=warning)
+        raise Problem(problem, warning=warning)
 
 
 def _check_type(value: Any, kind: type, what: str) -> None:

@@ -169,7 +169,7 @@ def imagination_metrics(
         asked = [Move(imagined[number], truths[number][step].action) for number in going]
         answers = world_model.ask(asked, [headers[number] for number in going])
         for top, chance in _likeliest(
-            world_model, env, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
+            world_model, env, headers, [n for n in going if walked[n][1] == 0], truths, step, imagined, seed
         ):
             values[f"{name}top1"].append(top)
             values[f"{name}chance"].append(chance)
@@ -195,6 +195,7 @@ def imagination_metrics(
 def _likeliest(
     world_model: WorldModel,
     env: TextEnv,
+    headers: Sequence[Headers],
     walks: Sequence[int],
     truths: Sequence[list[Transition]],
     step: int,
@@ -216,7 +217,8 @@ def _likeliest(
             candidates += [(number, state) for state in (move.next_state, *(state for _, state in others)) if others]
     failures.say()
     scores = world_model.log_probs(
-        [(Move(imagined[number], truths[number][step].action), state) for number, state in candidates]
+        [(Move(imagined[number], truths[number][step].action), state) for number, state in candidates],
+        [headers[number] for number, _ in candidates],
     )
     by_walk: dict[int, list[float]] = defaultdict(list)
     for (number, _), score in zip(candidates, scores, strict=True):

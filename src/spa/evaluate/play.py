@@ -12,7 +12,7 @@ from typing import Any
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
 from spa.agent.failures import Failures
-from spa.agent.policy import Policy, ServedPolicy, counter, make_task
+from spa.agent.policy import Policy, ServedPolicy, counter, local_engine, make_task
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
@@ -43,8 +43,7 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
     Raises:
         ValueError: an unusable model, world or setting, or every episode failed (the first error is named).
     """
-    engine = cfg.engine if model is None or cfg.engine.kind != "openai" else None
-    with closing(Policy.load(cfg, model, engine=engine)) as policy:
+    with closing(Policy.load(cfg, model, engine=local_engine(cfg) if model else cfg.engine)) as policy:
         return _evaluate(cfg, variant, model, policy, out)
 
 

@@ -10,14 +10,13 @@ from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
 from spa.common.manifest import MANIFEST
 from spa.common.names import choose
-from spa.config.load import load_config
 from spa.config.schema import VariantConfig
-from spa.config.variants import practice_folder, sft_folder, variant_named
-from spa.runs.folder import variant_names, variants_folder
+from spa.config.variants import practice_folder, sft_folder
+from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.record import read_done
 from spa.runs.stage import model_of
 
-_NOT_A_MODEL = ("trainer_state.pt", "adapter", MANIFEST)
+_NOT_A_MODEL = ("trainer_state.pt", "trainer_state", "adapter", MANIFEST)
 
 
 def find_checkpoint(
@@ -63,24 +62,25 @@ def find_checkpoint(
 
 
 def _stage(run: Path, variant: str | None, sft: bool) -> Path:
-    cfg = load_config(run / "config.yaml", missing_ok=True)
+    record = RunFolder(run)
+    names = variant_names(run, record.config())
     if sft:
-        of_variant = sft_folder(run, variant_named(cfg, variant)) if variant else run / "sft"
+        of_variant = sft_folder(run, record.variant(variant)) if variant else run / "sft"
         folder = of_variant if of_variant.is_dir() else run / "sft"
         own = sorted(path.name for path in run.glob("sft-*"))
         if not folder.is_dir() and (variant or len(own) != 1):
             has = f"; it has {', '.join(own)}: choose one with --variant" if own else ""
             raise ValueError(f"{run} has no SFT model" + (f" of variant {variant}" if variant else "") + has)
         return folder if folder.is_dir() else run / own[0]
-    if variant and variant in variant_names(run, cfg) and not (chosen := variant_named(cfg, variant)).rl:
+    if variant and variant in names and not (chosen := record.variant(variant)).rl:
         found = _without_rl(run, chosen)
         if found is None:
             raise ValueError(f"variant {variant} of {run} has no trained model")
         return found
     variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
     if variant is None:
-        untrained = (name for name in (*cfg.variants, *variant_names(run, cfg)) if name not in variants)
-        others = dict.fromkeys(name for name in untrained if _without_rl(run, variant_named(cfg, name)))
+        known = dict.fromkeys([*(each.name for each in record.variants()), *names])
+        others = [name for name in known if name not in variants and _without_rl(run, record.variant(name))]
         if variants and others:
             raise ValueError(f"{run} has models of {', '.join([*variants, *others])}: choose one with --variant")
         if len(variants) != 1:
@@ -130,7 +130,7 @@ def export(
     if target.exists() and (target.resolve() in checkpoint.resolve().parents or target.samefile(checkpoint)):
         raise ValueError(f"{target} holds the model that is exported; give another --to")
     if adapter and not (checkpoint / "adapter").is_dir():
-        raise ValueError(f"{checkpoint} has no adapters: it was trained with all weights (ppo.lora_rank=0)")
+        raise ValueError(f"{checkpoint} has no adapters: it was trained with all weights (lora_rank=0)")
     if dtype:
         choose("--dtype", dtype, ("float32", "bfloat16", "float16"))
     if adapter and dtype:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from spa.config.schema import Config, PPOConfig, SFTConfig, VariantConfig
+from spa.config.training import WITH_VALUES
 from spa.config.variants import sft_folder, sft_variants, source_config, variant_config
 
 
@@ -28,16 +29,17 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     from spa.models.memory import count_parameters, size
 
     try:
-        weights = count_parameters(load_config(cfg.model.path, local_only=True)) * weight_bytes(cfg.model)
+        weights = count_parameters(load_config(cfg.model.path, cfg.model, local_only=True)) * weight_bytes(cfg.model)
     except ValueError:  # a model that is downloaded later
         return
     needed = 0
     for settings in trainings:
         trained = 0 if settings.lora_rank else 2
-        if isinstance(settings, PPOConfig) and settings.critic == "model":
+        if isinstance(settings, PPOConfig) and settings.critic == "model" and settings.estimator in WITH_VALUES:
             trained += 0 if settings.critic_lora_rank else 3
-        needed += (1 + trained) * weights * ((settings.keep_checkpoints or 2) + 1)
-    kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/*") if path.is_file())
+        held = (settings.keep_checkpoints or 2) + (settings.use == "best")  # if all are kept, at least so many
+        needed += (1 + trained) * weights * (held + 1)
+    kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/**/*") if path.is_file())
     free = shutil.disk_usage(
         next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
     ).free

@@ -8,7 +8,7 @@ log-probs (``models.forward``) and compilation (``models.compiling``). ``batches
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -150,20 +150,19 @@ def check_scores(model: Any) -> None:
 
 def batches(
     sequences: Sequence[Scorable], max_tokens: int, device: torch.device | str, *, packing: bool, divide: bool = False
-) -> list[TokenBatch]:
+) -> Iterator[TokenBatch]:
     """Divides sequences into passes of at most ``max_tokens`` tokens, padding included (a longer one gets its own pass).
 
-    With ``divide`` these are the passes of this rank (``scale.ranks``)."""
+    With ``divide`` these are the passes of this rank (``scale.ranks``). Each is made when it is asked for: the attention masks
+    of all grow with the square of the length."""
 
     def group(rows: Sequence[Sequence[int]]) -> list[list[int]]:
         return pack_groups(rows, max_tokens) if packing else micro_batches([len(ids) for ids in rows], max_tokens)
 
     rows = [sequence.ids for sequence in sequences]
     passes = ranks.passes(rows, group) if divide else [(indices, True) for indices in group(rows)]
-    return [
-        dataclasses.replace(TokenBatch.of(sequences, indices, device, packing=packing), counts=counts)
-        for indices, counts in passes
-    ]
+    for indices, counts in passes:
+        yield dataclasses.replace(TokenBatch.of(sequences, indices, device, packing=packing), counts=counts)
 
 
 def score(

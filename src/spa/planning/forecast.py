@@ -11,9 +11,10 @@ from spa.agent.task import Task
 from spa.common.sequences import common_length
 from spa.config.schema import Config
 from spa.data.transitions import STARTS_OF_OUTCOMES, outcome_text, starts_of_states
+from spa.envs.check_texts import CLOSE
 from spa.planning.search import Imagined, Move
 from spa.planning.simulator import Simulator
-from spa.planning.world_model import CLOSE, Usage
+from spa.planning.world_model import Headers, Usage
 
 
 class Forecast(Simulator):
@@ -30,20 +31,20 @@ class Forecast(Simulator):
         planner = cfg.planner
         super().__init__(policy, task, samples=planner.samples, proposals=planner.proposals, seed=cfg.seeds.run)
 
-    def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
+    def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
         answers = super().predict(moves)
         before: dict[
-            str, list[int]
+            tuple[str, Headers], list[int]
         ] = {}  # by state: greedy answers about one state read what their questions share once
-        for move, drawn in zip(moves, answers, strict=True):
+        for (move, shown), drawn in zip(self._with_headers(moves, headers), answers, strict=True):
             for answer in drawn:
-                ids, read, written = self._tokens(move, answer)
-                shared = common_length(ids, before.get(move.state, ())) if self.samples == 1 else 0
-                before[move.state] = ids
+                ids, read, written = self._tokens(move, shown, answer)
+                shared = common_length(ids, before.get((move.state, shown), ())) if self.samples == 1 else 0
+                before[move.state, shown] = ids
                 self.usage += Usage(questions=1, tokens_read=len(ids) - shared + read, tokens_written=written)
         return answers
 
-    def _tokens(self, move: Move, answer: Imagined) -> tuple[list[int], int, int]:
+    def _tokens(self, move: Move, headers: Headers, answer: Imagined) -> tuple[list[int], int, int]:
         """The ids of a question with its prompt, and the number of tokens read and written after it."""
         layout, chat, ids = self._layout, self.policy.chat, self.policy.chat.response_ids
         question, opened = layout.question(*move), layout.predicted(*move, answer.state)
@@ -53,4 +54,4 @@ class Forecast(Simulator):
         closed = len(ids(f"{opened}{outcome_text(answer.reward, answer.ended)}{CLOSE}"))
         read = before_outcome - guessed  # the tags between state and outcome
         written = guessed - len(asked) + closed - before_outcome
-        return [*self._question_prompt(move.state), *asked], read, written
+        return [*self._question_prompt(move.state, headers), *asked], read, written

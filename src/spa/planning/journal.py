@@ -21,7 +21,7 @@ from spa.common.typed import Finite, parse
 from spa.planning.search import Answer, Imagined, Move, Question
 
 if TYPE_CHECKING:
-    from spa.planning.world_model import WorldModel
+    from spa.planning.world_model import Asked, WorldModel
 
 _Stored = list[tuple[str, Finite, bool, Finite]] | dict[str, Finite] | Finite | None
 
@@ -47,16 +47,16 @@ class Journal:
         self._lines = deque(path.read_bytes().splitlines(keepends=True) if path.is_file() else ())
         self._read = 0
 
-    def replay(self, questions: Sequence[Question]) -> tuple[list[Answer], tuple[int, ...]] | None:
+    def replay(self, asked: Sequence[Asked[Question]]) -> tuple[list[Answer], tuple[int, ...]] | None:
         """The stored answers to the next batch of questions and the usage up to them; None if there are none."""
         if not self._lines:
             return None
         line = self._lines.popleft()
         try:
             entry = parse(_Entry, line)
-            if entry.asked != self._digest(questions) or not line.endswith(b"\n"):
+            if entry.asked != self._digest(asked) or not line.endswith(b"\n"):
                 raise ValueError("other questions")
-            answers = [_answer(question, stored) for question, stored in zip(questions, entry.answers, strict=True)]
+            answers = [_answer(question, stored) for (question, _), stored in zip(asked, entry.answers, strict=True)]
         except ValueError:
             self._lines.clear()
             os.truncate(self.path, self._read)
@@ -64,7 +64,7 @@ class Journal:
         self._read += len(line)
         return answers, entry.usage
 
-    def add(self, questions: Sequence[Question], answers: Sequence[Answer], usage: tuple[int, ...]) -> None:
+    def add(self, asked: Sequence[Asked[Question]], answers: Sequence[Answer], usage: tuple[int, ...]) -> None:
         """Appends a batch."""
         stored = [
             [(one.state, one.reward, one.ended, one.probability) for one in answer]
@@ -72,11 +72,12 @@ class Journal:
             else answer
             for answer in answers
         ]
-        entry = {"asked": self._digest(questions), "usage": usage, "answers": stored}
+        entry = {"asked": self._digest(asked), "usage": usage, "answers": stored}
         append(self.path, json.dumps(entry, allow_nan=False) + "\n")
 
-    def _digest(self, questions: Sequence[Question]) -> str:
-        text = repr((self.model, questions))
+    def _digest(self, asked: Sequence[Asked[Question]]) -> str:
+        numbers = {headers: number for number, headers in enumerate(dict.fromkeys(headers for _, headers in asked))}
+        text = repr((self.model, [(question, numbers[headers]) for question, headers in asked], list(numbers)))
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ from spa.data.states import exact
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
 from spa.planning.search import Imagined, Move
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 
 
 def check_settable(env: TextEnv) -> None:
@@ -50,7 +50,7 @@ class Simulator(WorldModel):
         """Always False: the model's likelihoods are not the simulator's."""
         return False
 
-    def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
+    def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
         """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in has probability 0,
         and so has one whose world fails."""
         answers = [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]

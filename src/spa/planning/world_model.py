@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
@@ -20,12 +20,13 @@ from spa.data.transitions import LAYOUTS, STARTS_OF_OUTCOMES, Layout, read_outco
 from spa.engines.base import Completion
 from spa.engines.processes import in_processes
 from spa.envs import TextEnv
+from spa.envs.check_texts import CLOSE
+from spa.envs.checked import WorldError
 from spa.planning.journal import Journal
 from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
 Q = TypeVar("Q")
 T = TypeVar("T")
-CLOSE = "</"  # ends an answer: no state contains it
 
 
 @dataclasses.dataclass
@@ -52,19 +53,23 @@ class Headers(NamedTuple):
     world_model: str = ""
 
 
+Asked = tuple[Q, Headers]
+"""A question and the headers of the world that it is about."""
+
+
 class WorldModel:
     """Answers questions about a world with a model trained on transition rows (``selfplay.rows=transitions``).
 
     A question is the beginning of such a row's response, which the engine continues: first the next state, then the outcome.
-    Equal questions are asked once. This class does not know the world: states are texts, and only the model's probability
-    distinguishes valid states from other text.
+    Equal questions about worlds with equal headers are asked once. This class does not know the world: states are texts, and only
+    the model's probability distinguishes valid states from other text.
 
     Args:
         policy: the policy whose model is queried; any engine that continues tokens.
         task: the world and its prompts. Its prompt mode does not matter.
         samples: answers per move. 1 is the likeliest; more are sampled at temperature 1.
         proposals: actions sampled from the plain policy to answer a ``Choice``; with 0 the answer is ``{}`` (no preference).
-        seed: for sampling. An answer depends only on it and on the question, not on other questions.
+        seed: for sampling. An answer depends only on it, on the question and on its headers, not on other questions.
 
     Raises:
         ValueError: the model is behind a chat server, which cannot continue a partial response.
@@ -82,21 +87,22 @@ class WorldModel:
         agent = dataclasses.replace(task.agent, prompt="world_model", window=1)
         self._world_model_task = dataclasses.replace(task, agent=agent)
         self._plain_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="base"))
-        self.actions = tuple(task.make_env().actions)
-        self._headers: dict[str, Headers] = {}  # by state
-        self._known: dict[Question, Answer] = {}
+        env = self._plain_task.make_env()
+        self.actions = tuple(env.actions)
+        self._first_headers = Headers()  # of seed 0
+        with suppress(WorldError):  # which need not be a world that is asked about
+            env.reset(seed=0)
+            self._first_headers = self.headers(env)
+        self._known: dict[Asked[Question], Answer] = {}
         self.journal: Journal | None = None
 
     def headers(self, env: TextEnv) -> Headers:
         """Those of a world that has been reset."""
         return Headers(self._plain_task.header(env), self._world_model_task.header(env))
 
-    @cached_property
-    def _first_headers(self) -> Headers:
-        """Those of the world of seed 0."""
-        env = self._plain_task.make_env()
-        env.reset(seed=0)
-        return self.headers(env)
+    def _with_headers(self, questions: Sequence[Q], headers: Sequence[Headers]) -> list[Asked[Q]]:
+        """Questions with the headers of their worlds."""
+        return list(zip(questions, headers or [self._first_headers for _ in questions], strict=True))
 
     def ask(self, questions: Sequence[Question], headers: Sequence[Headers] = ()) -> list[Answer]:
         """The answers in the order of the questions: see ``Move``, ``Choice`` and ``Worth``.
@@ -104,8 +110,7 @@ class WorldModel:
         Args:
             headers: of the world that each question is about; without them those of the world of seed 0.
         """
-        self._headers.update((question.state, shown) for question, shown in zip(questions, headers, strict=False))
-        keys = [self._key(question) for question in questions]
+        keys = self._with_headers([self._key(question) for question in questions], headers)
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self.usage += Usage(cached=len(questions) - len(new))
         stored = self.journal.replay(new) if self.journal and new else None
@@ -120,30 +125,30 @@ class WorldModel:
         show(questions=self.usage.questions)
         return [self._known[key] for key in keys]
 
-    def _answer(self, questions: Sequence[Question]) -> None:
+    def _answer(self, asked: Sequence[Asked[Question]]) -> None:
         """Puts the answers into the cache."""
-        moves = [question for question in questions if isinstance(question, Move)]
-        choices = [question for question in questions if isinstance(question, Choice)]
-        worths = [question for question in questions if isinstance(question, Worth)]
-        self._known.update(zip(moves, self.predict(moves), strict=True))
+        moves = [(question, headers) for question, headers in asked if isinstance(question, Move)]
+        choices = [(question, headers) for question, headers in asked if isinstance(question, Choice)]
+        worths = [(question, headers) for question, headers in asked if isinstance(question, Worth)]
+        predicted = self.predict([move for move, _ in moves], [headers for _, headers in moves])
+        self._known.update(zip(moves, predicted, strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
         self._known.update(zip(worths, self._spread(self._value, worths, self._reading(0.0)), strict=True))
 
     def forget(self) -> None:
         """Empties the cache, e.g. after further training."""
         self._known.clear()
-        self._headers.clear()
 
     def _key(self, question: Question) -> Question:
         return Choice(question.state, 0) if isinstance(question, Choice) and not self.proposals else question
 
-    def predict(self, moves: Sequence[Move]) -> list[tuple[Imagined, ...]]:
-        """The model's predictions for moves, ``samples`` answers each; bypasses the cache.
+    def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
+        """The model's predictions for moves, ``samples`` answers each; bypasses the cache. ``headers`` as of ``ask``.
 
         An answer that is cut off or has no readable outcome has probability 0.
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
-        queries = [(move, sample) for move in moves for sample in range(self.samples)]
+        queries = [(one, sample) for one in self._with_headers(moves, headers) for sample in range(self.samples)]
         answers = self._spread(self._imagine, queries, sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 
@@ -152,8 +157,9 @@ class WorldModel:
         """Whether ``log_probs`` is available."""
         return self.policy.model is not None
 
-    def log_probs(self, outcomes: Sequence[tuple[Move, str]]) -> list[float]:
-        """Log-probability (nats) of each state as the result of its move, whatever the model itself would predict.
+    def log_probs(self, outcomes: Sequence[tuple[Move, str]], headers: Sequence[Headers] = ()) -> list[float]:
+        """Log-probability (nats) of each state as the result of its move, whatever the model itself would predict. ``headers`` as
+        of ``ask``.
 
         Raises:
             ValueError: the engine has no weights to score with.
@@ -163,14 +169,17 @@ class WorldModel:
         if not self.has_weights:
             raise ValueError("states are scored by the model's weights: use engine=transformers")
         chat, layout = self.policy.chat, self._layout
-        told: dict[Move, list[str]] = {}
-        for move, state in outcomes:
-            told.setdefault(move, []).append(f"{state}{layout.after_state}")
+        asked = self._with_headers([move for move, _ in outcomes], headers)
+        told: dict[Asked[Move], list[str]] = {}
+        for one, (_, state) in zip(asked, outcomes, strict=True):
+            told.setdefault(one, []).append(f"{state}{layout.after_state}")
         rows = {
-            move: iter(chat.continuations(self._question_prompt(move.state), layout.question(*move), states))
-            for move, states in told.items()
+            (move, shown): iter(
+                chat.continuations(self._question_prompt(move.state, shown), layout.question(*move), states)
+            )
+            for (move, shown), states in told.items()
         }
-        return sum_logprobs(self.policy.model, [Chosen(*next(rows[move])) for move, _ in outcomes])
+        return sum_logprobs(self.policy.model, [Chosen(*next(rows[one])) for one in asked])
 
     def _reading(self, temperature: float) -> SamplingConfig:
         """Sampling settings for an answer up to its closing tag."""
@@ -183,28 +192,36 @@ class WorldModel:
             max_tokens=max(self.policy.sampling.max_tokens, 16),
         )
 
-    def _imagine(self, queries: Sequence[tuple[Move, int]], sampling: SamplingConfig) -> tuple[list[Imagined], Usage]:
+    def _imagine(
+        self, queries: Sequence[tuple[Asked[Move], int]], sampling: SamplingConfig
+    ) -> tuple[list[Imagined], Usage]:
         """Answers each question in two turns of a session: first the state, then the outcome."""
         chat, layout = self.policy.chat, self._layout
-        prompts = {move.state: self._question_prompt(move.state) for move, _ in queries}
         # Greedy answers about one state share a session: their contexts share a prefix, which engines with a KV cache read once.
         # Sampling depends on the session, so there each question has its own.
-        sessions: dict[int, list[tuple[Move, int]]] = {}
-        for move, sample in queries:
-            sessions.setdefault(self._session(move if self.samples > 1 else (move.state,), sample), []).append(
-                (move, sample)
-            )
+        sessions: dict[int, list[tuple[Asked[Move], int]]] = {}
+        prompts: dict[int, list[int]] = {}
+        for query in queries:
+            (move, headers), sample = query
+            session = self._session(move if self.samples > 1 else (move.state,), sample, headers)
+            sessions.setdefault(session, []).append(query)
+            if session not in prompts:
+                prompts[session] = self._question_prompt(move.state, headers)
         place = dict.fromkeys(sessions, 0)
         state: dict[int, tuple[str, float]] = {}
-        done: dict[tuple[Move, int], Imagined] = {}
+        done: dict[tuple[Asked[Move], int], Imagined] = {}
         usage = Usage(questions=len(queries))
 
-        def context(session: int, move: Move, text: str, following: Iterable[str]) -> list[int]:
-            ids, begun[session] = chat.unfinished(text, following)
-            return [*prompts[move.state], *ids]
+        def asked(session: int) -> Move:
+            return sessions[session][place[session]][0][0]
 
-        def question(session: int, move: Move) -> list[int]:
-            return context(session, move, layout.question(*move), starts_of_states(move.state))
+        def context(session: int, text: str, following: Iterable[str]) -> list[int]:
+            ids, begun[session] = chat.unfinished(text, following)
+            return [*prompts[session], *ids]
+
+        def question(session: int) -> list[int]:
+            move = asked(session)
+            return context(session, layout.question(*move), starts_of_states(move.state))
 
         def read(session: int, ids: list[int], before_ids: Sequence[int] = ()) -> list[int]:
             usage.tokens_read += len(ids) - common_length(ids, before_ids)
@@ -216,11 +233,9 @@ class WorldModel:
             place[session] += 1
             if place[session] == len(sessions[session]):
                 return None
-            move, _ = sessions[session][place[session]]
-            return read(session, question(session, move), before[session])
+            return read(session, question(session), before[session])
 
         def answer(session: int, completion: Completion) -> list[int] | None:
-            move, _ = sessions[session][place[session]]
             usage.tokens_written += len(completion.ids)
             text, closed = _read(chat.decode(completion.ids), begun[session])
             sure = math.exp(min(0.0, math.fsum(completion.logprobs)))
@@ -234,21 +249,21 @@ class WorldModel:
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             state[session] = next_state, sure
             before[session] = [*before[session], *completion.ids]
-            outcome_of = layout.predicted(*move, next_state)
-            return read(session, context(session, move, outcome_of, STARTS_OF_OUTCOMES), before[session])
+            outcome_of = layout.predicted(*asked(session), next_state)
+            return read(session, context(session, outcome_of, STARTS_OF_OUTCOMES), before[session])
 
         before: dict[int, list[int]] = {}
         begun: dict[int, str] = {}  # the end of the question with which an answer begins
-        contexts = {session: read(session, question(session, moves[0][0])) for session, moves in sessions.items()}
+        contexts = {session: read(session, question(session)) for session in sessions}
         self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return [done[key] for key in queries], usage
 
-    def _choose(self, choices: Sequence[Choice]) -> list[dict[str, float]]:
+    def _choose(self, choices: Sequence[Asked[Choice]]) -> list[dict[str, float]]:
         """Frequencies of the first actions in the plain policy's responses; unreadable ones are left out."""
         if not self.proposals:
             return [{} for _ in choices]
         sampling = sampling_for(self._plain_task, self.policy.sampling)
-        queries = [(choice, sample) for choice in choices for sample in range(self.proposals)]
+        queries = [(one, sample) for one in choices for sample in range(self.proposals)]
         named = self._spread(self._propose, queries, sampling)
         shares = []
         for start in range(0, len(named), self.proposals):
@@ -257,28 +272,29 @@ class WorldModel:
         return shares
 
     def _propose(
-        self, queries: Sequence[tuple[Choice, int]], sampling: SamplingConfig
+        self, queries: Sequence[tuple[Asked[Choice], int]], sampling: SamplingConfig
     ) -> tuple[list[str | None], Usage]:
         chat, agent = self.policy.chat, self._plain_task.agent
+        sessions = [self._session(choice, sample, headers) for (choice, headers), sample in queries]
         contexts = {
-            self._session(*key): [*self._prompt(self._plain_task, key[0].state, key[0].actions_left), *chat.forced_ids]
-            for key in queries
+            session: [*self._prompt(self._plain_task, *choice, headers.base), *chat.forced_ids]
+            for session, ((choice, headers), _) in zip(sessions, queries, strict=True)
         }
         texts, usage = self._continue(contexts, sampling)
         named = []
-        for key in queries:
-            text = chat.forced + texts[self._session(*key)]
+        for session in sessions:
+            text = chat.forced + texts[session]
             parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
             named.append(match_action(parsed.actions[0], self.actions) if parsed.actions else None)
         return named, usage
 
-    def _value(self, worths: Sequence[Worth], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
+    def _value(self, worths: Sequence[Asked[Worth]], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
         """The model's estimates of action values."""
         chat, layout = self.policy.chat, self._layout
-        asked = [chat.unfinished(layout.worth(one.state, one.action), STARTS_OF_OUTCOMES) for one in worths]
+        asked = [chat.unfinished(layout.worth(one.state, one.action), STARTS_OF_OUTCOMES) for one, _ in worths]
         contexts = {
-            number: [*self._question_prompt(one.state), *ids]
-            for number, (one, (ids, _)) in enumerate(zip(worths, asked, strict=True))
+            number: [*self._question_prompt(one.state, headers), *ids]
+            for number, ((one, headers), (ids, _)) in enumerate(zip(worths, asked, strict=True))
         }
         texts, usage = self._continue(contexts, sampling)
         values: list[float | None] = []
@@ -301,17 +317,20 @@ class WorldModel:
         self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return texts, usage
 
-    def _question_prompt(self, state: str) -> list[int]:
-        return self._prompt(self._world_model_task, state, self._world_model_task.env.max_actions)
+    def _question_prompt(self, state: str, headers: Headers) -> list[int]:
+        task = self._world_model_task
+        return self._prompt(task, state, task.env.max_actions, headers.world_model)
 
-    def _prompt(self, task: Task, state: str, actions_left: int) -> list[int]:
-        headers = self._headers.get(state) or self._first_headers
-        header = headers.world_model if task.agent.prompt == "world_model" else headers.base
+    def _prompt(self, task: Task, state: str, actions_left: int, header: str) -> list[int]:
         return self.policy.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
 
-    def _session(self, question: tuple[object, ...], sample: int) -> int:
-        """A session number from which the engine samples for this question and sample, independent of other questions."""
-        digest = hashlib.sha256(repr((tuple(question), sample)).encode()).digest()
+    def _session(self, question: tuple[object, ...], sample: int, headers: Headers | None = None) -> int:
+        """A session number from which the engine samples for this question and sample, independent of other questions.
+
+        Headers count where worlds differ in them: a question about two worlds is two questions.
+        """
+        others = () if headers is None or headers == self._first_headers else (headers,)
+        digest = hashlib.sha256(repr((tuple(question), sample, *others)).encode()).digest()
         return int.from_bytes(digest[:6])
 
     def _spread(

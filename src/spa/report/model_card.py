@@ -12,13 +12,13 @@ import yaml
 
 from spa.agent.policy import make_task, sampling_for
 from spa.common.tables import markdown_table
-from spa.config.load import load_config, to_yaml
-from spa.config.schema import Config
-from spa.config.variants import played_config, practice_folder, source_config, variant_named
+from spa.config.load import to_yaml
+from spa.config.schema import Config, VariantConfig
+from spa.config.variants import played_config, practice_folder, sft_name, source_config
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
 from spa.models.folders import resolve_path
-from spa.runs.folder import TASK, variant_names, variants_folder
+from spa.runs.folder import TASK, RunFolder, variant_names, variants_folder
 from spa.runs.products import is_of_model
 from spa.runs.record import read_done
 from spa.runs.trainings import trainings
@@ -76,22 +76,29 @@ def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
     run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
     if run is None:
         return None
-    cfg = load_config(run / "config.yaml", missing_ok=True)
+    folder = RunFolder(run)
+    cfg = folder.config()
     stage = checkpoint.resolve().parent.parent
     if variant_name or stage.name == "ppo":
-        variant = variant_named(cfg, variant_name or stage.parent.name)
+        variant = folder.variant(variant_name or stage.parent.name)
         return Origin(run, played_config(cfg, variant), variant.name)
     practised = next((parent for parent in stage.parents if parent.name.startswith("practice-")), None)
     if practised is not None:  # the plain policy of those that share it: of one without RL, if there is one
-        variants = [variant_named(cfg, name) for name in variant_names(run, cfg)]
+        variants = [folder.variant(name) for name in variant_names(run, cfg)]
         sharing = [each for each in variants if each.practice and practice_folder(run, each).name == practised.name]
         if sharing:
             variant = min(sharing, key=lambda each: each.rl)
             return Origin(run, played_config(cfg, variant), variant.name)
     name = stage.name.partition("-")[2]
-    stage_cfg = source_config(cfg, variant_named(cfg, name) if name else None)
+    stage_cfg = source_config(cfg, _of_stage_2(folder, name) if name else None)
     stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt
     return Origin(run, stage_cfg, None)
+
+
+def _of_stage_2(folder: RunFolder, name: str) -> VariantConfig:
+    """The first variant of a run that has, and may share, the stage 2 of this name."""
+    recorded = map(folder.variant, folder.definitions())
+    return next((each for each in recorded if each.sft and sft_name(each) == name), None) or folder.variant(name)
 
 
 def _base(path: str) -> tuple[dict[str, Any], str]:
@@ -121,6 +128,7 @@ def _front_matter(card: str) -> dict[str, Any]:
 def _task_yaml(origin: Origin) -> str:
     """The task as a config file: what the model must be asked as in training, without the machine's paths."""
     data = yaml.safe_load(to_yaml(origin.config))
+    data["agent"]["planner"] = "none"  # the card describes the plain policy
     task = {key: data[key] for key in ("name", "env", "agent", "sampling")}
     return str(yaml.safe_dump(task, sort_keys=False, allow_unicode=True))
 

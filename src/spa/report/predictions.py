@@ -22,13 +22,13 @@ Picture = Markup | list[list[Segment]]
 
 @dataclass(frozen=True)
 class Example:
-    """A turn's prediction beside what came; ``cells`` is the share of its cells that are right, None without a grid."""
+    """A turn's prediction beside the actual state; ``cells`` is the share of its cells that are right, None without a grid."""
 
     seed: int
     before: Picture
     actions: Sequence[str]
     predicted: Picture
-    came: Picture
+    actual: Picture
     exact: bool
     cells: float | None
 
@@ -65,14 +65,14 @@ def expected(turn: Turn) -> str | None:
 
 
 def _example(seed: int, turn: Turn, written: str, letters: Alphabet) -> Example:
-    before, came, predicted = cut(turn.state), cut(turn.next_state), cut(written)
-    drawn = board(came, letters)
+    before, actual, predicted = cut(turn.state), cut(turn.next_state), cut(written)
+    drawn = board(actual, letters)
     return Example(
         seed,
         board(before, letters) or mark_differences(before, before),
         turn.executed,
-        board(predicted, letters, came) or mark_differences(predicted, came),
-        drawn or mark_differences(came, predicted),
+        board(predicted, letters, actual) or mark_differences(predicted, actual),
+        drawn or mark_differences(actual, predicted),
         exact(written, turn.next_state),
         cell_accuracy(written, turn.next_state),
     )

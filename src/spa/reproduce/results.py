@@ -196,7 +196,7 @@ def _of_results(
                 out.tokens_by_seed[seed] = tokens
     done = [folders[seed] for seed in out.seeds]
     # As it was run: its file may have been edited since.
-    variants = [RunFolder(folder).variant(variant.name) or variant for folder in done]
+    variants = [RunFolder(folder).recorded(variant.name) or variant for folder in done]
     settings = [_settings(folder, each) for folder, each in zip(done, variants, strict=True)]
     for folder, others in zip(done, settings, strict=True):
         if text := unequal(settings[0], others):

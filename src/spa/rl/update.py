@@ -128,9 +128,11 @@ def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recomp
     if not recompute and critic is None and learner.reference is None:  # nothing to score
         return {}
     differences: list[Array] = [np.zeros(0)]
-    passes = batches(sequences, config.micro_batch_tokens, actor.device, packing=config.packing, divide=True)
-    for batch in passes:
+    scored: list[int] = []
+    for batch in batches(sequences, config.micro_batch_tokens, actor.device, packing=config.packing, divide=True):
         chosen = [sequences[i] for i in batch.indices]
+        if batch.counts:
+            scored += batch.indices
         hidden_ND = None
         with autocast(actor, config.precision):
             if recompute or learner.shares_trunk:
@@ -151,8 +153,8 @@ def score_tokens(learner: Learner, sequences: Sequence[TrainSequence], *, recomp
             logprobs_N = learner.reference.logprobs(batch, temperature=learner.temperature, precision=config.precision)
             for sequence, logprobs in parts(chosen, _array(logprobs_N)):
                 sequence.reference[sequence.mask] = logprobs
-    scored = [(i, sequences[i]) for batch in passes if batch.counts for i in batch.indices]
-    for part in ranks.gather([(i, each.values, each.logprobs, each.reference) for i, each in scored]):
+    results = [(i, sequences[i].values, sequences[i].logprobs, sequences[i].reference) for i in scored]
+    for part in ranks.gather(results):
         for i, values, logprobs, reference in part:
             sequences[i].values, sequences[i].logprobs, sequences[i].reference = values, logprobs, reference
     if not recompute:

@@ -22,6 +22,7 @@ from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.overrides import from_mapping
 from spa.config.schema import Config, VariantConfig
+from spa.config.variants import variant_named
 from spa.runs.provenance import changes, provenance
 
 TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
@@ -166,7 +167,7 @@ class RunFolder:
         """The definitions of the variants that commands were to run, by name; earlier versions recorded none."""
         return dict(self.info().get("variants", {}))
 
-    def variant(self, name: str) -> VariantConfig | None:
+    def recorded(self, name: str) -> VariantConfig | None:
         """A variant as it was run; None where that is not known.
 
         Raises:
@@ -174,6 +175,20 @@ class RunFolder:
         """
         known = self.definitions().get(name)
         return from_mapping(VariantConfig, from_environment(known, missing_ok=True)) if known is not None else None
+
+    def variant(self, name: str) -> VariantConfig:
+        """A variant as it was run, whose file may be gone since; where that is not known, as ``variant_named`` finds it.
+
+        Raises:
+            ValueError: as ``recorded`` and ``variant_named``.
+        """
+        return self.recorded(name) or variant_named(self.config(), name)
+
+    def variants(self) -> list[VariantConfig]:
+        """What the run compares, the untrained base first. Raises: as ``variant``."""
+        references, known = ["base", *self.config().variants], self.definitions()
+        names = (Path(each).stem if Path(each).stem in known else load_variant(each).name for each in references)
+        return [self.variant(name) for name in dict.fromkeys(names)]
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""
@@ -237,7 +252,7 @@ class RunFolder:
             path.is_dir() or path == self.info_path for path in self.path.iterdir()
         )
         if begun and not self.info():
-            say(f"{self.info_path} is missing or damaged: what earlier commands ran with is not known")
+            say(f"{self.info_path} is missing or damaged: the settings of earlier commands are unknown")
         if self.edited():
             say(f"{self.config_path} changed since the last command wrote it: it was edited or is damaged")
 

@@ -50,8 +50,8 @@ def check_inputs(
                 f"run `spa ppo --variant {variant.continues}` first"
             )
         return start_model(cfg, variant, out), None
-    if stage == "eval" and model is None and variant_config(cfg, variant).engine.kind != "openai":
-        return trained_model(cfg, variant, out), None
+    if stage == "eval" and model is None:
+        return evaluated_model(cfg, variant, out), None
     return model, None
 
 
@@ -119,6 +119,17 @@ def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
         folder,
         f"variant {variant.name} was not trained in {out}: run `spa ppo --variant {variant.name}` first or give --model",
     )
+
+
+def evaluated_model(cfg: Config, variant: VariantConfig, out: Path) -> str | None:
+    """The model that ``spa eval`` plays as a variant; None: a chat server's, which stands only for variants without training.
+
+    Raises:
+        ValueError: as ``trained_model``.
+    """
+    if variant_config(cfg, variant).engine.kind == "openai" and not (variant.sft or variant.rl):
+        return None
+    return trained_model(cfg, variant, out)
 
 
 def model_path(model: str | None, out: Path) -> str:

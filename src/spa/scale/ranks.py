@@ -196,12 +196,11 @@ def passes(
     return [(indices, True) for indices in divided[_rank]] + [spare] * (max(map(len, divided)) - len(divided[_rank]))
 
 
-def play_divided(play: Callable[[Container[Key]], list[T]], skip: Container[Key], *, keyed: bool) -> list[T]:
+def play_divided(play: Callable[[Container[Key]], list[T]], skip: Container[Key]) -> list[T]:
     """Episodes in order: rank r plays groups r, r + world, ..., and all get all.
 
     Args:
         play: plays all episodes but the (group, member) it is given.
-        keyed: whether samples depend on seed, episode and turn alone; otherwise every rank plays all, and all take the main rank's.
 
     Raises: what ``play`` raises on any rank, naming that rank.
     """
@@ -210,15 +209,15 @@ def play_divided(play: Callable[[Container[Key]], list[T]], skip: Container[Key]
     episodes: list[T] = []
     failed: Exception | None = None
     try:
-        episodes = play(_Others(skip) if keyed else skip)
+        episodes = play(_Others(skip))
     except Exception as error:
         failed = _portable(error, f"{place()}: ")
     shares = gather((episodes, failed))
     for _, problem in shares:
         if problem is not None:
             raise problem
-    chosen: list[Any] = [episode for part, _ in (shares if keyed else shares[:1]) for episode in part]
-    return sorted(chosen, key=lambda episode: (episode.group, episode.member))
+    played: list[Any] = [episode for part, _ in shares for episode in part]
+    return sorted(played, key=lambda episode: (episode.group, episode.member))
 
 
 class _Others:

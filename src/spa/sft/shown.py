@@ -15,7 +15,7 @@ _LONGEST = 960  # characters
 
 
 def shown(before: Measured | None, after: Measured) -> str:
-    """The share of exact predictions before and after stage 2, and one prediction of each beside what came.
+    """The share of exact predictions before and after stage 2, and one prediction of each beside the actual state.
 
     It is the first prediction of a turn that changed the state, right or wrong. ``before`` is None in a resumed stage.
     """
@@ -44,6 +44,6 @@ def _example(name: str, episodes: Sequence[Episode]) -> list[str]:
         return []
     prediction = turn.prediction or ""
     verdict = "right" if exact(prediction, turn.next_state) else "wrong"
-    columns = [("state", turn.state), ("predicted", prediction.strip()), ("came", turn.next_state)]
+    columns = [("state", turn.state), ("predicted", prediction.strip()), ("actual", turn.next_state)]
     cut = [(title, "\n".join(text[:_LONGEST].splitlines()[:_LINES])) for title, text in columns]
     return [f"  {name}, {', '.join(turn.executed)} ({verdict}):", *(f"  {line}" for line in side_by_side(cut))]

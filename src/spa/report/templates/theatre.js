@@ -191,7 +191,7 @@ function theatre(root, data) {
     const states = [state("before", now.state)];
     if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next));
     if (imagined) states.push(state("imagined", imagined, now.next, probability && `probability ${probability}`));
-    body.push(make("div", { class: "shots" }, [...states, state("came", now.next)]), response(now, largest[episode.variant]));
+    body.push(make("div", { class: "shots" }, [...states, state("actual", now.next)]), response(now, largest[episode.variant]));
     return make("article", { class: over ? "pane over" : "pane" }, body);
   }
 
