@@ -82,9 +82,7 @@ def overview(page: str) -> str:
         file, world = ROWS[title]
         numbers = files[file][world]
         means = [f"{100 * numbers[name].passes[1].mean:.1f}" if name in numbers else "-" for name in columns]
-        bold = [cell.startswith("**") for cell in cells[1:]]
-        row = [f"**{mean}**" if strong else mean for mean, strong in zip(means, bold, strict=True)]
-        lines[number] = f"| {' | '.join([title, str(max(len(e.seeds) for e in numbers.values())), *row])} |\n"
+        lines[number] = f"| {' | '.join([title, str(max(len(e.seeds) for e in numbers.values())), *means])} |\n"
     return "".join(lines)
 
 
