@@ -76,9 +76,7 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
     imagined: dict[str, Any] = field(default_factory=dict)  # what a planner predicted before acting (``Plan.record``)
     tries: int = 1  # responses sampled, of which this is the last (``selfplay.tries``)
-    invalid: int | None = (
-        None  # executed actions that the world called invalid; None: not recorded (an earlier version)
-    )
+    invalid: int | None = None  # executed actions that the world called invalid; None: not recorded (earlier versions)
 
 
 @dataclass(repr=False)

@@ -33,9 +33,8 @@ class Forecast(Simulator):
 
     def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
         answers = super().predict(moves)
-        before: dict[
-            tuple[str, Headers], list[int]
-        ] = {}  # by state: greedy answers about one state read what their questions share once
+        # By state: greedy answers about one state read what their questions share once.
+        before: dict[tuple[str, Headers], list[int]] = {}
         for (move, shown), drawn in zip(self._with_headers(moves, headers), answers, strict=True):
             for answer in drawn:
                 ids, read, written = self._tokens(move, shown, answer)
