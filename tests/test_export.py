@@ -112,6 +112,17 @@ def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> Non
     assert (tmp_path / "again" / "README.md").read_text() == (to / "README.md").read_text()
 
 
+def test_a_planner_is_measured_beside_the_plain_policy(run, tmp_path, capsys) -> None:
+    to = tmp_path / "model"
+    assert main(["export", str(run), "--sft", "--to", str(to)]) == 0
+    few = ["eval.worlds=2", "eval.samples=1", "eval.ks=[1]", "env.max_actions_per_turn=1", "env.max_turns=2"]
+    planner = ["agent.planner=lookahead", "planner.depth=1", "--out", str(tmp_path / "eval"), "--quiet"]
+    capsys.readouterr()
+    assert main(["eval", str(to), *few, *planner]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert rows[2:4] == ["base", "base+lookahead"]
+
+
 def test_an_exported_model_is_measured_in_the_states_that_it_was_trained_on(run, tmp_path, capsys) -> None:
     to = tmp_path / "model"
     assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0

@@ -176,10 +176,9 @@ class Run:
 
     def results(self) -> dict[str, EvalResult]:
         """The evaluation of each variant, planners included, as far as they are finished."""
-        from spa.report.collect import read_result
+        from spa.report.collect import read_results
 
-        files = [self._stage(name, "eval") / file for name in self.variants for file in ("result.json", "planner.json")]
-        return {result.name: result for file in files if (result := read_result(file)) is not None}
+        return read_results(*(self._stage(name, "eval") for name in self.variants))
 
     def table(self, baseline: str = "vanilla") -> Comparison:
         """Pass@1, Pass@k and paired differences with 95% intervals, under a verdict in words."""

@@ -228,16 +228,15 @@ def evaluate(
 
                 ranks.on_main(lambda: track_evaluation(variant_cfg, variant.name, stage.folder))
         if not begun and ranks.is_main():
-            _print_result(folder, variant.name)
+            _print_result(folder)
 
 
-def _print_result(folder: Path, name: str) -> None:
+def _print_result(folder: Path) -> None:
     from spa.evaluate.summary import comparison_table, render_text
-    from spa.report.collect import read_result
+    from spa.report.collect import read_results
 
-    path = folder / "result.json"
-    if result := read_result(path):
-        print(f"{render_text(comparison_table({name: result}))}\nResult: {path}")
+    if results := read_results(folder):
+        print(f"{render_text(comparison_table(results))}\nResult: {folder / 'result.json'}")
 
 
 def report(out: Path, episodes: int | None = None) -> Path:

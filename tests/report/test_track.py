@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,14 @@ def test_an_evaluation(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
 def test_the_comparison(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
     evaluation(tmp_path, "base", False)
     evaluation(tmp_path, "vanilla", True)
+    stored = tmp_path / "variants" / "vanilla" / "eval" / "result.json"
+    planned = json.loads(stored.read_text()) | {"name": "vanilla+lookahead"}
+    stored.with_name("planner.json").write_text(json.dumps(planned))
     track_comparison(CFG, tmp_path)
     _, log, table, _ = calls
-    assert log[2] == {"comparison/base": 0.0, "comparison/vanilla": 1.0}
+    assert log[2] == {"comparison/base": 0.0, "comparison/vanilla": 1.0, "comparison/vanilla+lookahead": 1.0}
     assert table[1][:2] == ("variant", "Pass@1")
-    assert [row[0] for row in table[2]] == ["base", "vanilla"]
+    assert [row[0] for row in table[2]] == ["base", "vanilla", "vanilla+lookahead"]
 
 
 def test_nothing_to_compare(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:

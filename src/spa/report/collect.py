@@ -123,6 +123,12 @@ def _text(value: Any) -> str:
     return described(value)
 
 
+def read_results(*evaluations: Path) -> dict[str, EvalResult]:
+    """The results in folders of evaluations by name, planners included, as far as they are finished."""
+    files = [folder / file for folder in evaluations for file in ("result.json", "planner.json")]
+    return {result.name: result for file in files if (result := read_result(file)) is not None}
+
+
 def read_result(path: Path) -> EvalResult | None:
     """A finished evaluation, or None."""
     return EvalResult.read(path) if path.is_file() else None

@@ -9,6 +9,7 @@ from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.evaluate.samples import SAMPLES, read_samples
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table
+from spa.report.collect import read_results
 from spa.runs.folder import variant_names, variants_folder
 from spa.runs.trackers import Cell, make_trackers
 
@@ -34,8 +35,8 @@ def track_evaluation(cfg: Config, variant: str, folder: Path) -> None:
 
 def track_comparison(cfg: Config, out: Path) -> None:
     """Sends the comparison of a run's variants to the trackers of the config."""
-    paths = {name: variants_folder(out) / name / "eval" / "result.json" for name in variant_names(out, cfg)}
-    rows = comparison_table({name: EvalResult.read(path) for name, path in paths.items() if path.is_file()})
+    folders = [variants_folder(out) / name / "eval" for name in variant_names(out, cfg)]
+    rows = comparison_table(read_results(*folders))
     if not rows:
         return
     header, cells = comparison_cells(rows)
