@@ -19,11 +19,11 @@ from pathlib import Path
 from spa.agent.policy import Policy, make_task
 from spa.agent.worlds import WorldSource
 from spa.common.progress import set_quiet
-from spa.config.load import load_config
 from spa.config.seeds import first_seed
-from spa.config.variants import variant_config, variant_named
+from spa.config.variants import variant_config
 from spa.envs import TextEnv, make_env
 from spa.planning.world_model import WorldModel
+from spa.runs.folder import RunFolder
 from spa.runs.products import world_model_of
 from spa.runs.stage import model_of
 from spa.sft.practice import lesson_rows
@@ -79,9 +79,9 @@ def main() -> None:
     args = parser.parse_args()
 
     set_quiet(True)
-    cfg = load_config(args.run / "config.yaml")
-    variant = variant_named(cfg, args.variant)
-    cfg = variant_config(cfg, variant)
+    run = RunFolder(args.run)
+    variant = run.variant(args.variant)
+    cfg = variant_config(run.config(), variant)
     model = model_of(args.model or world_model_of(variant, args.run), "--model")
     planner = dataclasses.replace(cfg.planner, values=False)
     if args.min_probability is not None:

@@ -6,16 +6,17 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.cooling import cooling
 from spa.engines.draws import stream
 
+K = TypeVar("K")
 Message = dict[str, str]  # role and content
 
 
@@ -51,6 +52,22 @@ class Later:
     def context(self) -> Sequence[int] | None:
         """Waits for it."""
         return self.then(self.future.result())
+
+
+def arrived(later: list[tuple[K, Later]], *, idle: bool) -> list[tuple[K, Sequence[int]]]:
+    """Takes what is done out of ``later``, and returns its contexts but for those of sessions that have ended; ``idle`` waits
+    until something is done."""
+    if later and idle:
+        wait([each.future for _, each in later], return_when=FIRST_COMPLETED)
+    asked = later[:]
+    later.clear()
+    contexts = []
+    for key, each in asked:
+        if not each.future.done():
+            later.append((key, each))
+        elif (context := each.context()) is not None:
+            contexts.append((key, context))
+    return contexts
 
 
 OnCompletion = Callable[[int, Completion], Sequence[int] | Later | None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from spa.common.progress import count_tokens
 from spa.common.sequences import common_length
 from spa.config.schema import SamplingConfig
-from spa.engines.base import Completion, Engine, Later, OnCompletion, check_finite
+from spa.engines.base import Completion, Engine, Later, OnCompletion, arrived, check_finite
 from spa.engines.cooling import cooled, cooling
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream
@@ -236,14 +235,8 @@ class _Serving:
 
     def _collect(self) -> None:
         """Moves sessions whose next contexts have come to those that wait; waits for one if there is nothing else to do."""
-        if self.later and not (self.rows or self.waiting):
-            wait([later.future for _, later in self.later], return_when=FIRST_COMPLETED)
-        asked, self.later = self.later, []
-        for row, later in asked:
-            if not later.future.done():
-                self.later.append((row, later))
-            elif (context := later.context()) is not None:
-                self.waiting.append(self._asked(_Row(row.session, turn=row.turn + 1), context))
+        for row, context in arrived(self.later, idle=not (self.rows or self.waiting)):
+            self.waiting.append(self._asked(_Row(row.session, turn=row.turn + 1), context))
 
     def _fill(self) -> None:
         """Moves waiting sessions into free slots."""

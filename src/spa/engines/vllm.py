@@ -6,14 +6,13 @@ import gc
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from spa.common.errors import first_line
 from spa.common.progress import count_tokens
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.engines.base import Completion, Engine, Later, OnCompletion, check_engine, check_finite
+from spa.engines.base import Completion, Engine, Later, OnCompletion, arrived, check_engine, check_finite
 from spa.engines.cooling import cooling
 from spa.engines.draws import stream
 
@@ -96,7 +95,7 @@ class VLLMEngine(Engine):
         assert self._current, "the weights have to be pushed before vLLM plays again"
         engine, waiting = self._llm.llm_engine, deque(contexts.items())
         live: dict[str, tuple[int, int]] = {}  # request -> session and turn
-        later: list[tuple[int, int, Later]] = []  # session and turn whose contexts are not there yet
+        later: list[tuple[tuple[int, int], Later]] = []  # session and turn whose contexts are not there yet
 
         def ask(session: int, turn: int, context: Sequence[int]) -> None:
             if not context:
@@ -114,14 +113,8 @@ class VLLMEngine(Engine):
                 while waiting and len(live) + len(later) < sampling.batch_size:
                     session, context = waiting.popleft()
                     ask(session, 0, context)
-                if later and not live:
-                    wait([each.future for _, _, each in later], return_when=FIRST_COMPLETED)
-                asked, later = later, []
-                for session, turn, each in asked:
-                    if not each.future.done():
-                        later.append((session, turn, each))
-                    elif (come := each.context()) is not None:
-                        ask(session, turn, come)
+                for (session, turn), context in arrived(later, idle=not live):
+                    ask(session, turn, context)
                 for output in engine.step() if live else ():
                     session, turn = live.pop(output.request_id)
                     completion = _completion(output.outputs[0], stop_ids)
@@ -129,7 +122,7 @@ class VLLMEngine(Engine):
                     count_tokens(len(completion.ids))
                     following = on_completion(session, completion)
                     if isinstance(following, Later):
-                        later.append((session, turn + 1, following))
+                        later.append(((session, turn + 1), following))
                     elif following is not None:
                         ask(session, turn + 1, following)
         finally:
