@@ -45,6 +45,9 @@ def test_answers_to_the_plain_prompt_among_transitions_need_no_states(tmp_path, 
     assert (stats["format_rate"], stats["rejections"], stats["plain_rows"]) == (1.0, {}, 1)
     assert main(["data", "filter", str(tmp_path), "--out", str(tmp_path / "kept.parquet")]) == 0
     assert len(read_rows(tmp_path / "kept.parquet")[0]) == 4
+    short = str(tmp_path / "short.parquet")
+    assert main(["data", "filter", str(tmp_path), "--out", short, "--max-tokens", "20"]) == 0
+    assert [one.extra["seed"] for one in read_rows(short)[0]] == [9], "also where length drops every transition"
 
 
 def test_the_only_stage_1_of_a_run_is_meant(data, capsys) -> None:

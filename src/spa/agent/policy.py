@@ -114,7 +114,8 @@ class Policy:
 
             dtype = engine.dtype or config.model.dtype
             model = load_model(config.model, path) if trained else None
-            vllm = VLLMEngine(resolve_path(name), dtype, engine, trained=trained)
+            trusted = config.model.trust_remote_code
+            vllm = VLLMEngine(resolve_path(name), dtype, engine, trained=trained, trust_remote_code=trusted)
             limit = engine.max_logprob_diff or (1e-3 if dtype == config.model.dtype == "float32" else 0.02)
             return cls(model, tokenizer, chat, vllm, config.sampling, limit)
         from spa.engines.transformers import TransformersEngine

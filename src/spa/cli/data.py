@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,11 +111,13 @@ def filter_rows(
     play = from_mapping(Config, {"selfplay": chosen}).selfplay
     _check_out(out, force)
     rows, path, layout = _read(file)
-    passed, by_length = rows, Counter[str]()
+    # By length only then: whether a row answers the plain prompt shows in the rows beside it.
+    passed, reasons = select_rows(rows, replace(play, balance="none"), seed)
     if min_tokens or max_tokens:
-        passed, by_length = _by_length(rows, _chat(model), min_tokens, max_tokens)
-    passed, reasons = select_rows(passed, play, seed)
-    for reason, count in (by_length + reasons).most_common():
+        passed, by_length = _by_length(passed, _chat(model), min_tokens, max_tokens)
+        reasons += by_length
+    passed, uneven = select_rows(passed, replace(play, filter=False), seed)
+    for reason, count in (reasons + uneven).most_common():
         print(f"{count:>8}  dropped: {reason}")
     if not passed:
         raise ValueError(f"no row of {path} passes; nothing was written")

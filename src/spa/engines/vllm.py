@@ -29,12 +29,15 @@ class VLLMEngine(Engine):
         dtype: of its weights.
         trained: weights will be pushed, the first before it plays. vLLM then runs in this very process, and on CUDA it can
             ``sleep``.
+        trust_remote_code: run Python code that the model brings along.
 
     Raises:
         ValueError: vLLM is not installed or cannot load the model, or several GPUs for one engine that is trained.
     """
 
-    def __init__(self, path: str, dtype: str, config: EngineConfig, *, trained: bool = False) -> None:
+    def __init__(
+        self, path: str, dtype: str, config: EngineConfig, *, trained: bool = False, trust_remote_code: bool = False
+    ) -> None:
         check_engine(config, trained=trained)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import torch
@@ -58,6 +61,7 @@ class VLLMEngine(Engine):
                 self._llm: Any = vllm.LLM(
                     model=path,
                     dtype=dtype,
+                    trust_remote_code=trust_remote_code,
                     tensor_parallel_size=config.tensor_parallel,
                     gpu_memory_utilization=config.gpu_memory_utilization,
                     max_model_len=config.max_model_len or None,
