@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +165,27 @@ def test_free_memory_of_this_machine() -> None:
     assert free is None or 10**6 < free < 10**15
     assert size(3 * 2**30) == "3.0 GiB"
     assert size(5 * 2**20) == "5 MiB"
+
+
+_LENGTHS_OF_ALL_KINDS = """
+import torch
+from spa.config.schema import ModelConfig
+from spa.models.load import load_model
+
+load_model(ModelConfig(device="cpu"))
+torch.set_num_threads(1)
+layers = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256))
+for length in range(200, 360):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layers(torch.randn(length, 256)).float().sum().backward()
+    if length in (239, 359):
+        print(int(open("/proc/self/statm").read().split()[1]) * 4096 // 2**20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_bfloat16_products_of_many_lengths_keep_no_more_than_of_few() -> None:
+    command = [sys.executable, "-c", _LENGTHS_OF_ALL_KINDS]
+    few, many = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert many - few < 30, "MiB; 370 with oneDNN's own bounds"

@@ -119,6 +119,7 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
 
     logging.disable_progress_bar()
     _leave_imports_alone()
+    _bound_onednn()
     device = pick_device(config.device)
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
@@ -142,6 +143,13 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
     if config.gradient_checkpointing:
         enable_checkpointing(model)
     return model.to(device)
+
+
+def _bound_onednn() -> None:
+    """Bounds what oneDNN and PyTorch's layer above it keep of products of earlier shapes (they read this at the first one): 1,024
+    of each by default, which is gigabytes where lengths vary."""
+    for capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(capacity, "128")
 
 
 @cache
