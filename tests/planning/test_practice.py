@@ -328,6 +328,7 @@ def test_two_rounds_and_going_on_with_them(tmp_path: Path, start: dict[str, Any]
     first, second = result["rounds"]
     assert len(planned) == first["worlds_planned"] + second["worlds_planned"] == 6
     assert {split_of(world.content) for world in planned} == {"selfplay", "train"}
+    assert {world.content for world in planned} <= set().union(*result["worlds"].values()), "the report counts them"
     assert (first["actions"], first["solved"] <= 3) == (0, True)
     task = lake_task(1)
     lessons = lesson_rows(oracle(task), task, planned[:3], cfg.planner, whole=False, values=True)

@@ -14,7 +14,7 @@ from spa.agent.episode_store import EpisodeStore
 from spa.agent.policy import Policy
 from spa.cli import main
 from spa.evaluate import play as play_module
-from spa.runs.stage import Stage
+from spa.runs.stage import PLAYED, Stage, reopen_episodes
 
 ARGUMENTS = ["generate", "frozen_lake", "--quiet", "model.threads=1", "selfplay.groups=5", "selfplay.group_size=2"]
 
@@ -84,6 +84,21 @@ def test_a_chunk_that_is_only_half_there_is_played_again(played: list[int], tmp_
     assert main([*ARGUMENTS, "--out", str(out), "--resume"]) == 0
     assert played == seeds[1:]
     assert result(out) == before
+
+
+def test_episodes_that_failed_are_not_played_again_for_another_selection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert main([*ARGUMENTS, "--out", str(out)]) == 0
+    reopen_episodes(out / "selfplay")
+    episodes = list(read_episodes(out / "selfplay" / PLAYED))
+    episodes[3].status, episodes[3].error = "error", "broken world"
+    write_episodes(out / "selfplay" / PLAYED, episodes)
+    monkeypatch.setattr(Policy, "load", None)
+    assert main([*ARGUMENTS, "selfplay.success_only=false", "--out", str(out), "--resume"]) == 0
+    assert json.loads((out / "selfplay" / "stats.json").read_text())["dropped"]["failed episode"] == 1
+    assert not (out / "selfplay" / PLAYED).exists()
 
 
 def test_another_model_may_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

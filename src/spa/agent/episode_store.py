@@ -17,14 +17,16 @@ class EpisodeStore:
     """Episodes by (group, member), in memory and, if a path is given, in an append-only JSONL file.
 
     Args:
-        path: read if it exists, without failed episodes; a half-written last line is truncated.
+        path: read if it exists; a half-written last line is truncated.
+        retry: failed episodes count as not played.
 
     Raises:
         ValueError: another line of the file is not an episode.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, retry: bool = True) -> None:
         self.path = None if path is None else Path(path)
+        self._retry = retry
         self._episodes: dict[Key, Episode] = {}
         if self.path is not None:
             ranks.on_main(self._read_file)
@@ -40,7 +42,7 @@ class EpisodeStore:
                 episode = Episode.from_json(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}; delete the file to start over") from error
-            if episode.status != "error":  # a resumed run tries again
+            if episode.status != "error" or not self._retry:
                 self._episodes[_key(episode)] = episode
         if torn:  # appended lines must start on a new line
             with open(path, "r+b") as file:

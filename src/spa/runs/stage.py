@@ -21,6 +21,8 @@ from spa.runs.record import DONE, damaged_files, read_done, write_record
 from spa.runs.trackers import make_trackers
 from spa.scale import ranks
 
+PLAYED = "episodes.played.jsonl"  # all episodes of a stage 1 that selects its rows again
+
 
 def model_of(path: str, setting: str = "ppo.start") -> str:
     """The model of a checkpoint folder or hub name (itself), or of a finished or interrupted stage's folder.
@@ -56,7 +58,7 @@ def reopen_episodes(folder: Path) -> None:
     done = read_done(folder)
     assert done is not None, f"{folder} is not finished"
     if (folder / "episodes.jsonl").is_file():
-        (folder / "episodes.jsonl").replace(folder / "episodes.partial.jsonl")
+        (folder / "episodes.jsonl").replace(folder / PLAYED)
     atomic_write(folder / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
     (folder / "done.json").unlink()
 

@@ -183,10 +183,18 @@ def practice(cfg: Config, out: Path, *, model: str, data: Path) -> dict[str, Any
             weights = _train(tuned, folder / "plans", folder / "policy", f"practice {number}, policy")
         counts = ("actions", "worlds_planned", "solved", "lessons", "questions", "tokens")
         rounds.append({key: record[key] for key in counts})
-    records = (read_done(path.parent) or {} for path in sorted(out.glob("round_*/*/done.json")))
+    records = [read_done(path.parent) or {} for path in sorted(out.glob("round_*/*/done.json"))]
     spent = sum(map(Elapsed.from_record, records), Elapsed())
-    actions = sum(int(each["actions"]) for each in rounds)
-    return {**spent.record(), "model": os.path.relpath(weights, out), "actions": actions, "rounds": rounds}
+    worlds: dict[str, dict[str, str]] = {}
+    for split, keys in (each for record in records for each in record.get("worlds", {}).items()):
+        worlds.setdefault(split, {}).update(keys)
+    return {
+        **spent.record(),
+        "model": os.path.relpath(weights, out),
+        "actions": sum(int(each["actions"]) for each in rounds),
+        "rounds": rounds,
+        "worlds": worlds,
+    }
 
 
 def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.folder import selection
+from spa.runs.stage import PLAYED
 from spa.scale import ranks
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
 from spa.sft.warmup import cold_start, needs_random_play, unplayed_worlds, warm_up
@@ -94,7 +95,8 @@ def check_source(cfg: Config) -> None:
 def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     """Plays, corrects, selects, splits; writes train.parquet, val.parquet, episodes.jsonl and stats.json to ``out``.
 
-    Finished episodes are stored in ``episodes.partial.jsonl``. A resumed run does not replay them; the result is the same.
+    Finished episodes are stored in ``episodes.partial.jsonl``. A resumed run replays only failed ones, and none where it selects
+    other rows of a finished stage (``reopen_episodes``).
 
     Returns:
         the stage's record: counts and the keys of the worlds played.
@@ -106,7 +108,8 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     cfg, task = selfplay_task(cfg)
     for text in length_notes(task, cfg):
         note(text)
-    store = EpisodeStore(out / "episodes.partial.jsonl")
+    complete = ranks.on_main(lambda: (out / PLAYED).is_file())
+    store = EpisodeStore(out / (PLAYED if complete else "episodes.partial.jsonl"), retry=not complete)
     worlds, shown, episodes = _play(cfg, task, store, out / "warmup")
     return ranks.on_main(lambda: _write(cfg, out, store, worlds, shown, episodes))
 
