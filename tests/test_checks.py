@@ -85,6 +85,23 @@ def test_ranks_that_cannot_be_started(capsys, tmp_path, monkeypatch, settings: l
     assert refused(capsys, tmp_path / "r", *words).startswith(f"Error: {message}")
 
 
+@pytest.mark.parametrize("rows", ["sft.lr: 0.1", "selfplay.rows: transitions"])
+@pytest.mark.parametrize("command", [["run", "variants=[{}]"], ["sft", "--variant", "{}"]])
+def test_a_variants_own_data_are_looked_at(capsys, tmp_path, command: list[str], rows: str) -> None:
+    own = variant_file(tmp_path, f"sft: true\nrl: false\nsettings: {{sft.data: {tmp_path}/rows, {rows}}}")
+    command = [text.format(own) for text in command]
+    line = refused(capsys, tmp_path / "r", command[0], "frozen_lake", *SMALL, *command[1:])
+    assert f"no training data: {tmp_path}/rows" in line
+
+
+def test_a_variant_with_a_stage_1_of_its_own_does_not_read_the_runs_data(capsys, tmp_path) -> None:
+    given = ["frozen_lake", *SMALL, f"sft.data={tmp_path}/rows.parquet"]
+    line = refused(capsys, tmp_path / "r", "sft", *given, "--variant", "plan")
+    assert "run `spa generate --variant plan` first, or set sft.data in the variant's own settings" in line
+    assert main(["run", *given, "variants=[plan]", "--dry-run"]) == 0
+    assert f"sft.data={tmp_path}/rows.parquet has no effect in variant plan" in capsys.readouterr().out
+
+
 def test_data_of_a_finished_stage_2_may_be_gone(tmp_path) -> None:
     (tmp_path / "sft").mkdir()
     (tmp_path / "sft" / "done.json").write_text("{}")
@@ -254,6 +271,53 @@ def test_a_folder_without_a_model(capsys, tmp_path, command: list[str], settings
     line = refused(capsys, tmp_path / "r", *given)
     assert line.startswith(f"Error: {named}")
     assert "holds no model" in line
+
+
+@pytest.mark.parametrize(
+    ("stages", "command"),
+    [
+        ("rl: true", ["run", "variants=[{}]"]),
+        ("rl: false", ["run", "variants=[{}]"]),
+        ("rl: true", ["ppo", "--variant", "{}"]),
+        ("rl: false", ["eval", "--variant", "{}"]),
+    ],
+)
+def test_a_variants_own_model_that_is_nowhere(capsys, tmp_path, stages: str, command: list[str]) -> None:
+    own = variant_file(tmp_path, f"sft: false\n{stages}\nsettings: {{model.path: {tmp_path}/nowhere}}")
+    command = [text.format(own) for text in command]
+    line = refused(capsys, tmp_path / "r", command[0], "frozen_lake", *SMALL, *command[1:])
+    assert line.startswith("Error: model") and f"no model folder {tmp_path}/nowhere" in line
+
+
+def test_a_variants_own_model_needs_a_template_that_can_be_used(capsys, tmp_path) -> None:
+    tokenizer = load_tokenizer("builtin:tiny")
+    tokenizer.chat_template = None
+    save_model(load_model(ModelConfig(device="cpu")), tokenizer, tmp_path / "m")
+    capsys.readouterr()
+    own = variant_file(tmp_path, f"sft: false\nsettings: {{model.path: {tmp_path}/m}}")
+    line = refused(capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"variants=[{own}]")
+    assert "chat template" in line
+
+
+@pytest.mark.parametrize(
+    ("stages", "setting"), [("rl: false", "agent.planner: lookahead"), ("rl: true", "curriculum.imagined: 0.5")]
+)
+def test_what_is_planned_in_is_written_as_stage_2_has_learnt(capsys, tmp_path, stages: str, setting: str) -> None:
+    def own(*settings: str, shown: str = "grid") -> list[str]:
+        rows = ", ".join(["selfplay.rows: transitions", setting, *settings])
+        path = variant_file(tmp_path, f"sft: true\nstate_format: {shown}\n{stages}\nsettings: {{{rows}}}")
+        return ["run", "frozen_lake", *SMALL, f"variants=[{path}]"]
+
+    line = refused(capsys, tmp_path / "r", *own())
+    assert line.startswith("Error: variant own: stage 2 learns states written as coordinates (selfplay.state_format)")
+    assert "stage 2 learns states written as grid" in refused(
+        capsys, tmp_path / "r", *own("selfplay.state_format: grid", shown="coordinates")
+    )
+    assert main([*own("selfplay.state_format: grid"), "--dry-run"]) == 0
+    assert main([*own(shown="coordinates"), "--dry-run"]) == 0
+    if "planner" in setting:
+        assert main([*own("planner.model: simulator"), "--dry-run"]) == 0, "the true world is asked"
+    assert main([*own(), "env=bandit", "--dry-run"]) == 0, "it writes states in one way"
 
 
 @pytest.mark.slow

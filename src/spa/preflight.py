@@ -18,6 +18,9 @@ from spa.config.variants import (
     check_variants,
     command_of,
     given_data,
+    imagines,
+    needs_sft,
+    practice_variants,
     selfplay_variants,
     sft_folder,
     sft_variants,
@@ -287,20 +290,18 @@ def _models(
         yield "model.path", source_config(cfg, tuned).model.path, True
     if stage in ("ppo", "run"):
         for variant in variants:
-            ppo = variant_config(cfg, variant).ppo
+            each = variant_config(cfg, variant)
+            ppo = each.ppo
             if variant.rl and ppo.start:
                 yield "ppo.start", model_of(ppo.start), True
             elif not variant.sft:
-                yield "model.path", cfg.model.path, True
+                yield "model.path", each.model.path, True
             if ppo.reference and (ppo.kl_reward_coef or ppo.kl_loss_coef):
                 yield "ppo.reference", ppo.reference, False
-    if stage == "eval":
-        untrained = any(
-            not (variant.sft or variant.rl) and variant_config(cfg, variant).engine.kind != "openai"
-            for variant in variants
-        )
-        if model is not None or untrained:
-            yield "model", model or cfg.model.path, True
+    for variant in variants if stage == "eval" else ():
+        each = variant_config(cfg, variant)
+        if model is not None or not (variant.sft or variant.rl or each.engine.kind == "openai"):
+            yield "model", model or each.model.path, True
     planned = [source for source in sources if source.selfplay.policy == "planner"]
     if stage in ("run", "eval"):
         configs = [variant_config(cfg, variant) for variant in variants]
@@ -313,23 +314,36 @@ def _models(
 def _check_worlds(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> None:
     """Refuses worlds that a later stage would find to be too few; a variant with other worlds is left out."""
     from spa.agent.policy import make_task
-    from spa.agent.worlds import SPLITS, check_enough
+    from spa.agent.worlds import check_enough
 
-    counts = dict.fromkeys(SPLITS, 0)
+    asked: dict[str, tuple[int, str]] = {}
+
+    def ask(config: Config, split: str, count: int, setting: str = "") -> None:
+        if config.env == cfg.env:
+            asked[split] = max(asked.get(split, (0, "")), (count, setting))
+
     if selfplay_variants(cfg, stage, variants):
-        counts["selfplay"] = 1
-    if stage == "sft":
-        counts["val"] = max(source_config(cfg, each).sft.eval_worlds for each in sft_variants(cfg, stage, variants))
+        ask(cfg, "selfplay", 1)
+    for tuned in sft_variants(cfg, stage, variants):
+        source = source_config(cfg, tuned)
+        ask(source, "val", source.sft.eval_worlds, "sft.eval_worlds")
+    for variant in practice_variants(cfg, stage, variants):
+        source = source_config(cfg, variant)
+        third = max(1, source.practice.worlds // 3)  # as practice divides them
+        ask(source, "selfplay", third, "practice.worlds")
+        ask(source, "train", source.practice.worlds - third, "practice.worlds")
     for variant in variants:
         each = variant_config(cfg, variant)
-        if each.env != cfg.env:
-            continue
         if stage in ("run", "eval"):
-            counts["test"] = max(counts["test"], each.eval.worlds)
+            ask(each, "test", each.eval.worlds, "eval.worlds")
         if stage == "ppo" or (stage == "run" and variant.rl):
-            counts["val"] = max(counts["val"], each.ppo.val_worlds if each.ppo.val_every else 0)
-            counts["train"] = max(counts["train"], 0 if each.curriculum.levels or each.curriculum.mixture else 1)
-    check_enough(make_task(cfg), counts, cfg.seeds.val)
+            ask(each, "val", each.ppo.val_worlds if each.ppo.val_every else 0, "ppo.val_worlds")
+            ask(each, "train", 0 if each.curriculum.levels or each.curriculum.mixture else 1)
+            if imagines(cfg, variant):
+                source = source_config(cfg, variant)
+                ask(source, "train", source.curriculum.imagined_worlds, "curriculum.imagined_worlds")
+    counts = {split: count for split, (count, _) in asked.items()}
+    check_enough(make_task(cfg), counts, cfg.seeds.val, {split: setting for split, (_, setting) in asked.items()})
 
 
 @contextmanager
@@ -368,6 +382,9 @@ def _check_players(
     if stage == "run":
         for start in {variant_config(cfg, variant).ppo.start for variant in variants if variant.rl} - {None}:
             _check_model(cfg, model_of(str(start)), local_only)
+        bases = [source_config(cfg, each) if each.sft else variant_config(cfg, each) for each in variants]
+        for own in {each.model.path: each for each in bases if each.model.path != cfg.model.path}.values():
+            _check_model(own, None, local_only)
     sources = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
     for source in sources:
         check_source(source)
@@ -431,4 +448,16 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             if variant.rl:
                 training_tasks(variant_cfg, state_format=variant.state_format)
             source = source_config(cfg, variant)
-            make_task(source, state_format=source.selfplay.state_format)
+            learnt = make_task(source, state_format=source.selfplay.state_format)
+            plans = variant_cfg.agent.planner != "none" and variant_cfg.planner.model is None
+            if needs_sft(cfg, variant) and (plans or imagines(cfg, variant)):
+                _check_format(learnt.make_env().state_format, env.state_format)
+
+
+def _check_format(learnt: str, shown: str) -> None:
+    """Raises ValueError if a planner or imagined worlds would show states in another format than stage 2 learns."""
+    if learnt != shown:
+        raise ValueError(
+            f"stage 2 learns states written as {learnt} (selfplay.state_format), a planner or imagined worlds show them as "
+            f"{shown} (the variant's state_format): set both to the same"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -229,6 +230,26 @@ def test_a_long_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(ValueError, match="gave only 0 distinct worlds"):
         WorldSource(few(1), "val", 0, unique=True).take(3)
     assert "worlds for split 'val': 0/3, 9 seeds looked at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "split", "setting"),
+    [
+        (["run", "variants=[plan]", "practice.worlds=300"], "selfplay", "practice.worlds"),
+        (["run", "variants=[spa_dream]", "curriculum.imagined_worlds=100"], "train", "curriculum.imagined_worlds"),
+        (["run", "variants=[spa]", "sft.eval_worlds=100"], "val", "sft.eval_worlds"),
+        (["run", "variants=[vanilla]", "sft.eval_worlds=100"], "", ""),  # which has no stage 2
+        (["run", "variants=[search]", "practice.worlds=300"], "", ""),  # nor practice
+        (["run", "variants=[plan]", "practice.worlds=9"], "", ""),
+    ],
+)
+def test_worlds_of_every_later_stage_are_counted(capsys, command: list[str], split: str, setting: str) -> None:
+    world = [f"env.id={__name__}:Few", "env.settings={count: 40}", "env.tag=F", "planner.proposals=8"]
+    least = ["sft.eval_worlds=1", "ppo.val_worlds=1", "eval.worlds=1"]
+    assert main([command[0], "frozen_lake", *world, *least, *command[1:], "--dry-run"]) == (2 if split else 0)
+    error = capsys.readouterr().err
+    if split:
+        assert re.search(rf"distinct worlds for split '{split}' \(100 asked for by {setting}\): ask for fewer", error)
 
 
 def test_a_run_is_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

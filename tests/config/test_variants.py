@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from spa.config.variants import (
     changes_nothing,
     check_variants,
     command_of,
+    data_folder,
     overruled,
     practice_folder,
     practice_variants,
     selfplay_folder,
+    selfplay_variants,
     sft_folder,
     source_config,
     variant_config,
@@ -254,3 +257,35 @@ def test_variants_that_share_practice_practise_once() -> None:
     assert practice_variants(cfg, "ppo", variants) == [], "stage 3 uses what was practised before"
     started = load_config("frozen_lake", ["ppo.start=builtin:tiny"])
     assert practice_variants(started, "run", variants[2:3]) == [], "it starts elsewhere"
+
+
+def test_variants_that_share_imagined_worlds_imagine_as_many() -> None:
+    cfg = load_config("frozen_lake")
+    plan, dream = load_variant("plan"), load_variant("spa_dream")
+    more = replace(dream, name="more", settings={**dream.settings, "curriculum.imagined_worlds": 900})
+    check_variants(cfg, [plan, more])
+    with pytest.raises(
+        ValueError, match=r"spa_dream and more share .*\(curriculum\.imagined_worlds\).* another `shares`"
+    ):
+        check_variants(cfg, [plan, dream, more])
+    check_variants(cfg, [plan, dream, replace(more, shares="more")])
+    check_variants(cfg, [dream, replace(more, rl=False)])  # which imagines none
+
+
+def test_the_runs_data_are_not_those_of_a_variant_with_a_stage_1_of_its_own() -> None:
+    cfg, plan, spa = load_config("frozen_lake", ["sft.data=X"]), load_variant("plan"), load_variant("spa")
+    assert [data_folder(cfg, each, OUT) for each in (None, spa, plan)] == [Path("X"), Path("X"), OUT / "selfplay-plan"]
+    assert overruled(cfg, ["sft.data=X"], [load_variant("vanilla"), plan, spa]) == [
+        "sft.data=X has no effect in variant plan, which has a stage 1 of its own"
+    ]
+    assert overruled(load_config("frozen_lake", ["sft.data=null"]), ["sft.data=null"], [plan]) == []
+
+
+@pytest.mark.parametrize("block", ["settings", "source"])
+def test_a_variant_may_bring_data_of_its_own(block: str) -> None:
+    for run in (["sft.data=X"], []):
+        cfg = load_config("frozen_lake", run)
+        for variant in (load_variant("plan"), load_variant("spa")):
+            own = replace(variant, **{block: {**getattr(variant, block), "sft.data": "Y"}})
+            assert data_folder(cfg, own, OUT) == Path("Y")
+            assert selfplay_variants(cfg, "run", [own]) == []

@@ -112,6 +112,29 @@ def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
     assert folder.open(other, "run", resume=True).config().model.threads == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "made"),
+    [
+        ("practice.worlds", "practice-plan/round_1/plans/done.json"),
+        ("curriculum.imagined_worlds", "imagined-plan/done.json"),
+        ("eval.worlds", "variants/base/eval/episodes-0.partial.jsonl"),
+    ],
+)
+def test_numbers_of_worlds_may_change_until_these_are_used(
+    tmp_path: Path, cfg: Config, setting: str, made: str
+) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
+    fewer = load_config("sokoban", [f"{setting}=9"])
+    (tmp_path / made).parent.mkdir(parents=True)
+    with pytest.raises(ValueError, match="add --resume"):
+        folder.check(fewer, "run", False)
+    assert folder.open(fewer, "run", resume=True).config() == fewer
+    (tmp_path / made).write_text("{}")
+    folder.check(fewer, "run", True)
+    with pytest.raises(ValueError, match=rf"these settings differ: {setting} \(9 there, "):
+        folder.open(cfg, "run", resume=True)
+
+
 def test_resume_of_nothing_starts(tmp_path: Path, cfg: Config) -> None:
     assert RunFolder(tmp_path / "new").open(cfg, "run", resume=True).holds_run
 

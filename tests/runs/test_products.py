@@ -9,7 +9,7 @@ import pytest
 
 from spa.config.load import load_config, load_variant
 from spa.config.schema import VariantConfig
-from spa.runs.products import check_evaluated, check_inputs, is_of_model, model_path
+from spa.runs.products import check_evaluated, check_inputs, is_of_model, model_path, trained_model
 from spa.runs.record import DONE, write_record
 
 OWN = "variants/spa/ppo/checkpoints/global_step_2"
@@ -92,3 +92,11 @@ def test_a_chat_server_is_evaluated_as_no_trained_variant(runs: Path) -> None:
     stage = Path("run/variants/spa/ppo")
     (stage / DONE).write_text(write_record(stage, {"seconds": 1.0, "model": "checkpoints/global_step_2"}))
     assert check_inputs(cfg, "eval", load_variant("spa"), Path("run")) == (f"run/{OWN}", None)
+
+
+def test_a_variant_without_stage_2_starts_from_its_own_model() -> None:
+    cfg = load_config("frozen_lake")
+    own = VariantConfig(name="own", rl=False, settings={"model.path": "org/own"})
+    assert trained_model(cfg, own, Path("run")) == check_inputs(cfg, "eval", own, Path("run"))[0] == "org/own"
+    assert check_inputs(cfg, "ppo", VariantConfig(settings=own.settings), Path("run"))[0] == "org/own"
+    assert trained_model(cfg, load_variant("base"), Path("run")) == cfg.model.path

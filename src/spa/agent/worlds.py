@@ -140,7 +140,9 @@ class WorldSource:
         return world, key, self.split if self.disjoint == "seed" else split_of(key, own_split)
 
 
-def check_enough(task: Task, counts: Mapping[str, int], first_seed: int) -> None:
+def check_enough(
+    task: Task, counts: Mapping[str, int], first_seed: int, settings: Mapping[str, str] | None = None
+) -> None:
     """Refuses a task whose distinct worlds are clearly too few, before a source looks for them in vain.
 
     It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where nine tenths of 500 gave no new
@@ -148,6 +150,7 @@ def check_enough(task: Task, counts: Mapping[str, int], first_seed: int) -> None
 
     Args:
         counts: distinct worlds needed, by split.
+        settings: the settings that ask for them, by split.
 
     Raises:
         ValueError: a split has fewer.
@@ -167,13 +170,13 @@ def check_enough(task: Task, counts: Mapping[str, int], first_seed: int) -> None
         return
     for split, count in counts.items():
         if (found := list(splits.values()).count(split)) < count:
-            raise ValueError(_too_few(task, split, found, count))
+            raise ValueError(_too_few(task, split, found, count, (settings or {}).get(split, "")))
 
 
-def _too_few(task: Task, split: str, found: int, count: int) -> str:
+def _too_few(task: Task, split: str, found: int, count: int, setting: str = "") -> str:
     return (
-        f"world {task.env.id!r} gave only {found} distinct worlds for split {split!r} ({count} asked for): ask for fewer, choose "
-        "larger worlds or set env.disjoint=seed"
+        f"world {task.env.id!r} gave only {found} distinct worlds for split {split!r} ({count} asked for"
+        f"{f' by {setting}' if setting else ''}): ask for fewer, choose larger worlds or set env.disjoint=seed"
     )
 
 

@@ -54,6 +54,7 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
     earlier: dict[str, VariantConfig] = {}
     sources: dict[str, tuple[str, Config]] = {}
     shared: dict[str, tuple[VariantConfig, Config]] = {}
+    dreamt: dict[str, tuple[VariantConfig, Config]] = {}
     for variant in variants:
         if variant.name in earlier:
             raise ValueError(f"two variants are named {variant.name!r}")
@@ -61,7 +62,7 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
         if shorter := earlier.get(variant.continues) or _known(cfg, variant.continues):
             _check_continues(cfg, variant, stage_3, shorter)
         earlier[variant.name] = variant
-        dreams = variant.rl and stage_3.curriculum.imagined and not stage_3.curriculum.imagined_file
+        dreams = imagines(cfg, variant)
         if dreams and not (needs_sft(cfg, variant) and source.selfplay.rows == "transitions"):
             raise ValueError(
                 f"variant {variant.name} trains in worlds that its stage 2 imagines (curriculum.imagined): it needs sft: true, "
@@ -75,6 +76,9 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
             )
         if variant.shares:
             _check_shares(variant, source, *shared.setdefault(variant.shares, (variant, source)))
+            if dreams:
+                first = dreamt.setdefault(variant.shares, (variant, source))
+                _check_shares(variant, source, *first, also=("curriculum.imagined_worlds",))
         key = selfplay_name(variant)
         other, known = sources.setdefault(key, (variant.name, source))
         changed = [name for name in _differences(known, source) if name.partition(".")[0] in _STAGE_1]
@@ -99,10 +103,12 @@ def _differences(known: Config, source: Config) -> list[str]:
     return [name for name in differences(known, source) if plays or name not in _EVALUATED]
 
 
-def _check_shares(variant: VariantConfig, source: Config, other: VariantConfig, known: Config) -> None:
-    """Raises ValueError if two variants with the same ``shares`` differ in stages 1 and 2 or in practice."""
+def _check_shares(
+    variant: VariantConfig, source: Config, other: VariantConfig, known: Config, also: Sequence[str] = ()
+) -> None:
+    """Raises ValueError if two variants with the same ``shares`` differ in stages 1 and 2, practice or ``also``."""
     later = set(_LATER) - {"planner", "practice"}
-    changed = [name for name in _differences(known, source) if name.partition(".")[0] not in later]
+    changed = [name for name in _differences(known, source) if name.partition(".")[0] not in later or name in also]
     if changed:
         raise ValueError(
             f"variants {other.name} and {variant.name} share stages 1 and 2 ({variant.shares!r}) but not their settings "
@@ -155,7 +161,9 @@ def overruled(cfg: Config, settings: Sequence[str], variants: Iterable[VariantCo
         names = differences(cfg, changed)
         for setting in settings:
             key = split_override(setting)[0]
-            if name := next((name for name in names if f"{key}.".startswith(f"{name}.")), None):
+            if key == "sft.data" and cfg.sft.data and needs_sft(cfg, variant) and not given_data(cfg, variant):
+                lines.append(f"{setting} has no effect in variant {variant.name}, which has a stage 1 of its own")
+            elif name := next((name for name in names if f"{key}.".startswith(f"{name}.")), None):
                 before: Any = reduce(getattr, name.split("."), cfg)
                 after: Any = reduce(getattr, name.split("."), changed)
                 if isinstance(after, dict) and (entry := key.removeprefix(f"{name}.")) in after:
@@ -199,14 +207,22 @@ def selfplay_folder(out: Path, variant: VariantConfig | None) -> Path:
     return out / (f"selfplay-{name}" if name else "selfplay")
 
 
-def given_data(cfg: Config, variant: VariantConfig | None) -> bool:
-    """Whether the variant's stage 2 reads ``sft.data``, so that it needs no stage 1."""
-    return bool(cfg.sft.data) and not selfplay_name(variant)
+def given_data(cfg: Config, variant: VariantConfig | None) -> str | None:
+    """The ``sft.data`` that the variant's stage 2 reads, so that it needs no stage 1; None without."""
+    if selfplay_name(variant):  # the run's takes the place of the run's stage 1 alone
+        cfg = replace(cfg, sft=replace(cfg.sft, data=None))
+    return source_config(cfg, variant).sft.data
 
 
 def needs_sft(cfg: Config, variant: VariantConfig) -> bool:
     """Whether the variant starts from its stage 2: not where ``ppo.start`` names another model."""
     return variant.sft and not (variant.rl and variant_config(cfg, variant).ppo.start)
+
+
+def imagines(cfg: Config, variant: VariantConfig) -> bool:
+    """Whether the variant's stage 3 trains in worlds that its stage 2 imagines."""
+    curriculum = variant_config(cfg, variant).curriculum
+    return variant.rl and curriculum.imagined > 0 and not curriculum.imagined_file
 
 
 def selfplay_variants(cfg: Config, command: str, variants: Sequence[VariantConfig]) -> list[VariantConfig | None]:
@@ -245,7 +261,7 @@ def shared_stages(
 
 def data_folder(cfg: Config, variant: VariantConfig | None, out: Path) -> Path:
     """The input data of the variant's stage 2."""
-    return Path(str(cfg.sft.data)) if given_data(cfg, variant) else selfplay_folder(out, variant)
+    return Path(data) if (data := given_data(cfg, variant)) else selfplay_folder(out, variant)
 
 
 def sft_name(variant: VariantConfig | None) -> str:

@@ -75,6 +75,12 @@ SELECTION = (
     "selfplay.outcome_share",
     "selfplay.plain_rows",
 )
+# Numbers of worlds, each with what is made of them: with --resume it may change while there is nothing of that.
+_OPEN = {
+    "practice.worlds": "practice-*/round_*/plans/done.json",
+    "curriculum.imagined_worlds": "imagined-*/done.json",
+    "eval.worlds": "*/*/eval/*",  # its unfinished episodes count
+}
 _STAGES = ("generate", "sft", "practice", "ppo", "eval")  # also part of `run`
 
 
@@ -204,8 +210,8 @@ class RunFolder:
 
         Raises:
             ValueError: the path is a file, the command was run here before and ``resume`` is False, or the saved config or
-                one of ``variants`` differs (the message lists the keys). ``SELECTION`` may change while nothing was trained on
-                the rows.
+                one of ``variants`` differs (the message lists the keys). With ``resume`` ``SELECTION`` may change while nothing
+                was trained on the rows, and what ``_OPEN`` lists while nothing was made with it.
         """
         self.check(cfg, command, resume, variants)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -282,6 +288,8 @@ class RunFolder:
                 )
         before = self.config()
         changed = changed_settings(before, cfg)
+        if resume:
+            changed = [key for key in changed if key not in _OPEN or any(self.path.glob(_OPEN[key]))]
         if resume and command.partition(" ")[0] in ("generate", "run") and set(changed) <= set(SELECTION):
             if changed and (trained := self._trained_on_rows(cfg)):
                 raise ValueError(

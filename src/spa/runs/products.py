@@ -33,6 +33,11 @@ def check_inputs(
     """
     if stage == "sft":
         data = data_folder(cfg, variant, out)
+        if variant and cfg.sft.data and not given_data(cfg, variant) and not any(data.glob("*train.parquet")):
+            raise ValueError(
+                f"variant {variant.name} has a stage 1 of its own and does not read the run's sft.data: run "
+                f"`spa generate --variant {variant.name}` first, or set sft.data in the variant's own settings"
+            )
         check_recorded(data, "train.parquet", "val.parquet")
         if not given_data(cfg, variant) and selected_otherwise(data, source_config(cfg, variant)):
             raise ValueError(f"the rows in {data} were selected with other settings: run `spa generate --resume` first")
@@ -78,16 +83,16 @@ def practised_model(variant: VariantConfig, out: Path) -> str:
 
 
 def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
-    """The model that a variant's RL starts from: ``ppo.start`` if set, else stage 2's model or the base.
+    """The model that a variant's RL starts from: ``ppo.start`` if set, else stage 2's model or the variant's ``model.path``.
 
     Raises:
         ValueError: ``out`` lacks stage 2's model, which the variant needs; or ``ppo.start`` is a folder without a model.
     """
-    start = variant_config(cfg, variant).ppo.start
-    if start and variant.rl:
-        return model_of(start)
+    variant_cfg = variant_config(cfg, variant)
+    if variant_cfg.ppo.start and variant.rl:
+        return model_of(variant_cfg.ppo.start)
     if not variant.sft:
-        return cfg.model.path
+        return variant_cfg.model.path
     if variant.practice:
         return _product(
             practice_folder(out, variant), f"variant {variant.name}: run `spa practice --variant {variant.name}` first"
