@@ -3,18 +3,22 @@
     python scripts/publish_results.py main RUNS/numbers.json                           # further seeds or variants
     python scripts/publish_results.py main RUNS/numbers.json --replace plan,spa_plan   # variants that were measured again
 
-The sentences around the tables are written by hand: read them again.
+A planner's numbers (VARIANT+PLANNER) are replaced with those of its variant. The sentences around the tables are written by hand:
+read them again.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from spa.common.names import choose
 from spa.common.progress import set_quiet
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.page import figure_files
-from spa.reproduce.results import Numbers
+from spa.reproduce.results import Numbers, evaluated
 from spa.reproduce.scale import Scale, load_scale
 from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
@@ -81,28 +85,65 @@ def overview(page: str) -> str:
             continue
         file, world = ROWS[title]
         numbers = files[file][world]
-        means = [f"{100 * numbers[name].passes[1].mean:.1f}" if name in numbers else "-" for name in columns]
+        known = evaluated(numbers)
+        means = [f"{100 * known[name].passes[1].mean:.1f}" if name in known else "-" for name in columns]
         lines[number] = f"| {' | '.join([title, str(max(len(e.seeds) for e in numbers.values())), *means])} |\n"
     return "".join(lines)
+
+
+def joined_numbers(file: str, paths: Sequence[Path], replaced: Sequence[str]) -> Numbers:
+    """The stored numbers of a file and new ones, without the old numbers of the replaced variants in the worlds that have new ones.
+
+    Raises:
+        ValueError: files that cannot be joined, a replaced variant without new numbers, or a world or variant that the file's scale
+            does not have (its numbers would be written to no table).
+    """
+    scale = load_scale(SCALES[file])
+    old, new = from_json((DOCS / "results" / f"{file}.json").read_text(encoding="utf-8")), Numbers()
+    for path in paths:
+        new = join(new, from_json(path.read_text(encoding="utf-8")))
+    measured = dict.fromkeys(_variant(name) for variants in new.values() for name in variants)
+    for name in replaced:
+        choose("variant of the new numbers", name, measured)
+    for world, variants in new.items():
+        kept, again = old.setdefault(world, {}), {_variant(name) for name in variants} & {*replaced}
+        for name in [name for name in kept if _variant(name) in again]:
+            entry = variants.get(name)
+            if lost := [str(seed) for seed in kept[name].seeds if entry is None or seed not in entry.seeds]:
+                print(f"{world}, {name}: dropped without new numbers: seeds {', '.join(lost)}")
+            if entry is None:
+                del kept[name]
+            else:
+                kept[name] = entry  # in its place, which is that of its row
+    joined = join(old, new)
+    for world, variants in joined.items():
+        choose(f"world of scale {scale.name}", world, scale.worlds)
+        names = ["base", *(Path(name).stem for name in scale.variants_of(world))]
+        for name in variants:
+            choose(f"variant of {world} in scale {scale.name}", _variant(name), names)
+    return joined
+
+
+def _variant(name: str) -> str:
+    """Without the planner."""
+    return name.partition(PLANNED)[0]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", choices=SCALES)
     parser.add_argument("numbers", nargs="+", type=Path, help="numbers.json of spa reproduce")
-    parser.add_argument("--replace", default="", help="variants whose old numbers are dropped, with commas")
+    parser.add_argument("--replace", help="variants whose old numbers are dropped, with commas")
     args = parser.parse_args()
 
     set_quiet(True)
     path = DOCS / "results" / f"{args.file}.json"
-    before, joined = blocks(args.file), from_json(path.read_text(encoding="utf-8"))
-    added: Numbers = {}
-    for numbers in args.numbers:
-        added = join(added, from_json(numbers.read_text(encoding="utf-8")))
-    for world, variants in added.items():
-        replaced = [name for name in variants if name.partition(PLANNED)[0] in args.replace.split(",")]
-        joined[world] = joined.get(world, {}) | {name: variants[name] for name in replaced}
-    path.write_text(to_json(join(joined, added)) + "\n", encoding="utf-8")
+    before = blocks(args.file)
+    try:
+        joined = joined_numbers(args.file, args.numbers, args.replace.split(",") if args.replace else [])
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+    path.write_text(to_json(joined) + "\n", encoding="utf-8")
     path.write_text(to_json(stored(args.file)[1]) + "\n", encoding="utf-8")  # with what is computed from them
 
     tables, *_ = pages = [page.read_text(encoding="utf-8") for page in PAGES]

@@ -306,6 +306,28 @@ def test_seeds_of_other_settings_are_refused(finished: list[Cell]) -> None:
     assert join(first, second)["lake"]["spa"].settings == first["lake"]["spa"].settings != {}
 
 
+def test_variants_of_runs_with_other_settings_are_not_compared(finished: list[Cell], tmp_path: Path, capsys) -> None:
+    """The base, which nothing trains, has the same results in all runs; its settings are the runs'."""
+    files = [tmp_path / f"{name}.json" for name in ("vanilla", "spa", "spa-of-others")]
+    for file, line in zip(files, ("", "", "ppo: {steps: 2, actor_lr: 1.0e-2}"), strict=True):
+        for cell in finished:
+            configure(cell, line)
+        numbers = collect_cells(finished)["lake"]
+        file.write_text(to_json({"lake": {name: numbers[name] for name in ("base", file.stem.partition("-")[0])}}))
+    scale = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
+
+    def joined(*paths: Path) -> int:
+        return main(["reproduce", "--scale", scale, *(word for path in paths for word in ("--numbers", str(path)))])
+
+    assert joined(files[0], files[1]) == 0, "what two variants are made of differs"
+    assert "spa 51.6 is above vanilla 28.6" in capsys.readouterr().out
+    for order in (1, -1):
+        assert joined(*[files[0], files[2]][::order]) == 2
+        said = capsys.readouterr()
+        assert "lake, variant base: the files are of runs with other settings: ppo.steps (" in said.err
+        assert "is above" not in said.out
+
+
 def rows_of(text: str) -> list[tuple[str, list[str]]]:
     """First cell and other cells of each row of the Markdown tables."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import runpy
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spa.reproduce.results import Numbers
 from spa.reproduce.stored import to_json
 
 ROOT = Path(__file__).parents[1]
@@ -46,34 +48,50 @@ def test_the_figures_are_drawn_from_the_stored_numbers(name: str) -> None:
     assert (DOCS / "images" / name).read_text(encoding="utf-8") == PUBLISH["figure"](name)
 
 
-def test_variants_measured_again_replace_the_old_ones_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a copy of the pages; the other worlds and variants stay as they are."""
+@pytest.fixture
+def copy(tmp_path: Path) -> dict[str, Any]:
+    """The script in a copy of the pages."""
     for part in ("docs/results", "docs/scales", "docs/images"):
         shutil.copytree(ROOT / part, tmp_path / part)
     for part in ("docs/results.md", "README.md", "scripts/publish_results.py"):
         (tmp_path / part).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / part, tmp_path / part)
-    copy = runpy.run_path(str(tmp_path / "scripts" / "publish_results.py"))
-    _, numbers = copy["stored"]("main")
-    new = {"sokoban": {"plan": numbers["sokoban"]["plan"]}}
-    entry = new["sokoban"]["plan"]
-    entry.successes = {seed: [0] * len(row) for seed, row in entry.successes.items()}
-    (tmp_path / "numbers.json").write_text(to_json(new), encoding="utf-8")
-    before = PUBLISH["blocks"]("main")
+    return runpy.run_path(str(tmp_path / "scripts" / "publish_results.py"))
 
-    monkeypatch.setattr(
-        sys, "argv", ["publish_results.py", "main", str(tmp_path / "numbers.json"), "--replace", "plan"]
-    )
-    copy["main"]()
+
+@pytest.fixture
+def publish(copy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def run(new: Numbers, *options: str) -> None:
+        (tmp_path / "numbers.json").write_text(to_json(new), encoding="utf-8")
+        monkeypatch.setattr(sys, "argv", ["publish_results.py", "main", str(tmp_path / "numbers.json"), *options])
+        copy["main"]()
+
+    return run
+
+
+def never_won(copy: dict[str, Any], *names: str, seeds: Sequence[int] = (410, 411, 412)) -> Numbers:
+    """New numbers of variants in Sokoban."""
+    numbers = copy["stored"]("main")[1]["sokoban"]
+    for name in names:
+        numbers[name].successes = {seed: [0] * len(numbers[name].successes[seed]) for seed in seeds}
+    return {"sokoban": {name: numbers[name] for name in names}}
+
+
+def test_variants_measured_again_replace_the_old_ones_everywhere(
+    copy: dict[str, Any], publish: Callable[..., None], tmp_path: Path
+) -> None:
+    """The other worlds and variants stay as they are."""
+    before = PUBLISH["blocks"]("main")
+    publish(never_won(copy, "plan", "plan+lookahead"), "--replace", "plan")
 
     page = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
     blocks = copy["blocks"]("main")
     assert all(block in page for block in blocks.values())
     assert before["sokoban"] not in page
     assert {world for world, block in before.items() if block == blocks[world]} == {"frozen_lake", "sudoku"}
-    assert copy["stored"]("main")[1]["sokoban"]["plan"].passes[1].mean == 0
+    numbers = copy["stored"]("main")[1]["sokoban"]
+    assert {name for name, entry in numbers.items() if entry.passes[1].mean == 0} == {"plan", "plan+lookahead"}
+    assert list(numbers) == list(PUBLISH["stored"]("main")[1]["sokoban"]), "the rows keep their places"
     row = next(
         line for line in (tmp_path / "README.md").read_text(encoding="utf-8").splitlines() if "| Sokoban" in line
     )
@@ -81,3 +99,37 @@ def test_variants_measured_again_replace_the_old_ones_everywhere(
     assert (tmp_path / "docs/images/sokoban-actions.svg").read_text(encoding="utf-8") == PUBLISH["figure"](
         "sokoban-actions.svg"
     )
+
+
+def test_nothing_old_of_a_variant_measured_again_is_kept(
+    copy: dict[str, Any], publish: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its planner played with the old weights; worlds without new numbers keep theirs."""
+    publish(never_won(copy, "plan", seeds=[410, 411]), "--replace", "plan")
+    numbers = copy["stored"]("main")[1]
+    assert numbers["sokoban"]["plan"].seeds == [410, 411] and "plan+lookahead" not in numbers["sokoban"]
+    assert "spa_plan+lookahead" in numbers["sokoban"] and "plan+lookahead" in numbers["frozen_lake"]
+    printed = capsys.readouterr().out
+    assert "sokoban, plan: dropped without new numbers: seeds 412\n" in printed
+    assert "sokoban, plan+lookahead: dropped without new numbers: seeds 410, 411, 412\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "replace", "message"),
+    [
+        ("sokoban", "plan", "plann", r"unknown variant of the new numbers 'plann'; .* Did you mean 'plan'\?"),
+        ("sokoban", "plan", "plan,se", "unknown variant of the new numbers 'se'"),
+        ("sokoban", "mine", "", "unknown variant of sokoban in scale main 'mine'"),
+        ("sokoban", "mine+lookahead", "mine", "unknown variant of sokoban in scale main 'mine'"),
+        ("sokobann", "plan", "", r"unknown world of scale main 'sokobann'; .* Did you mean 'sokoban'\?"),
+    ],
+)
+def test_numbers_that_no_table_would_show_are_refused(
+    copy: dict[str, Any], publish: Callable[..., None], world: str, name: str, replace: str, message: str
+) -> None:
+    new = {world: {name: copy["stored"]("main")[1]["sokoban"]["plan"]}}
+    stored = copy["DOCS"] / "results" / "main.json"
+    before = stored.read_bytes()
+    with pytest.raises(SystemExit, match=f"^Error: {message}[^\n]*$"):
+        publish(new, "--replace", replace)
+    assert stored.read_bytes() == before

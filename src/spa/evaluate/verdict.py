@@ -30,6 +30,7 @@ class VariantScore:
         steps: of PPO; 0 without.
         seconds: processor time of the variant's own stages, a run; 0 if unknown.
         tokens: written an episode, a planner's included; 0 if unknown.
+        failed: further seeds failed: those in ``by_seed`` are a selection.
     """
 
     by_seed: Mapping[int, float]
@@ -37,6 +38,7 @@ class VariantScore:
     steps: int = 0
     seconds: float = 0.0
     tokens: float = 0.0
+    failed: bool = False
 
     @property
     def mean(self) -> float:
@@ -76,7 +78,7 @@ def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
     """Sentences, the conclusion first; empty where there is nothing to compare.
 
     ``better`` is said only with at least two seeds and intervals above 0 against the untrained base *and* plain RL. One seed
-    compares two trained models, not the recipe.
+    compares two trained models, not the recipe. Of variants whose other seeds failed it is not said either.
     """
     name = main_variant(variants)
     if name is None or not variants[name].differences:
@@ -117,7 +119,11 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
         parts.append("plain RL fell below the base")
     steps = f", {score.steps} PPO steps" if score.steps else ""
     parts.append(f"{'one seed' if seeds == 1 else f'{seeds} seeds'}{steps}")
-    return f"{'; '.join(parts)}: {'better than both' if better else 'no claim'}."
+    failed = [other for other in (name, BASE, PLAIN_RL) if other in variants and variants[other].failed]
+    claim = "better than both" if better else "no claim"
+    if failed:
+        claim = f"no claim, since seeds of {' and '.join(failed)} failed"
+    return f"{'; '.join(parts)}: {claim}."
 
 
 def _relation(difference: Interval) -> str:

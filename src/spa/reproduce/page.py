@@ -101,11 +101,12 @@ def figure_files(numbers: Numbers) -> dict[str, str]:
 
 def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
     """Writes tables and figures as one HTML file, and each figure to ``figures`` beside it; returns the HTML file's path."""
+    shown = [replace(world, sentences=[*world.sentences, *world.failures]) for world in tables(scale, numbers)]
     page = render(
         "reproduction.html.jinja",
         title(scale),
         about=scale.about,
-        worlds=tables(scale, numbers),
+        worlds=shown,
         charts=charts(numbers),
         colors=_colors(numbers),
         note=note(numbers),

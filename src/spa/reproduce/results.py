@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -53,6 +54,7 @@ class VariantNumbers:
         world_model: final world-model metrics.
         settings: what may change results and is not the schema's default, ``seeds.run`` aside; the same in all seeds. Of an
             absolute path only the last name; a secret as a reference to its variable. Empty where it is not known.
+        failed: by seed, why it has no result: its run ended with an error. A variant that failed in all seeds has this alone.
     """
 
     worlds: str = ""
@@ -70,6 +72,7 @@ class VariantNumbers:
     curves_by_seed: dict[str, list[Curve]] = field(default_factory=dict)
     world_model: dict[str, float] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -90,7 +93,8 @@ Numbers = dict[str, ByVariant]  # world ->
 
 
 def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) -> Numbers:
-    """The numbers of all finished variants; the worlds and variants in the order of the scale, the base first.
+    """The numbers of all finished and failed variants; the worlds and variants in the order of the scale, the base first. A world
+    in which none is finished is empty.
 
     Args:
         versus: names of the variants to compare with.
@@ -105,8 +109,15 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
         numbers[world] = {}
         for variant in dict.fromkeys(["base", *variants]):
             numbers[world] |= _measured(folders, load_variant(variant))
+        if not evaluated(numbers[world]):
+            numbers[world] = {}
     compute(numbers, versus)
     return numbers
+
+
+def evaluated(variants: ByVariant) -> ByVariant:
+    """The variants with a result, in at least one seed."""
+    return {name: entry for name, entry in variants.items() if entry.successes}
 
 
 def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
@@ -116,7 +127,8 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
     Raises:
         ValueError: as ``collect_cells``.
     """
-    for world, variants in numbers.items():
+    for world, entries in numbers.items():
+        variants = evaluated(entries)
         if (
             len({entry.worlds for entry in variants.values()}) > 1
             or len({entry.samples for entry in variants.values()} - {1}) > 1
@@ -160,9 +172,10 @@ def unequal(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
-    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty if no run is finished. Says which seeds it
-    leaves out because their results are damaged."""
+    """The numbers of a variant and, under ``VARIANT+PLANNER``, of its planner; empty if no run is finished or failed. Says which
+    seeds it leaves out because their results are damaged."""
     entries: ByVariant = {}
+    failed: dict[int, str] = {}
     for file in ("result.json", "planner.json"):
         paths = {seed: variants_folder(folder) / variant.name / "eval" / file for seed, folder in folders.items()}
         results: dict[int, EvalResult] = {}
@@ -173,9 +186,30 @@ def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
                 results[seed] = EvalResult.read(path)
             except ValueError as error:
                 note(f"variant {variant.name}, seed {seed} left out: {error}; without --table it is made again")
+        # A planner has nothing to play with where its variant failed: that is said once.
+        lost = [seed for seed, path in paths.items() if not path.is_file() and seed not in failed]
+        failed = {seed: why for seed in lost if (why := _failure(folders[seed], variant.name))}
         if results:
-            entries[next(iter(results.values())).name] = _of_results(results, paths, folders, variant)
+            name = next(iter(results.values())).name
+            entries[name] = replace(_of_results(results, paths, folders, variant), failed=failed)
+        elif failed and file == "result.json":
+            entries[variant.name] = VariantNumbers(failed=failed)
     return entries
+
+
+def _failure(folder: Path, variant: str) -> str:
+    """Why a run that has ended has no result of a variant, without what it advises; empty where it was not to have one, was
+    interrupted or has not ended."""
+    run = RunFolder(folder)
+    error = str(run.last_command().get("error", ""))
+    if not error or error.startswith(("KeyboardInterrupt", "Terminated")):
+        return ""
+    # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
+    named: dict[str, str] = dict(re.findall(r"variant ([^;:]+) was not evaluated: ([^;]+)", error))
+    if named:
+        return named.get(variant, "")
+    names = ["base", *(Path(each).stem for each in run.config().variants)]
+    return error.partition(";")[0] if variant in names else ""
 
 
 def _of_results(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from spa.common.progress import note
 from spa.evaluate.roles import PLANNED
-from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute, unequal
+from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute, evaluated, unequal
 from spa.reproduce.scale import Scale
 
 
@@ -53,6 +53,9 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
         setattr(entry, measured, {name: float(value) for name, value in getattr(entry, measured).items()})
     entry.actions_by_seed = {int(seed): value for seed, value in entry.actions_by_seed.items()}
     entry.tokens_by_seed = {int(seed): value for seed, value in entry.tokens_by_seed.items()}
+    entry.failed = {int(seed): str(why) for seed, why in entry.failed.items()}
+    if entry.failed and not entry.successes:
+        return entry
     if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
         raise ValueError("every seed must have the same worlds")
     return entry
@@ -75,7 +78,7 @@ def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
     if cut := [
         world
         for world, variants in stored.items()
-        if len({len(e.successes[e.seeds[0]]) for e in variants.values()}) > 1
+        if len({len(e.successes[e.seeds[0]]) for e in evaluated(variants).values()}) > 1
     ]:
         raise ValueError(f"{', '.join(map(str, paths))}: variants of {', '.join(cut)} have different numbers of worlds")
     names = {world: ("base", *(Path(name).stem for name in scale.variants_of(world))) for world in scale.worlds}
@@ -99,11 +102,13 @@ def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
 def join(first: Numbers, second: Numbers) -> Numbers:
     """The numbers of both, without what ``compute`` sets; means weigh each part by its seeds.
 
-    A variant with the same results may be in both (the base, where others were run later) if one has all seeds of the other.
+    A variant with the same results may be in both (the base, where others were run later) if one has all seeds of the other. A
+    seed that failed in one and has a result in the other did not fail.
 
     Raises:
         ValueError: a seed of a variant is otherwise in both, was evaluated on other worlds or with another number of samples, or
-            the variant was run with other settings.
+            the variant was run with other settings. Those of the base are the runs', so that its results may be the same and other
+            variants still not comparable.
     """
     joined: Numbers = {}
     for world in dict.fromkeys([*first, *second]):
@@ -112,22 +117,25 @@ def join(first: Numbers, second: Numbers) -> Numbers:
         for name in dict.fromkeys([*one, *other]):
             if name in one and name in other:
                 try:
-                    joined[world][name] = _joined(one[name], other[name])
+                    both = _joined(one[name], other[name])
                 except ValueError as error:
                     raise ValueError(f"{world}, variant {name}: {error}") from error
+                failed = one[name].failed | other[name].failed
+                failed = {seed: why for seed, why in failed.items() if seed not in both.successes}
+                joined[world][name] = replace(both, failed=failed)
             else:
                 joined[world][name] = one.get(name) or other[name]
     return joined
 
 
 def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
-    if (one.worlds, one.samples) != (other.worlds, other.samples):
+    if one.successes and other.successes and (one.worlds, one.samples) != (other.worlds, other.samples):
         raise ValueError("the files are of different worlds or numbers of samples")
+    if text := unequal(one.settings, other.settings):
+        raise ValueError(f"the files are of runs with other settings: {text}")
     for part, whole in ((one, other), (other, one)):
         if part.successes.items() <= whole.successes.items():
             return whole
-    if text := unequal(one.settings, other.settings):
-        raise ValueError(f"the files are of runs with other settings: {text}")
     if twice := one.successes.keys() & other.successes.keys():
         raise ValueError(f"seed {min(twice)} is in both files, with other results or among other seeds")
     share = len(one.seeds) / (len(one.seeds) + len(other.seeds))

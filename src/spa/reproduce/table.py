@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spa.common.progress import duration
 from spa.common.tables import markdown_table
+from spa.common.text import clean
 from spa.evaluate.bootstrap import percent
 from spa.evaluate.roles import PLANNED
 from spa.evaluate.verdict import VariantScore, verdict
 from spa.reproduce.paper import paper_numbers
-from spa.reproduce.results import ByVariant, Numbers
+from spa.reproduce.results import ByVariant, Numbers, evaluated
 from spa.reproduce.scale import Scale
 
 _TOKENS = (
@@ -31,11 +32,12 @@ class Table:
 
 @dataclass(frozen=True)
 class WorldTables:
-    """A world's variants: verdict sentences, then their scores, differences and costs."""
+    """A world's variants: verdict sentences, then their scores, differences and costs; which seeds failed."""
 
     name: str
     sentences: list[str]
     tables: list[Table]
+    failures: list[str]
 
 
 def tables(scale: Scale, numbers: Numbers) -> list[WorldTables]:
@@ -44,7 +46,7 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTables]:
     for world, variants in numbers.items():
         ks = sorted({k for variant in variants.values() for k in variant.passes})
         shown = [k for k in ks if k in (1, 8) or k == ks[-1]]
-        compared = [other for other in scale.compared if other in variants]
+        compared = [other for other in scale.compared if other in evaluated(variants)]
         trained = {name: variant for name, variant in variants.items() if PLANNED not in name}
         parts = [
             _table("variant", variants, _scores(variants, shown, scale.paper(world))),
@@ -63,13 +65,24 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTables]:
                     variant.steps,
                     sum(variant.cpu_seconds.values()),
                     _mean(variant.tokens_by_seed),
+                    bool(variant.failed),
                 )
-                for name, variant in variants.items()
+                for name, variant in evaluated(variants).items()
             }
         )
         sentences = sentences if variants else ["Nothing is finished yet."]
-        worlds.append(WorldTables(world, sentences, [part for part in parts if part.rows]))
+        worlds.append(WorldTables(world, sentences, [part for part in parts if part.rows], _failures(variants)))
     return worlds
+
+
+def _failures(variants: ByVariant) -> list[str]:
+    """One sentence for each variant and reason."""
+    lines = []
+    for name, entry in variants.items():
+        for why in dict.fromkeys(entry.failed.values()):
+            seeds = [str(seed) for seed in sorted(entry.failed) if entry.failed[seed] == why]
+            lines.append(clean(f"{name} failed in seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {why}."))
+    return lines
 
 
 def note(numbers: Numbers) -> str:
@@ -94,8 +107,10 @@ def markdown(scale: Scale, numbers: Numbers) -> str:
             *(f"- {sentence}" for sentence in world.sentences),
             *([""] if world.sentences else []),
         ]
-        for table in world.tables:
+        for number, table in enumerate(world.tables):
             lines += [*markdown_table([table.corner, *table.header], [[name, *row] for name, row in table.rows]), ""]
+            if number == 0:
+                lines += [line for failure in world.failures for line in (failure, "")]
     return "\n".join([*lines, note(numbers)]) + "\n"
 
 
@@ -106,8 +121,9 @@ def title(scale: Scale) -> str:
 def _scores(variants: ByVariant, shown: list[int], paper: tuple[str, str] | None) -> dict[str, list[str]]:
     entries = variants.values()
     columns = {f"Pass@{k}": [percent(entry.passes.get(k)) for entry in entries] for k in shown}
-    columns["by seed"] = [_by_seed(entry.by_seed, 100) for entry in entries]
-    columns["actions a turn"] = [_by_seed(entry.actions_by_seed) for entry in entries]
+    seeds = sorted({seed for entry in entries for seed in (*entry.by_seed, *entry.failed)})
+    columns["by seed"] = [_by_seed(entry.by_seed, seeds, 100) for entry in entries]
+    columns["actions a turn"] = [_by_seed(entry.actions_by_seed, seeds) for entry in entries]
     if any(entry.tokens_by_seed for entry in entries):
         columns["tokens"] = [f"{_mean(e.tokens_by_seed):,.0f}" if e.tokens_by_seed else "-" for e in entries]
     if paper:
@@ -138,8 +154,8 @@ def _table(corner: str, names: Iterable[str], columns: dict[str, list[str]]) -> 
     return Table(corner, list(columns), [(name, cells) for name, cells in rows if set(cells) - {"-"}])
 
 
-def _by_seed(values: Mapping[int, float], scale: int = 1) -> str:
-    return ", ".join(f"{scale * value:.1f}" for _, value in sorted(values.items()))
+def _by_seed(values: Mapping[int, float], seeds: Sequence[int], scale: int = 1) -> str:
+    return ", ".join(f"{scale * values[seed]:.1f}" if seed in values else "-" for seed in seeds)
 
 
 def _mean(by_seed: Mapping[int, float]) -> float:
