@@ -21,6 +21,7 @@ from spa.config.load import load_config, load_variant
 from spa.diagnose import advice, measure
 from spa.diagnose.advice import Base, Diagnosis, Learned, Planned, States, VariantTime, verdict
 from spa.envs.check_markov import Outcomes
+from spa.envs.frozen_lake.world import FrozenLake
 from spa.evaluate.bootstrap import Interval
 from tests.scripted import tiny_policy
 
@@ -204,6 +205,8 @@ def test_too_many_actions_are_not_looked_through(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(measure, "MOST_ACTIONS", 3)
     cfg = load_config("frozen_lake", ["agent.planner=lookahead"])
     assert "4 listed actions are too many" in str(measure._planned(cfg, None, [], []))  # type: ignore[arg-type]
+    monkeypatch.setattr(FrozenLake, "reset", lambda self, **options: ("a </b>", {}))
+    assert "states contain '</'" in str(measure._planned(cfg, None, [], []))  # type: ignore[arg-type]
 
 
 def test_what_variants_share_is_counted_once() -> None:

@@ -283,6 +283,13 @@ class Tags(Counter):
         return f"{super().render()} </a>"
 
 
+class Answers(Tags):
+    """Its states contain a tag of the responses."""
+
+    def render(self):
+        return f"{super().render()} <Answer>"
+
+
 class FreeText(Counter):
     """Any text is an answer; nothing says what to write."""
 
@@ -334,6 +341,11 @@ def test_a_good_world_has_no_problems(world):
         (Exits, "two instances with the same seed are equal", "SystemExit: bye"),
         (NoText, "states, rewards and flags have their types", "which is empty or not text"),
         (OneText, NAMED, "OneText.actions must be a list or tuple of texts, as in ['Open'], not 'one'"),
+        (
+            Answers,
+            "its states contain no tags of the responses",
+            "seed 0: a state contains '<Answer>': stage 1 would drop",
+        ),
         (Codes, NAMED, "Codes.actions must be a list or tuple of texts, as in ['Open'], not (0, 1)"),
         (Joined, NAMED, "'one || slow' has the separator '||' in it: rename it, or set agent.action_sep"),
         (Cells, NAMED, "Cells.symbols must map texts to texts, as in {'P': 'player'}, not ['P', 'O']"),
@@ -409,7 +421,8 @@ def test_other_processes_are_asked(tmp_path: Path, monkeypatch):
     assert found["two instances with the same seed are equal"].ok
     (tmp_path / "hashing_world.py").write_text("raise RuntimeError('not\\ntwice')\n")
     found = {one.question: one for one in check_world(Counter, name="hashing_world:World", episodes=5)}
-    assert found[question].problem == "another process failed: twice"
+    assert found[question].problem.startswith("another process failed: ")
+    assert found[question].problem.endswith("RuntimeError: not twice (hashing_world.py, line 1)")
 
 
 def test_checking_leaves_the_global_random_state_alone():

@@ -92,13 +92,23 @@ def test_registering_twice_is_harmless():
         ("no_such_module:World", "there is no module 'no_such_module'"),
         ("spa.envs:", "spa.envs has no ''"),
         (":World", "is not a module name"),
+        ("a b:World", "'a b' is not a module name"),
+        (
+            "broken_worlds.value:World",
+            "cannot be imported: ValueError: invalid literal for int.* \\(value.py, line 2\\)",
+        ),
+        ("broken_worlds.package:World", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
         ("", "unknown world ''"),
         (here("not_a_world"), "not an object of type int"),
         ("collections:Counter", "not a class without them"),
         (7, "must be text"),
     ],
 )
-def test_unknown_worlds(name, message):
+def test_unknown_worlds(name, message, tmp_path, monkeypatch):
+    (tmp_path / "broken_worlds").mkdir()
+    (tmp_path / "broken_worlds" / "value.py").write_text("\nint('x')\n")
+    (tmp_path / "broken_worlds" / "package.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=message):
         make_env(name)
 

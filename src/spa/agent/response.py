@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spa.envs.check_texts import TAG as TAG
+from spa.envs.check_texts import TAGS as TAGS
+
 STATE_TAGS: tuple[str, ...] = ("observation", "prediction")
-TAGS: tuple[str, ...] = ("think", *STATE_TAGS, "answer")
 
 # Format descriptions by prompt mode, and for responses without thinking; ``terse`` is for the tiny model.
 FORMATS = {
@@ -35,9 +37,6 @@ FORMATS = {
 
 Span = tuple[int, int]
 """Half-open character range into the response text."""
-
-TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>", re.IGNORECASE)
-"""Any tag, case-insensitive."""
 
 STATE_TAG = re.compile(rf"</?(?:{'|'.join(STATE_TAGS)})>", re.IGNORECASE)
 """A state tag, case-insensitive."""

@@ -44,7 +44,7 @@ from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
 from spa.models.load import check_model
 from spa.planning.play import play_with_planner
-from spa.preflight import check_settings
+from spa.preflight import check_readable, check_settings
 from spa.rl.trainer import PPOTrainer
 from spa.rl.update import update
 from spa.sft.selfplay import row_window, selfplay, selfplay_task, training_rows
@@ -251,7 +251,12 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
 def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldResult]) -> Planned | str:
     """The planner's result on the base's worlds, or why it was not tried."""
     task, kind = make_task(cfg), cfg.agent.planner
-    actions = len(task.make_env().actions)
+    env = task.make_env()
+    try:
+        check_readable(env)
+    except ValueError as error:
+        return str(error)
+    actions = len(env.actions)
     if not actions and not cfg.planner.proposals:
         return "the world lists no actions; planner.proposals=8 or so searches what the policy proposes"
     if actions > MOST_ACTIONS and kind == "lookahead":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from spa.config.schema import AgentConfig
 from spa.envs.adapters.guard import RandomGuard
 from spa.envs.check_clock import SECONDS, Clock, Problem
-from spa.envs.check_texts import CLOSE, names_problem
+from spa.envs.check_texts import CLOSE, TAG, names_problem
 from spa.envs.seeded import one_line
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def each_finding(
         ("a finished or never reset episode refuses steps", lambda: _step_after_end(make)),
         ("it can be pickled", lambda: _pickle(make_unlimited, clock)),
         ("the state says enough to predict the next one", lambda: _predictable(make, episodes)),
+        ("its states contain no tags of the responses", lambda: _without_tags(make, seeds)),
         ("planners can read its states", lambda: _readable(make, seeds)),
     ]
     begun = _finding("it can be made and reset(seed=..., options=...)", lambda: _starts(make))
@@ -417,12 +418,26 @@ def _predictable(make: MakeEnv, episodes: int) -> str:
     return answer.text
 
 
+def _without_tags(make: MakeEnv, seeds: int) -> None:
+    for seed, state in _states(make, seeds):
+        tag = TAG.search(state)
+        _fail_if(
+            tag, f"seed {seed}: a state contains {tag and tag[0]!r}: stage 1 would drop its rows, write it otherwise"
+        )
+
+
 def _readable(make: MakeEnv, seeds: int) -> None:
+    for seed, state in _states(make, seeds):
+        problem = f"seed {seed}: a state contains {CLOSE!r}, at which a planner stops reading an answer"
+        _fail_if(CLOSE in state, problem, warning=True)
+
+
+def _states(make: MakeEnv, seeds: int) -> Iterator[tuple[int, str]]:
+    """The states of an episode of each seed, random play, and the seed."""
     env = make()
     for seed in range(seeds):
-        states = [env.reset(seed=seed)[0], *(step[0] for _, step in _steps(env, seed, 30))]
-        problem = f"seed {seed}: a state contains {CLOSE!r}, at which a planner stops reading an answer"
-        _fail_if(any(CLOSE in state for state in states), problem, warning=True)
+        yield seed, env.reset(seed=seed)[0]
+        yield from ((seed, step[0]) for _, step in _steps(env, seed, 30))
 
 
 def can_sample(env: TextEnv) -> bool:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 CLOSE = "</"  # ends an answer of a world model, so that no state may contain it
+
+
+TAGS = ("think", "observation", "prediction", "answer")
+
+TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>", re.IGNORECASE)
+"""Any tag of the responses."""
 
 
 def names_problem(world: Any) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
+from spa.common.errors import error_message
 from spa.envs.adapter import AdaptedEnv, Playable
 from spa.envs.adapters import ADAPTERS
 from spa.envs.base import TextEnv
@@ -192,12 +195,16 @@ def _import(path: str, name: str) -> Any:
 
 
 def _import_module(module: str, name: str) -> Any:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(f"unknown world {name!r}: {module!r} is not a module name")
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        # A failed import inside an existing module is reported as it is.
-        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-            raise
-        raise ValueError(f"unknown world {name!r}: there is no module {error.name!r} to import") from None
-    except (TypeError, ValueError):
-        raise ValueError(f"unknown world {name!r}: {module!r} is not a module name") from None
+    except Exception as error:  # of the module's own code, too
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module == missing or module.startswith(missing + ".")):
+            raise ValueError(f"unknown world {name!r}: there is no module {missing!r} to import") from None
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"world {name!r}: module {module!r} cannot be imported: {type(error).__name__}: {error_message(error)} "
+            f"({Path(place.filename).name}, line {place.lineno})"
+        ) from error
