@@ -33,6 +33,7 @@ LORA = ["ppo.lora_rank=2", "ppo.critic=model"]
 def run(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("run") / "lake"
     settings = [*SMALL, "variants=[vanilla,spa]", "ppo.save_every=1", "ppo.keep_checkpoints=0", "ppo.use=best"]
+    settings += ["seeds.test=4000000000"]
     assert main(["run", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
     return out
 
@@ -42,6 +43,28 @@ def adapters(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("lora") / "lake"
     assert main(["ppo", "frozen_lake", "--out", str(out), *SMALL, *LORA, "ppo.steps=1", "--quiet"]) == 0
     return out
+
+
+@pytest.fixture(scope="module")
+def adapters_of_both_stages(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("both") / "lake"
+    settings = [*SMALL, "variants=[spa]", "sft.lora_rank=4", "ppo.lora_rank=4", "ppo.steps=1"]
+    assert main(["run", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
+    return out
+
+
+def snippet(folder: Path) -> str:
+    """The Python code of a card."""
+    found = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    return found[1]
+
+
+def trained_by(folder: Path) -> str:
+    """What a card says of the training."""
+    found = re.search(r"^Trained with .*: (.*)\.$", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found
+    return found[1]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -77,7 +100,7 @@ def test_the_model_that_was_evaluated_without_the_trainers_state(run, tmp_path, 
 def test_the_cards_snippet_runs_and_asks_as_a_rollout_does(run, tmp_path, capsys, monkeypatch) -> None:
     to = tmp_path / "model"
     assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
-    code = re.search(r"```python\n(.*?)```", (to / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    code = snippet(to)
     capsys.readouterr()
     monkeypatch.chdir(to)
     names: dict[str, Any] = {}
@@ -159,6 +182,52 @@ def test_a_practised_policy_is_exported_with_its_plain_prompt(run, tmp_path, cap
         assert main(["export", str(policy), "--to", str(to)]) == 0
     task = load_config(to / "spa.yaml")
     assert (task.agent.prompt, task.env.state_format) == ("base", "grid")
+    assert trained_by(to) == "self-play, world-model SFT" + ("" if named else ", practice in imagination")
+
+
+def test_an_exported_model_is_measured_as_in_its_run(run, tmp_path) -> None:
+    to, out = tmp_path / "model", tmp_path / "eval"
+    assert main(["export", str(run), "--variant", "spa", "--to", str(to)]) == 0
+    assert main(["eval", str(to), "--out", str(out), "--quiet"]) == 0
+    there, here = (
+        json.loads((folder / "variants" / name / "eval" / "result.json").read_text())
+        for folder, name in ((run, "spa"), (out, "base"))
+    )
+    assert [each["seed"] for each in here["worlds"]] == [each["seed"] for each in there["worlds"]]
+    assert len(there["worlds"]) == 4 and here["ks"] == there["ks"] == [1, 2]
+
+
+def test_the_card_names_the_training_that_happened(run, tmp_path) -> None:
+    for name, options, training in (
+        ("vanilla", ["--variant", "vanilla"], "PPO"),
+        ("spa", ["--variant", "spa"], "self-play, world-model SFT, PPO"),
+        ("sft", ["--sft"], "self-play, world-model SFT"),
+    ):
+        assert main(["export", str(run), *options, "--to", str(tmp_path / name)]) == 0
+        assert trained_by(tmp_path / name) == training
+        card = (tmp_path / name / "README.md").read_text()
+        assert ("- world-model" in card) == (name != "vanilla") and ("- reinforcement-learning" in card) == (
+            name != "sft"
+        )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "training"),
+    [
+        ("estimator: gae", "estimator: grpo", "self-play, world-model SFT, GRPO"),
+        ("  start: null", "  start: them/theirs", "PPO from another model"),
+        ("  data: null", "  data: rows.parquet", "world-model SFT, PPO"),
+    ],
+)
+def test_the_card_names_what_the_settings_made_of_the_recipe(run, tmp_path, before, after, training) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text().replace("critic: model", "critic: none")
+    assert config.count(f"{before}\n") == 1
+    config = config.replace(before, after)
+    (copy / "config.yaml").write_text(config if "grpo" in after else config.replace("critic: none", "critic: model"))
+    assert main(["export", str(copy), "--variant", "spa", "--to", str(tmp_path / "model")]) == 0
+    assert trained_by(tmp_path / "model") == training
 
 
 def test_the_base_models_licence_comes_along(run, tmp_path) -> None:
@@ -217,6 +286,38 @@ def test_adapters_alone_give_the_merged_model_on_the_base(adapters, tmp_path) ->
             torch.testing.assert_close(tensor, plain[name])
     AutoTokenizer.from_pretrained(str(tmp_path / "adapter"))
     assert "library_name: peft" in (tmp_path / "adapter" / "README.md").read_text()
+
+
+def test_adapters_on_stage_2s_model_are_refused(adapters_of_both_stages, tmp_path, capsys) -> None:
+    to = tmp_path / "adapter"
+    stage = adapters_of_both_stages / "variants" / "spa" / "ppo"
+    for source in ([str(adapters_of_both_stages)], [str(stage)], [str(stage), "--variant", "vanilla"]):
+        assert main(["export", *source, "--adapter", "--to", str(to)]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "export the merged model" in error and "`--sft --adapter --variant spa`" in error and "\n" not in error
+        assert not to.exists()
+
+
+def test_the_snippet_of_adapters_loads_them_onto_their_base(adapters_of_both_stages, tmp_path, monkeypatch) -> None:
+    base, copy, to, merged = (tmp_path / name for name in ("base", "run", "adapter", "merged"))
+    shutil.copytree(resolve_path("builtin:tiny"), base)
+    (base / "README.md").write_text("---\nlicense: mit\nbase_model: them/theirs\n---\n# A model\n")
+    shutil.copytree(adapters_of_both_stages, copy)
+    assert main(["export", str(copy), "--sft", "--to", str(merged)]) == 0
+    expected = weights(merged)
+    config = (copy / "config.yaml").read_text()
+    for path in ("builtin:tiny", str(base)):
+        (copy / "config.yaml").write_text(config.replace("builtin:tiny", path))
+        assert main(["export", str(copy), "--sft", "--adapter", "--to", str(to), "--force"]) == 0
+        assert json.loads((to / "adapter_config.json").read_text())["base_model_name_or_path"] == path
+        card = (to / "README.md").read_text()
+        assert "spa play" not in card and "them/theirs" not in card, "nor the base of the base"
+        names: dict[str, Any] = {}
+        monkeypatch.chdir(to)
+        exec(snippet(to), names)
+        model = names["model"].merge_and_unload().state_dict()
+        for name in model.keys() & expected.keys():
+            torch.testing.assert_close(model[name], expected[name])
 
 
 def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> None:

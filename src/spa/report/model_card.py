@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,19 @@ from typing import Any
 import yaml
 
 from spa.agent.policy import make_task, sampling_for
+from spa.common.cache import CACHED
 from spa.common.tables import markdown_table
 from spa.config.load import to_yaml
-from spa.config.schema import Config, VariantConfig
-from spa.config.variants import played_config, practice_folder, sft_name, source_config
+from spa.config.schema import Config, ModelConfig, VariantConfig
+from spa.config.variants import (
+    given_data,
+    needs_sft,
+    played_config,
+    practice_folder,
+    sft_name,
+    source_config,
+    variant_config,
+)
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import verdict
 from spa.models.folders import resolve_path
@@ -24,11 +34,11 @@ from spa.runs.record import read_done
 from spa.runs.trainings import trainings
 
 _SNIPPET = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # where this model is
 tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
+{load}
 messages = {messages}
 prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 forced = {forced!r}  # every response starts with it
@@ -45,15 +55,62 @@ output = model.generate(
 )
 print(forced + tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 """
+_LOAD = "model = AutoModelForCausalLM.from_pretrained(folder)"
+_ALGORITHMS = {  # by ppo.estimator
+    "gae": "PPO",
+    "turn_gae": "turn-level PPO",
+    "bi_level_gae": "PPO with bi-level GAE",
+    "grpo": "GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "rloo": "RLOO",
+    "reinforce_plus_plus": "REINFORCE++",
+    "reinforce_plus_plus_baseline": "REINFORCE++ with the group's mean as baseline",
+}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a checkpoint comes from: its ``run``, its variant (None: stage 2) and the config of its task."""
+    """Where a checkpoint comes from: its ``run``, its variant (None: stage 2) and the config of its task; and its training.
+
+    ``stage`` trained it, with the settings of ``definition`` (a variant; None: the run's).
+    """
 
     run: Path
     config: Config
     variant: str | None
+    stage: str  # "ppo", "policy" (practice) or "sft"
+    definition: VariantConfig | None
+
+    @property
+    def trained(self) -> Config:
+        """The config of its training."""
+        cfg, variant = RunFolder(self.run).config(), self.definition
+        return variant_config(cfg, variant) if variant and self.stage == "ppo" else source_config(cfg, variant)
+
+    def has_stage_2(self) -> bool:
+        variant = self.definition
+        return self.stage != "ppo" or variant is None or needs_sft(RunFolder(self.run).config(), variant)
+
+    def starts_from_base(self) -> bool:
+        """Whether the stage that trained it started from ``model.path``."""
+        cfg = self.trained
+        if self.stage != "ppo":
+            return self.stage == "sft"
+        return not self.has_stage_2() and cfg.ppo.start in (None, cfg.model.path)
+
+    def training(self) -> list[str]:
+        """What the model was trained by, in order."""
+        cfg, variant, rl, steps = RunFolder(self.run).config(), self.definition, self.stage == "ppo", []
+        if self.has_stage_2():
+            played = source_config(cfg, variant).selfplay
+            states = played.prompt == "world_model" or played.rows == "transitions"
+            steps = [*([] if given_data(cfg, variant) else ["self-play"]), "world-model SFT" if states else "SFT"]
+            if self.stage == "policy" or (rl and variant and variant.practice):
+                steps.append("practice in imagination")
+        if rl:
+            other = "" if steps or self.starts_from_base() else " from another model"
+            steps.append(_ALGORITHMS[self.trained.ppo.estimator] + other)
+        return steps
 
 
 def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool = False) -> dict[str, str]:
@@ -61,15 +118,41 @@ def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool 
 
     Without a variant its folder tells what it was trained for. Outside a run nothing is known of it: a card of its own is kept,
     else a bare one written.
+
+    Raises:
+        ValueError: ``adapter``, and these adapters do not belong on the run's base model.
     """
     origin = _origin(checkpoint, variant)
     if origin is None:
         readme = checkpoint / "README.md"
         kept = readme.is_file()
         return {"README.md": readme.read_text(encoding="utf-8") if kept else _card(checkpoint, None, {}, adapter)}
-    base, licence = _base(origin.config.model.path)
+    base, licence = _base(origin.trained.model.path)
+    changed = {}
+    if adapter and (settings := checkpoint / "adapter" / "adapter_config.json").is_file():
+        _check_adapter(checkpoint, origin)
+        model = origin.trained.model
+        data = json.loads(settings.read_text(encoding="utf-8"))
+        data |= {"base_model_name_or_path": os.path.expanduser(model.path), "revision": model.revision}
+        changed = {settings.name: json.dumps(data, indent=2, sort_keys=True) + "\n"}
+        if base.get("base_model") != model.path:  # of the base itself
+            base.pop("base_model", None)
     files = {"README.md": _card(checkpoint, origin, base, adapter), TASK: _task_yaml(origin)}
-    return files | ({"LICENSE": licence} if licence else {})
+    return files | changed | ({"LICENSE": licence} if licence else {})
+
+
+def _check_adapter(checkpoint: Path, origin: Origin) -> None:
+    """Raises ValueError if the adapters were trained on another model than the base."""
+    if origin.starts_from_base():
+        return
+    cfg, variant = RunFolder(origin.run).config(), origin.definition
+    also = ""
+    if variant and origin.has_stage_2() and source_config(cfg, variant).sft.lora_rank:
+        also = f", or stage 2's adapters with `--sft --adapter --variant {variant.name}` of the run"
+    raise ValueError(
+        f"the adapters of {checkpoint} do not fit {origin.trained.model.path}, since their training started from another model: "
+        f"export the merged model, without --adapter{also}"
+    )
 
 
 def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
@@ -79,20 +162,30 @@ def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
     folder = RunFolder(run)
     cfg = folder.config()
     stage = checkpoint.resolve().parent.parent
-    if variant_name or stage.name == "ppo":
-        variant = folder.variant(variant_name or stage.parent.name)
-        return Origin(run, played_config(cfg, variant), variant.name)
+    kind = stage.name if stage.name in ("ppo", "policy") else "sft"
+    definition, practised = _definition(folder, stage)
+    if variant_name or kind == "ppo" or (practised and definition):
+        variant = folder.variant(variant_name) if variant_name else definition
+        assert variant is not None
+        return Origin(run, played_config(cfg, variant), variant.name, kind, definition)
+    stage_cfg = source_config(cfg, definition)
+    stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt
+    return Origin(run, stage_cfg, None, kind, definition)
+
+
+def _definition(folder: RunFolder, stage: Path) -> tuple[VariantConfig | None, bool]:
+    """The variant with whose settings a stage was trained (None: the run's), and whether it is one of practice."""
+    if stage.name == "ppo":
+        return folder.variant(stage.parent.name), False
     practised = next((parent for parent in stage.parents if parent.name.startswith("practice-")), None)
     if practised is not None:  # the plain policy of those that share it: of one without RL, if there is one
-        variants = [folder.variant(name) for name in variant_names(run, cfg)]
-        sharing = [each for each in variants if each.practice and practice_folder(run, each).name == practised.name]
-        if sharing:
-            variant = min(sharing, key=lambda each: each.rl)
-            return Origin(run, played_config(cfg, variant), variant.name)
+        variants = [folder.variant(name) for name in variant_names(folder.path, folder.config())]
+        sharing = [
+            each for each in variants if each.practice and practice_folder(folder.path, each).name == practised.name
+        ]
+        return min(sharing, key=lambda each: each.rl, default=None), True
     name = stage.name.partition("-")[2]
-    stage_cfg = source_config(cfg, _of_stage_2(folder, name) if name else None)
-    stage_cfg.env.state_format, stage_cfg.agent.prompt = stage_cfg.selfplay.state_format, stage_cfg.selfplay.prompt
-    return Origin(run, stage_cfg, None)
+    return _of_stage_2(folder, name) if name else None, False
 
 
 def _of_stage_2(folder: RunFolder, name: str) -> VariantConfig:
@@ -126,26 +219,29 @@ def _front_matter(card: str) -> dict[str, Any]:
 
 
 def _task_yaml(origin: Origin) -> str:
-    """The task as a config file: what the model must be asked as in training, without the machine's paths."""
+    """The task as a config file: how the model was asked in training and evaluated, without the machine's paths."""
     data = yaml.safe_load(to_yaml(origin.config))
     data["agent"]["planner"] = "none"  # the card describes the plain policy
-    task = {key: data[key] for key in ("name", "env", "agent", "sampling")}
+    task = {key: data[key] for key in ("name", "env", "agent", "sampling", "seeds", "eval")}
     return str(yaml.safe_dump(task, sort_keys=False, allow_unicode=True))
 
 
 def _card(checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter: bool) -> str:
+    steps = origin.training() if origin else []
+    tags = {"reinforcement-learning": origin and origin.stage == "ppo", "world-model": "world-model SFT" in steps}
     front = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
         **base,
-        "tags": ["spa", "reinforcement-learning", "world-model"],
+        "tags": ["spa", *(tag for tag, true in tags.items() if true)],
     }
     head = ["---", str(yaml.safe_dump(front, sort_keys=False)).rstrip(), "---", ""]
-    what = "Trained with SPA (self-play, world-model SFT, PPO; arXiv 2510.15047)."
     if origin is None:
-        return "\n".join([*head, f"# {checkpoint.name}", "", what]) + "\n"
+        unknown = "Exported with the package `spa-agent`, which has no record of its training."
+        return "\n".join([*head, f"# {checkpoint.name}", "", unknown]) + "\n"
     cfg = origin.config
-    path = base.get("base_model", cfg.model.path)
+    model = origin.trained.model.path
+    path = model if adapter else base.get("base_model", model)
     facts = {
         "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
         "base model": Path(path).name if Path(path).is_absolute() else path,
@@ -157,7 +253,7 @@ def _card(checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter
         *head,
         f"# {cfg.name}, {f'variant {origin.variant}' if origin.variant else 'world-model SFT'}",
         "",
-        what,
+        f"Trained with the package `spa-agent` (arXiv 2510.15047): {', '.join(steps)}.",
         "",
         *(f"- {name}: {value}" for name, value in facts.items()),
         "",
@@ -201,12 +297,21 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
         if window
         else "A later user message holds the reward of the turn before and the new state; the whole conversation is kept."
     )
+    imports, load = _load_adapter(origin.trained.model) if adapter else ("", _LOAD)
     code = _SNIPPET.format(
+        imports=imports,
+        load=load,
         messages=json.dumps(messages, indent=4, ensure_ascii=False),
         forced=task.forced,
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature or 1.0,
         stop=stop,
+    )
+    package = (
+        f"`{TASK}` holds the task, as a config of the package `spa-agent`."
+        if adapter
+        else "With the package `spa-agent`: `spa play FOLDER` watches it play, `spa eval FOLDER` measures it; "
+        f"`{TASK}` holds the task."
     )
     return [
         "## Use",
@@ -214,10 +319,24 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
         f"The model was trained on these prompts alone. Every response starts with `{task.forced}`, which the caller inserts; "
         f"up to {cfg.env.max_actions_per_turn} actions of a response are played. {later}",
         "",
-        *(["(Adapters: load them onto the base model with peft first.)", ""] if adapter else []),
         "```python",
         code.rstrip(),
         "```",
         "",
-        f"With the package `spa-agent`: `spa play FOLDER` watches it play, `spa eval FOLDER` measures it; `{TASK}` holds the task.",
+        package,
     ]
+
+
+def _load_adapter(model: ModelConfig) -> tuple[str, str]:
+    """The snippet's imports and lines that load the base model and the adapters onto it."""
+    path, imports = os.path.expanduser(model.path), "from peft import PeftModel\n"
+    base = repr(path)
+    if path.startswith(("builtin:", CACHED)):  # names that only this package knows
+        imports += "from spa.models.folders import resolve_path\n"
+        base = f"resolve_path({path!r})"
+    revision = f", revision={model.revision!r}" if model.revision else ""
+    load = [
+        f"base = AutoModelForCausalLM.from_pretrained({base}{revision})",
+        "model = PeftModel.from_pretrained(base, folder)",
+    ]
+    return imports, "\n".join(load)
