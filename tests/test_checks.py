@@ -12,8 +12,8 @@ import pytest
 
 from spa.cli import main
 from spa.config.schema import ModelConfig
-from spa.models.load import load_model, load_tokenizer, save_model
-from tests.models.networks import random_model
+from spa.models.load import check_vocabulary, load_model, load_tokenizer, save_model
+from tests.models.networks import random_model, with_images
 from tests.test_pipeline import SMALL
 
 
@@ -183,7 +183,7 @@ def test_adapters_need_layers(capsys, tmp_path, command: str, settings: list[str
 
 def test_adapters_of_a_model_to_start_from(capsys, tmp_path) -> None:
     pytest.importorskip("peft")
-    save_model(random_model("gpt_neox"), load_tokenizer("builtin:tiny"), tmp_path / "neox")
+    save_model(random_model("gpt_neox", vocab_size=512), load_tokenizer("builtin:tiny"), tmp_path / "neox")
     settings = [f"ppo.start={tmp_path / 'neox'}", "ppo.lora_rank=4", "ppo.lora_targets=[query_key_value]"]
     assert main(["ppo", "frozen_lake", *SMALL, *settings, "--dry-run"]) == 0
     hub = ["model=org/name", "sft.lora_rank=4", "sft.lora_targets=[query]"]
@@ -382,8 +382,34 @@ def test_actions_that_no_answer_can_name(capsys, tmp_path) -> None:
 
 @pytest.mark.parametrize("command", [["run"], ["ppo"]])
 def test_training_of_a_model_that_caps_its_logits(capsys, tmp_path, command: list[str]) -> None:
-    model = random_model("gemma3_text", final_logit_softcapping=30.0)
+    model = random_model("gemma3_text", vocab_size=512, final_logit_softcapping=30.0)
     save_model(model, load_tokenizer("builtin:tiny"), tmp_path / "capped")
     capsys.readouterr()  # the progress of saving
     line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL, f"model.path={tmp_path / 'capped'}")
     assert line.endswith("its logits are capped (final_logit_softcapping=30), which training cannot reproduce")
+
+
+@pytest.mark.parametrize("command", [["run"], ["eval", "--variant", "base"]])
+def test_a_tokenizer_with_more_ids_than_the_embedding(capsys, tmp_path, command: list[str]) -> None:
+    tokenizer = load_tokenizer("builtin:tiny")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<plan>"]})
+    model = load_model(ModelConfig(device="cpu"))
+    save_model(model, tokenizer, tmp_path / "m")
+    line = refused(capsys, tmp_path / "r", *command, "frozen_lake", *SMALL, f"model={tmp_path / 'm'}")
+    assert "the tokenizer has ids up to 512 ('<plan>'), and the model's embedding has 512 rows" in line
+    assert "model.resize_token_embeddings(len(tokenizer))" in line
+    model.resize_token_embeddings(600)
+    save_model(model, tokenizer, tmp_path / "m")
+    assert main([*command, "frozen_lake", *SMALL, f"model={tmp_path / 'm'}", "--dry-run"]) == 0
+
+
+def test_ids_of_images_need_no_embedding() -> None:
+    """Gemma 3 1B has one of them more than its embedding has rows."""
+    tokenizer = load_tokenizer("builtin:tiny")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    config = with_images().config
+    config.text_config.vocab_size = 512
+    with pytest.raises(ValueError, match="image_soft_token"):
+        check_vocabulary(tokenizer, config)
+    tokenizer.image_token = "<image_soft_token>"
+    check_vocabulary(tokenizer, config)

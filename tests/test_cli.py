@@ -92,6 +92,24 @@ def test_ppo_and_eval_take_an_variant(calls: Calls) -> None:
     assert calls[-1][1]["variant"].state_format == "coordinates"
 
 
+def test_eval_again_evaluates_the_same_model_as_it_is(calls: Calls) -> None:
+    cfg = load_config("frozen_lake", ["model.path=org/name"])
+    again = ["eval", "frozen_lake", "--model", "org/name", "--out", "x"]
+    assert main(again) == 0
+    RunFolder("x").open(cfg, "eval base", resume=False, variants=[calls[0][1]["variant"]])
+    assert main(again) == 0
+    assert main([*again, "--resume"]) == 0
+    assert main(["eval", "--model", "org/name", "--out", "x", "--resume"]) == 0
+    assert [call["variant"] for _, call in calls] == [calls[0][1]["variant"]] * 4
+    RunFolder("x").open(cfg, "sft", resume=False)
+    assert main(again) == 0
+    Path("exported").mkdir()
+    Path("exported/spa.yaml").write_text(to_yaml(cfg))
+    Path("exported/config.json").write_text("{}")
+    assert main(["eval", "exported", "--out", "x"]) == 0
+    assert [call["variant"].name for _, call in calls[3:]] == ["base", "vanilla", "base"]
+
+
 @pytest.mark.parametrize("command", ["generate", "ppo", "eval"])
 def test_a_file_among_the_variants_goes_by_its_name(calls: Calls, command: str) -> None:
     Path("some.yaml").write_text("name: own\n")

@@ -53,6 +53,21 @@ def test_a_failed_episode_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert "failed: ValueError: gone" in shown(failed, capsys)
 
 
+@pytest.mark.parametrize(("seeds", "code"), [((), 0), ((0,), 0), ((0, 1), 2)])
+def test_where_nothing_could_be_played_it_fails(
+    seeds: tuple[int, ...], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def played(*args: object, **kwargs: object) -> list[Episode]:
+        lost = {"status": "error", "error": "RequestFailed: Connection error"}
+        return [Episode("Lake", seed, seed, **(lost if seed in seeds else {})) for seed in range(2)]
+
+    monkeypatch.setattr("spa.api.play", played)
+    assert main(["play", *LAKE, "--worlds", "2"]) == code
+    printed = capsys.readouterr()
+    assert ("Error: nothing could be played: RequestFailed: Connection error" in printed.err) == (code == 2)
+    assert printed.out.count("failed: RequestFailed") == len(seeds)
+
+
 @pytest.mark.parametrize("planner", ["none", "lookahead"])
 def test_the_command_plays_test_worlds(planner: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", *LAKE, f"agent.planner={planner}", "planner.depth=1", "--worlds", "2"]) == 0

@@ -325,6 +325,17 @@ def test_an_older_report_is_no_failure(run: Path, capsys: pytest.CaptureFixture[
     assert "report.html: older than the last command; `spa report" in capsys.readouterr().out
 
 
+def test_a_carriage_return_in_the_report_is_no_change(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(run)
+    folder.open(replace(folder.config(), name="one\rtwo"), "eval spa", resume=True)
+    folder.close(None)
+    assert main(["report", str(run)]) == 0
+    assert b"\r" in (run / "report.html").read_bytes()
+    capsys.readouterr()
+    assert main(["verify", str(run)]) == 0
+    assert "report.html: what `spa report` writes now" in capsys.readouterr().out
+
+
 def change_turn(path: Path, **changes: object) -> None:
     read, write = (
         (read_samples, write_samples) if path.name == SAMPLES else (lambda p: list(read_episodes(p)), write_episodes)

@@ -125,7 +125,7 @@ def check_command(
         if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
             _, data = check_inputs(cfg, "sft", each, out)
             assert data is not None
-            _check_data(source_config(cfg, each), data, chat)
+            _check_data(source_config(cfg, each), data, chat, local_only)
     for text in dict.fromkeys(_in_vain(cfg, stage, variants)):
         note(f"note: {text}")
 
@@ -180,16 +180,20 @@ def written_format(cfg: Config, variant: VariantConfig) -> str:
     return make_task(variant_config(cfg, variant), state_format=variant.state_format).make_env().state_format
 
 
-def _check_data(source: Config, data: Path, chat: Chat | None) -> None:
+def _check_data(source: Config, data: Path, chat: Chat | None, local_only: bool) -> None:
     """Refuses data that stage 2 could not train on; ``chat`` is None where the model is still to be downloaded."""
     from spa.data.encode import check_rows
     from spa.data.layouts import read_rows
+    from spa.models.load import context_length, load_config
     from spa.sft.stage2 import data_files
 
     train = data_files(data)[0]
     if chat is not None:
         rows, skipped, _ = read_rows(train)
-        check_rows(rows, chat, source.sft, skipped)
+        context = None
+        with suppress(ValueError):  # its config is not at hand
+            context = context_length(load_config(source.model.path, source.model, local_only=local_only))
+        check_rows(rows, chat, source.sft, skipped, context)
 
 
 def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
@@ -356,13 +360,19 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Chat | None:
-    """Checks that a local model exists and has a usable template; returns its chat. ``local_only``: None for a hub name."""
+    """Checks that a local model exists, has a usable template and reads its tokenizer's ids; returns its chat. ``local_only``: None
+    for a hub name."""
     from spa.agent.chat import Chat
-    from spa.models.load import check_model, load_tokenizer
+    from spa.models.load import check_model, check_vocabulary, load_config, load_tokenizer
 
     check_model(cfg.model, model)
     path = model or cfg.model.path
-    return None if local_only and not Path(resolve_path(path)).is_dir() else Chat(load_tokenizer(path, cfg.model))
+    if local_only and not Path(resolve_path(path)).is_dir():
+        return None
+    tokenizer = load_tokenizer(path, cfg.model)
+    with _named(path):
+        check_vocabulary(tokenizer, load_config(path, cfg.model))
+    return Chat(tokenizer)
 
 
 def _check_players(

@@ -288,7 +288,7 @@ def _report(folder: RunFolder) -> str:
     last = folder.last_command()
     if (last.get("spa"), last.get("package_git")) != (__version__, git_state(str(Path(__file__).parent))):
         return "not compared: another version of the package wrote it"
-    written = (folder.path / "report.html").read_text(encoding="utf-8", errors="replace")
+    written = (folder.path / "report.html").read_bytes().decode("utf-8", "replace")  # read_text changes "\r"
     if written == sealed(render_report(collect(folder.path))):
         return "what `spa report` writes now"
     if not is_sealed(written):

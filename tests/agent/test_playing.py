@@ -254,6 +254,8 @@ def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int, mo
     (episode,) = rollout(Short(engine.text), CHAT, task, [World(3, "w")], SamplingConfig(max_tokens=100), seed=0)
     if window:
         assert lengths[4] == lengths[0] and episode.turns == [] and "turn 1 has" in episode.error
+        assert "window=1" not in episode.error and "use a model with a longer context" in episode.error
     else:
         assert len(episode.turns) == 4 and f"{lengths[4]} tokens, which leaves no room" in episode.error
+        assert "set agent.window=1" in episode.error
     assert episode.status == "error" and len(closed) == 1

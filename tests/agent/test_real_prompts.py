@@ -14,7 +14,7 @@ from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, SamplingConfig
+from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, SamplingConfig, SelfPlayConfig, SFTConfig
 from tests.scripted import CHAT, TOKENIZER
 
 DEFAULT = "You are a helpful AI assistant."
@@ -113,3 +113,18 @@ def test_limits_that_cut_true_answers_off_are_named() -> None:
     assert "sampling.max_tokens=20 cuts it off" in cut
     assert "ask for 10 words" in hint and "env.response_hint=null" in hint
     assert length_notes(make_task(config(), prompt="world_model"), config()) == []
+
+
+@pytest.mark.parametrize(
+    ("play", "loss", "notes"),
+    [({}, "think_answer", 1), ({}, "masked", 0), ({"states": "belief"}, "think_answer", 0)],
+)
+def test_after_random_play_the_limit_counts_where_states_are_taught(
+    play: dict[str, Any], loss: Any, notes: int
+) -> None:
+    random = dataclasses.replace(
+        config(hint=10, max_tokens=20), selfplay=SelfPlayConfig(policy="random", **play), sft=SFTConfig(loss=loss)
+    )
+    found = length_notes(make_task(random, prompt="world_model"), random)
+    assert len(found) == notes
+    assert all("sampling.max_tokens=20 cuts it off once the model plays" in text for text in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -213,6 +214,21 @@ def test_too_few_worlds_are_refused_after_a_short_look() -> None:
             check_enough(few(1 if len(counts) == 2 else 20), counts, 0)
         assert Few.resets <= 500
     check_enough(few(20), {"test": 1}, 0)
+
+
+class Late(Few):
+    """Some worlds, drawn by seed: the last of them comes late."""
+
+    def reset(self, *, seed=None, options=None):
+        return f"world {random.Random(seed).randrange(self.count)}", {}
+
+
+def test_worlds_of_which_the_last_comes_late_are_refused_too() -> None:
+    env = EnvConfig(id=f"{__name__}:Late", tag="L", settings={"count": 48})
+    with pytest.raises(ValueError, match="gave only 9 distinct worlds"):
+        check_enough(Task(env, AgentConfig()), {"test": 500}, 0)
+    env.settings = {"count": 200}  # some are unseen
+    check_enough(Task(env, AgentConfig()), {"test": 500}, 0)
 
 
 def test_where_worlds_are_many_or_need_not_differ_few_are_looked_at() -> None:

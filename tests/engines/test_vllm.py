@@ -129,6 +129,7 @@ class LLM:
     enable_chunked_prefill: bool | None = None
     enforce_eager: bool = False
     use_tqdm_on_load: bool = True
+    trust_remote_code: bool = False
     seed: int | None = None
     calls: list[str] = field(default_factory=list)
 
@@ -232,9 +233,11 @@ def test_closing_shuts_the_engine_down(vllm: None) -> None:
 
 def test_a_player_with_vllm(vllm: None) -> None:
     config = tiny_config()
+    config.model.trust_remote_code = True
     policy = Policy.load(config, engine=EngineConfig(kind="vllm"))
     assert policy.model is None
-    assert policy.engine._llm.model.endswith("builtin/tiny")  # type: ignore[attr-defined]
+    llm = policy.engine._llm  # type: ignore[attr-defined]
+    assert llm.model.endswith("builtin/tiny") and llm.trust_remote_code
     episodes = policy.play(lake_task(), [World(1, "a")], samples=2, seed=3)
     assert [len(e.sequences) for e in episodes] == [1, 1]
     assert episodes[0].turns[0].response.startswith("<think>")

@@ -74,6 +74,26 @@ def test_variants_given_as_files_keep_the_configs_order(tmp_path: Path) -> None:
     assert main_variant(names[:-1]) == "a", "the last trained one"
 
 
+@pytest.mark.parametrize(
+    ("commands", "trained"),
+    [
+        ([], True),
+        (["eval base"], False),
+        (["eval base", "eval spa"], False),
+        (["eval base", "sft"], True),
+        (["run"], True),
+    ],
+)
+def test_evaluations_alone_are_no_trained_run(tmp_path: Path, cfg: Config, commands: list[str], trained: bool) -> None:
+    folder = RunFolder(tmp_path)
+    assert not folder.more_than_evaluated
+    for command in commands:
+        folder.open(cfg, command, resume=False)
+    if not commands:
+        folder.config_path.touch()
+    assert folder.more_than_evaluated == trained
+
+
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_changed_config_is_refused_by_key(tmp_path: Path, cfg: Config, resume: bool) -> None:
     folder = RunFolder(tmp_path).open(cfg, "generate", resume=False)
@@ -115,6 +135,8 @@ def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
 @pytest.mark.parametrize(
     ("setting", "made"),
     [
+        ("sft.eval_worlds", "sft-plan/metrics.jsonl"),
+        ("ppo.val_worlds", "variants/spa/ppo/metrics.jsonl"),
         ("practice.worlds", "practice-plan/round_1/plans/done.json"),
         ("curriculum.imagined_worlds", "imagined-plan/done.json"),
         ("eval.worlds", "variants/base/eval/episodes-0.partial.jsonl"),

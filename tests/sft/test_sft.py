@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,17 @@ from hypothesis import strategies as st
 
 from spa.agent.chat import Chat
 from spa.config.load import load_config
-from spa.config.schema import ModelConfig, SFTConfig
+from spa.config.schema import Config, ModelConfig, SFTConfig
 from spa.data.encode import Example, encode_row, encode_rows, loss_spans
 from spa.data.ground_truth import Row
-from spa.models.load import load_model, load_tokenizer
+from spa.data.layouts import write_rows
+from spa.engines.transformers import TransformersEngine
+from spa.models.load import context_length, load_model, load_tokenizer, save_model
 from spa.pretrain.network import TinySize, build_model
 from spa.runs.folder import changed_settings
-from spa.sft.stage2 import data_files
+from spa.sft.stage2 import data_files, load_examples
 from spa.sft.train import SFTDiverged, SFTTrainer, loss_sums, mean_loss
+from tests.models.networks import random_model
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 CHAT = Chat(TOKENIZER)
@@ -111,6 +115,30 @@ def test_unusable_rows_are_counted_and_an_empty_set_is_an_error() -> None:
         encode_rows([row("nothing")], CHAT, SFTConfig())
     with pytest.raises(ValueError, match="data set is empty"):
         encode_rows([], CHAT, SFTConfig())
+
+
+@pytest.mark.parametrize(
+    ("positions", "limit"), [(200, "the model's context of 200 tokens"), (900, "sft.max_length=300")]
+)
+def test_rows_that_the_model_cannot_read_are_skipped(capsys, tmp_path, positions: int, limit: str) -> None:
+    long = row("<think>" + "Up " * 400 + "</think>")
+    write_rows(tmp_path / "train.parquet", [row(), long])
+    save_model(random_model("gpt2", vocab_size=512, max_position_embeddings=positions), TOKENIZER, tmp_path / "m")
+    config = Config(model=ModelConfig(path=str(tmp_path / "m")), sft=SFTConfig(max_length=300))
+    train, _ = load_examples(config, tmp_path, CHAT)
+    assert len(train) == 1
+    assert f"1 of 2 rows of train.parquet skipped: longer than {limit}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=f"no row to train on.*longer than {limit}: 1"):
+        encode_rows([long], CHAT, config.sft, context=positions)
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [(None, 256), ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}, 1024)],
+)
+def test_a_stretched_context(rope: dict[str, Any] | None, length: int) -> None:
+    model = random_model("llama", **({"rope_parameters": rope} if rope else {}))
+    assert TransformersEngine(model, 0).context_length == context_length(model.config) == length
 
 
 def test_loss_equals_a_naive_loop_whatever_the_micro_batches() -> None:

@@ -71,15 +71,23 @@ def world_model_length(task: Task, config: Config) -> int:
 
 
 def length_notes(task: Task, config: Config) -> list[str]:
-    """What is wrong with the lengths of stage 1: a limit or a stated length that a true answer exceeds."""
-    if task.agent.prompt != "world_model" or config.selfplay.policy == "random" or config.engine.kind == "openai":
+    """What is wrong with the lengths of stage 1: a limit or a stated length that a true answer exceeds.
+
+    Random play has no limit; the model that stage 2 teaches to write true states has one.
+    """
+    play = config.selfplay
+    random = play.policy == "random"
+    if task.agent.prompt != "world_model" or (config.engine.kind == "openai" and not random):
         return []
-    longest = longest_answer(task, config.selfplay.model or config.model.path, config.model) or 0
+    if random and (not task.agent.think or play.states == "belief" or config.sft.loss == "masked"):
+        return []  # no states are taught
+    writer = config.model.path if random else play.model or config.model.path
+    longest = longest_answer(task, writer, config.model) or 0
     limit, hint = config.sampling.max_tokens, task.env.response_hint
     what = f"note: a true answer in {task.tag} takes up to {longest} tokens"
     notes = []
     if longest > limit:
-        notes.append(f"{what}, and sampling.max_tokens={limit} cuts it off")
-    if hint is not None and longest > hint and task.agent.style == "paper":
+        notes.append(f"{what}, and sampling.max_tokens={limit} cuts it off{' once the model plays' if random else ''}")
+    if hint is not None and longest > hint and not random and task.agent.style == "paper":
         notes.append(f"{what}, and prompts ask for {hint} words at most; env.response_hint=null leaves room")
     return notes

@@ -94,9 +94,12 @@ def _play(
             return context
         play.episode.turns.pop()
         play.host.close()
+        advice = "set agent.window=1, or fewer env.max_turns"
+        if index == 0 or play.task.agent.window == 1:  # no earlier turn is shown
+            advice = "use a model with a longer context, shorter states or prompts, or less sampling.max_tokens"
         play.fail(
             f"the context of turn {index + 1} has {len(context)} tokens, which leaves no room for a response, as the model reads "
-            f"{limit}: set agent.window=1, or fewer env.max_turns"
+            f"{limit}: {advice}"
         )
         return None
 

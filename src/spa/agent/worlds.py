@@ -145,8 +145,8 @@ def check_enough(
 ) -> None:
     """Refuses a task whose distinct worlds are clearly too few, before a source looks for them in vain.
 
-    It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where nine tenths of 500 gave no new
-    world.
+    It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where the last half of 500 gave no
+    new world.
 
     Args:
         counts: distinct worlds needed, by split.
@@ -166,7 +166,7 @@ def check_enough(
         looks += 1
         if key not in splits:
             splits[key], last_new = split, looks
-    if looks < _CHECKED or last_new > looks / 10:
+    if looks < _CHECKED or last_new > looks / 2:
         return
     for split, count in counts.items():
         if (found := list(splits.values()).count(split)) < count:

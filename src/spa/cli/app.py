@@ -270,7 +270,10 @@ def evaluate(
     from spa.cli.play import exported
     from spa.runs.stage import model_of
 
-    words, model = exported(words, model, "eval")
+    given = words
+    words, model = exported(given, model, "eval")
+    if words is not given:  # an exported folder is measured as it is, also into a run's folder
+        variant = variant or "base"
     with contextlib.suppress(ValueError):  # what is no stage's folder is looked at with everything else
         model = model_of(model) if model else None
     if model and split_words(words)[0] is not None:  # else the run's config counts
@@ -387,14 +390,14 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.config.variants import overruled, variant_named, variants_of
     from spa.dry_run import imports
     from spa.preflight import check_out
-    from spa.runs.folder import default_folder
+    from spa.runs.folder import RunFolder, default_folder
     from spa.scale import launch, ranks
 
     cfg = _config(options)
     name, settings = _words(options.words)
     preset = preset_of(name, settings) if name is not None else None
     folder = options.out or default_folder(cfg)
-    trained = command == "ppo" or (command == "eval" and folder.joinpath("config.yaml").is_file())
+    trained = command == "ppo" or (command == "eval" and RunFolder(folder).more_than_evaluated)
     chosen = options.variant or (cfg.variants[0] if trained else "base" if command == "eval" else None)
     variant = variant_named(cfg, chosen) if chosen else None
     if variant and command == "eval" and chosen == "base":  # a model as it is, also where this is resumed

@@ -48,6 +48,8 @@ def play(
     episodes = api.play(cfg, model=model, worlds=worlds, skip=skip, on_turn=screen.on_turn, take_over=ask)
     for episode in episodes:
         screen.on_turn(episode, True)  # those that another process played
+    if all(episode.status == "error" for episode in episodes):
+        raise ValueError(f"nothing could be played: {episodes[0].error}")
 
 
 def _of_run(folder: Path, settings: list[str], name: str | None, model: str | None) -> tuple[Config, str]:

@@ -281,7 +281,11 @@ class EvalConfig:
     @model_validator(mode="after")
     def _enough_samples(self) -> EvalConfig:
         if max(self.ks) > self.samples:
-            raise ValueError(f"eval.ks must be numbers from 1 to eval.samples ({self.samples}), not {self.ks}")
+            fitting = [k for k in self.ks if k <= self.samples] or [self.samples]
+            raise ValueError(
+                f"eval.ks must be numbers from 1 to eval.samples ({self.samples}), not {self.ks}: set "
+                f"eval.ks=[{','.join(map(str, fitting))}]"
+            )
         return self
 
 

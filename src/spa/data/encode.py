@@ -100,16 +100,26 @@ def prompt_ids(prompt: Sequence[Message], chat: Chat) -> list[int]:
 
 
 def encode_rows(
-    rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str] | None = None
+    rows: Sequence[Row],
+    chat: Chat,
+    config: SFTConfig,
+    skipped: Counter[str] | None = None,
+    context: int | None = None,
 ) -> tuple[list[Example], Counter[str]]:
     """Examples of all trainable rows, merged with ``config.merge_turns``, and counts of skipped rows by reason.
 
-    A row longer than ``config.max_length`` is skipped, not truncated, since truncation would remove trained tokens.
+    A row longer than ``config.max_length`` or ``context`` is skipped, not truncated, since truncation would remove trained tokens.
+
+    Args:
+        context: tokens that the model can attend to, if known.
 
     Raises:
         ValueError: nothing is left to train on (the message has the counts).
     """
     skipped = Counter(skipped or {})
+    limit, too_long = config.max_length, f"longer than sft.max_length={config.max_length}"
+    if context is not None and context < limit:
+        limit, too_long = context, f"longer than the model's context of {context} tokens"
     examples = []
     for row in rows:
         try:
@@ -119,8 +129,8 @@ def encode_rows(
                 raise
             skipped[str(error)] += 1
             continue
-        if len(example.ids) > config.max_length:
-            skipped[f"longer than sft.max_length={config.max_length}"] += 1
+        if len(example.ids) > limit:
+            skipped[too_long] += 1
         elif not example.positions:
             skipped["no token to train (no think or answer span)"] += 1
         else:
@@ -159,12 +169,14 @@ def merge_turns(examples: Sequence[Example]) -> list[Example]:
     return [merged[index] for index in sorted(merged)]
 
 
-def check_rows(rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str]) -> None:
+def check_rows(
+    rows: Sequence[Row], chat: Chat, config: SFTConfig, skipped: Counter[str], context: int | None = None
+) -> None:
     """Raises as ``encode_rows`` if the data set has no trainable row; stops at the first trainable one."""
     for row in rows:
         try:
-            encode_rows([row], chat, config)
+            encode_rows([row], chat, config, context=context)
             return
         except ValueError:
             continue
-    encode_rows(rows, chat, config, skipped)
+    encode_rows(rows, chat, config, skipped, context)

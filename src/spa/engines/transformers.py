@@ -20,6 +20,7 @@ from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream
 from spa.engines.processes import can_fork
 from spa.engines.stops import Stops
+from spa.models.load import context_length
 from spa.models.memory import free_memory
 
 _SHARE = 0.6  # share of the free memory available to the KV cache
@@ -50,13 +51,7 @@ class TransformersEngine(Engine):
 
     @property
     def context_length(self) -> int | None:
-        config = self.model.config.get_text_config()
-        most = getattr(config, "max_position_embeddings", None)
-        rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-        stretched = rope.get("rope_type") in ("yarn", "linear", "dynamic")
-        if most and stretched and rope.get("original_max_position_embeddings", most) == most:
-            return int(most * rope.get("factor", 1))
-        return most
+        return context_length(self.model.config)
 
     def split(self, sampling: SamplingConfig, groups: int, group_size: int) -> int:
         """The fastest number of processes for a rollout of ``groups`` groups; see ``sampling.processes``.

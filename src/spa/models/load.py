@@ -96,6 +96,38 @@ def load_config(path: str, model: ModelConfig | None = None, *, local_only: bool
         raise ValueError(f"cannot read the model config of {path!r}: {first_line(error)}") from error
 
 
+def context_length(config: Any) -> int | None:
+    """The tokens that a model can attend to, if its transformers config says so."""
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    stretched = rope.get("rope_type") in ("yarn", "linear", "dynamic")
+    if most and stretched and rope.get("original_max_position_embeddings", most) == most:
+        return int(most * rope.get("factor", 1))
+    return most
+
+
+def check_vocabulary(tokenizer: Any, config: Any) -> None:
+    """Refuses a tokenizer with ids that the embedding of ``config``'s model lacks; those of images and sound never occur in text.
+
+    Raises:
+        ValueError: there are such ids.
+    """
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    if not size:
+        return
+    unused = {getattr(tokenizer, f"{kind}_token", None) for kind in ("image", "audio", "video")}
+    beyond = {
+        number: token for token, number in tokenizer.get_vocab().items() if number >= size and token not in unused
+    }
+    if beyond:
+        last = max(beyond)
+        raise ValueError(
+            f"the tokenizer has ids up to {last} ({beyond[last]!r}), and the model's embedding has {size} rows: call "
+            "model.resize_token_embeddings(len(tokenizer)) and save the model again"
+        )
+
+
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of one weight."""
     return compute_dtype_bytes(config.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -205,8 +204,8 @@ def _failure(folder: Path, variant: str) -> str:
     if not error or error.startswith(("KeyboardInterrupt", "Terminated")):
         return ""
     # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
-    named: dict[str, str] = dict(re.findall(r"variant ([^;:]+) was not evaluated: ([^;]+)", error))
-    if named:
+    parts = [part.partition(" was not evaluated: ") for part in error.split(";")]
+    if named := {before.rpartition("variant ")[2]: why for before, found, why in parts if found}:
         return named.get(variant, "")
     names = ["base", *(Path(each).stem for each in run.config().variants)]
     return error.partition(";")[0] if variant in names else ""

@@ -79,6 +79,8 @@ SELECTION = (
 _OPEN = {
     "practice.worlds": "practice-*/round_*/plans/done.json",
     "curriculum.imagined_worlds": "imagined-*/done.json",
+    "sft.eval_worlds": "sft*/*",
+    "ppo.val_worlds": "*/*/ppo/*",
     "eval.worlds": "*/*/eval/*",  # its unfinished episodes count
 }
 _STAGES = ("generate", "sft", "practice", "ppo", "eval")  # also part of `run`
@@ -150,6 +152,12 @@ class RunFolder:
     @property
     def holds_run(self) -> bool:
         return self.config_path.is_file() or self.info_path.is_file()
+
+    @property
+    def more_than_evaluated(self) -> bool:
+        """Whether this is a run, not only evaluations of models from elsewhere; without a ``run.json`` it counts as one."""
+        words = [command.partition(" ")[0] for command in self.commands()]
+        return self.config_path.is_file() and set(words) != {"eval"}
 
     def config(self) -> Config:
         """The saved config.

@@ -14,7 +14,7 @@ from spa.config.schema import Config
 from spa.config.seeds import PROBE, stream_seed
 from spa.data.encode import Example, encode_rows
 from spa.data.layouts import read_rows
-from spa.models.load import load_tokenizer
+from spa.models.load import context_length, load_config, load_tokenizer
 from spa.models.lora import add_lora
 from spa.sft.memory import check_memory
 from spa.sft.shown import Measured, shown
@@ -41,13 +41,14 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
     Raises:
         ValueError: an unreadable file, no trainable row, or settings that need validation rows when there are none.
     """
+    context = context_length(load_config(cfg.model.path, cfg.model))
     sets: list[list[Example]] = []
     for path in data_files(data):
         rows, skipped = read_rows(path)[:2] if path is not None else ([], None)
         if sets and not rows:
             sets.append([])
             continue
-        examples, reasons = encode_rows(rows, chat, cfg.sft, skipped)
+        examples, reasons = encode_rows(rows, chat, cfg.sft, skipped, context)
         for reason, count in reasons.items():
             note(f"SFT: {count} of {len(rows)} rows of {path.name if path else data} skipped: {reason}")
         sets.append(examples)
