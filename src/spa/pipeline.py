@@ -24,6 +24,7 @@ from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
     dream_folder,
+    imagines,
     practice_folder,
     selfplay_folder,
     sft_folder,
@@ -195,7 +196,7 @@ def ppo(cfg: Config, variant: VariantConfig, out: Path, *, resume: bool, begun: 
         from spa.rl.trainer import train_ppo
 
         variant_cfg = variant_config(cfg, variant)
-        if variant_cfg.curriculum.imagined and not variant_cfg.curriculum.imagined_file:
+        if imagines(cfg, variant):
             variant_cfg.curriculum.imagined_file = str(_dream(cfg, variant, out))
         with stage.metrics(variant_cfg) as log:
             result = train_ppo(variant_cfg, variant, start, stage.folder, resume=stage.resume, log=log)

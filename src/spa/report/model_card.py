@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,19 @@ class Origin:
     stage: str  # "ppo", "policy" (practice) or "sft"
     definition: VariantConfig | None
 
+    @cached_property
+    def run_config(self) -> Config:
+        return RunFolder(self.run).config()
+
     @property
     def trained(self) -> Config:
         """The config of its training."""
-        cfg, variant = RunFolder(self.run).config(), self.definition
+        cfg, variant = self.run_config, self.definition
         return variant_config(cfg, variant) if variant and self.stage == "ppo" else source_config(cfg, variant)
 
     def has_stage_2(self) -> bool:
         variant = self.definition
-        return self.stage != "ppo" or variant is None or needs_sft(RunFolder(self.run).config(), variant)
+        return self.stage != "ppo" or variant is None or needs_sft(self.run_config, variant)
 
     def starts_from_base(self) -> bool:
         """Whether the stage that trained it started from ``model.path``."""
@@ -100,7 +105,7 @@ class Origin:
 
     def training(self) -> list[str]:
         """What the model was trained by, in order."""
-        cfg, variant, rl, steps = RunFolder(self.run).config(), self.definition, self.stage == "ppo", []
+        cfg, variant, rl, steps = self.run_config, self.definition, self.stage == "ppo", []
         if self.has_stage_2():
             played = source_config(cfg, variant).selfplay
             states = played.prompt == "world_model" or played.rows == "transitions"
@@ -145,7 +150,7 @@ def _check_adapter(checkpoint: Path, origin: Origin) -> None:
     """Raises ValueError if the adapters were trained on another model than the base."""
     if origin.starts_from_base():
         return
-    cfg, variant = RunFolder(origin.run).config(), origin.definition
+    cfg, variant = origin.run_config, origin.definition
     also = ""
     if variant and origin.has_stage_2() and source_config(cfg, variant).sft.lora_rank:
         also = f", or stage 2's adapters with `--sft --adapter --variant {variant.name}` of the run"

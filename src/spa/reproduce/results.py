@@ -25,7 +25,7 @@ from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import counterparts, main_variant
 from spa.report.charts import mean, series
 from spa.reproduce.scale import BASELINE, Cell
-from spa.runs.folder import RunFolder, changed_settings, variants_folder
+from spa.runs.folder import RunFolder, changed_settings, interrupted, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.trainings import stage_records
 
@@ -200,8 +200,9 @@ def _failure(folder: Path, variant: str) -> str:
     """Why a run that has ended has no result of a variant, without what it advises; empty where it was not to have one, was
     interrupted or has not ended."""
     run = RunFolder(folder)
-    error = str(run.last_command().get("error", ""))
-    if not error or error.startswith(("KeyboardInterrupt", "Terminated")):
+    last = run.last_command()
+    error = str(last.get("error", ""))
+    if not error or interrupted(last):
         return ""
     # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
     parts = [part.partition(" was not evaluated: ") for part in error.split(";")]

@@ -75,7 +75,7 @@ SELECTION = (
     "selfplay.outcome_share",
     "selfplay.plain_rows",
 )
-# Numbers of worlds, each with what is made of them: with --resume it may change while there is nothing of that.
+# Numbers of worlds that may change with --resume as long as no file matches: nothing was made with them yet.
 _OPEN = {
     "practice.worlds": "practice-*/round_*/plans/done.json",
     "curriculum.imagined_worlds": "imagined-*/done.json",
@@ -129,6 +129,11 @@ class _Info(TypedDict, total=False):
 
     commands: list[Object]
     variants: dict[str, Object]
+
+
+def interrupted(command: Mapping[str, Any]) -> bool:
+    """Whether a recorded command was ended by Ctrl-C or a signal, not by an error."""
+    return str(command.get("error", "")).startswith(("KeyboardInterrupt", "Terminated"))
 
 
 class RunFolder:

@@ -15,6 +15,7 @@ from typing import Any
 from spa.common.lock import is_locked
 from spa.common.typed import Object, parse
 from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
+from spa.runs.folder import interrupted
 
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
 _DEPTH = 4  # folders below a given one, deep enough for WORLD/seed-N of a reproduction
@@ -153,8 +154,7 @@ def _files(folder: str | Path, without: Sequence[str] = ()) -> Iterator[tuple[st
 def _ended(path: Path, last: dict[str, Any]) -> str:
     """How the last command ended; runs of earlier versions recorded no end, and wrote their report last."""
     if "ended" in last:
-        interrupted = str(last.get("error", "")).startswith(("KeyboardInterrupt", "Terminated"))
-        return STOPPED if interrupted else FAILED if "error" in last else FINISHED
+        return STOPPED if interrupted(last) else FAILED if "error" in last else FINISHED
     return FINISHED if (path / "report.html").is_file() and "spa" in last else STOPPED
 
 
