@@ -54,7 +54,8 @@ def test_a_run_is_written_by_one_process_and_ends_with_sigterm(tmp_path: Path, c
         start_new_session=True,
     )
     try:
-        wait_for(lambda: children(process.pid), process)
+        # Its first child is git, for the record of the command.
+        wait_for(lambda: (out / "run.json").is_file() and children(process.pid), process)
         assert (out / "run.lock").is_file()
         files = sorted(out.rglob("*"))
         for more in ([], ["--resume"]):
