@@ -54,8 +54,10 @@ def test_differences_are_paired_on_the_common_worlds(tmp_path: Path) -> None:
 
 
 def test_runs_of_the_same_recipe_are_its_seeds(tmp_path: Path) -> None:
-    slow = [make_run(tmp_path / f"slow{s}", {"spa": [s, 1, 1, 0]}, seed=s) for s in range(3)]
-    fast = [make_run(tmp_path / f"fast{s}", {"spa": [s + 2, 3, 4, 3]}, "ppo.actor_lr=0.001", seed=s) for s in range(3)]
+    slow = [make_run(tmp_path / f"slow{s}", {"spa": [s, 1, 1, 0] * 8}, seed=s) for s in range(3)]
+    fast = [
+        make_run(tmp_path / f"fast{s}", {"spa": [s + 2, 3, 4, 3] * 8}, "ppo.actor_lr=0.001", seed=s) for s in range(3)
+    ]
     for run in slow:
         (run / "variants" / "spa" / "ppo").mkdir()
         rows = [{"step": step, "val/pass@1": 0.1 * step} for step in (0, 10)]
@@ -66,7 +68,7 @@ def test_runs_of_the_same_recipe_are_its_seeds(tmp_path: Path) -> None:
     assert [row.label for row in table.groups] == [f"{slow[0]} (3 seeds)", f"{fast[0]} (3 seeds)"]
     assert table.groups[1].shared_seeds == 3
     assert table.groups[1].differences[1].mean == pytest.approx((2 + 2 + 3 + 3) / 16)
-    assert "is above" in table.sentences()[0] and "on 4 common worlds, 3 seeds." in table.sentences()[0]
+    assert "is above" in table.sentences()[0] and "on 32 common worlds, 3 seeds." in table.sentences()[0]
 
 
 def test_runs_of_an_edited_variant_are_no_seeds_of_one_recipe(tmp_path: Path) -> None:
@@ -143,3 +145,27 @@ def test_the_recipe_is_compared_with_its_controls(tmp_path: Path, shuffled: list
     assert "was not compared with" not in shown
     assert ("is above shuffled" in shown) != open_still
     assert ("It is not shown that learning true states is the reason" in shown) == open_still
+
+
+def test_what_the_other_runs_lack_still_counts(tmp_path: Path) -> None:
+    """A control that only one of the groups trained, and a group of the recipe alone."""
+    wins = {"base": [0] * 8, "vanilla": [1] * 8, "shuffled": [4] * 8, "spa": [4, 3] * 4}
+    whole = [make_run(tmp_path / f"whole{seed}", wins, seed=seed) for seed in (1, 2)]
+    without = {name: won for name, won in wins.items() if name != "shuffled"}
+    for name, others in (("less", without), ("alone", {"spa": wins["spa"]})):
+        runs = [make_run(tmp_path / f"{name}{seed}", others, "ppo.actor_lr=0.001", seed=seed) for seed in (1, 2)]
+        first, *rest = [line for line in str(compare_runs([*whole, *runs])).splitlines() if line.startswith("Within")]
+        assert "was not compared with" not in first
+        assert "It is not shown that learning true states is the reason" in first
+        assert len(rest) == (name == "less") and all("No control was trained" in line for line in rest)
+
+
+def test_the_seeds_that_are_left_of_failed_ones_carry_no_claim(tmp_path: Path) -> None:
+    wins = {"base": [0] * 8, "vanilla": [1] * 8, "spa": [4, 3] * 4}
+    runs = [make_run(tmp_path / f"{seed}", wins, seed=seed) for seed in (1, 2)]
+    assert "better than both" in str(compare_runs([*runs, make_run(tmp_path / "other", wins, "ppo.actor_lr=0.001")]))
+    lost = make_run(tmp_path / "3", {name: wins[name] for name in ("base", "vanilla")}, seed=3)
+    ended = {"command": "run", "error": "ValueError: variant spa was not evaluated: training collapsed at step 5"}
+    (lost / "run.json").write_text(json.dumps({"commands": [ended]}))
+    shown = str(compare_runs([*runs, lost, tmp_path / "other"]))
+    assert "no claim, since seeds of spa failed" in shown and "better than both" not in shown

@@ -42,13 +42,23 @@ def without_spread(mean: float, worlds: int, least: float, most: float) -> Inter
     return Interval(mean, mean - missed * (mean - least), mean + missed * (most - mean))
 
 
+def covering_missed(interval: Interval, worlds: int, least: float, most: float) -> Interval:
+    """``interval``, or further where that of ``without_spread`` is wider: near a bound, or where few worlds differ.
+
+    Few deviating worlds say as little of how many were missed as none do: without this, losing one world of 256 would raise the
+    lower end.
+    """
+    exact = without_spread(interval.mean, worlds, least, most)
+    return Interval(interval.mean, min(interval.low, exact.low), max(interval.high, exact.high))
+
+
 def bootstrap_mean(
     values: ArrayLike, num_resamples: int = 2000, seed: int = 0, *, least: float = -np.inf, most: float = np.inf
 ) -> Interval:
     """Mean of ``values`` with its 95% percentile bootstrap interval over worlds.
 
     Worlds, not samples, are drawn with replacement: samples of one world are not independent. The same arguments give the
-    same interval. With one world, or when all values are equal, it is that of ``without_spread``.
+    same interval. It is at least as wide as that of ``without_spread``, which it is with one world or equal values.
 
     Given the differences of two variants on the *same* worlds, it is the interval of a paired difference: world difficulty
     cancels out, and the interval is usually much narrower than the variants' own intervals suggest.
@@ -71,4 +81,4 @@ def bootstrap_mean(
     means = np.concatenate([array[rng.integers(0, worlds, size=(size, worlds))].mean(axis=1) for size in sizes])
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return Interval(float(array.mean()), float(low), float(high))
+    return covering_missed(Interval(float(array.mean()), float(low), float(high)), worlds, least, most)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.evaluate.bootstrap import LEVEL, Interval, without_spread
+from spa.evaluate.bootstrap import LEVEL, Interval, covering_missed, without_spread
 
 _GAP = 0.1  # seeds closer together than this are one group, whatever their shape
 _GAP_SHARE = 0.5  # of the range of all seeds
@@ -23,8 +23,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     simulation (``tests/evaluate/test_two_way.py``) it covers the truth in .94 to .96 of cases with 3, 6 and 12 normal seeds. With
     bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
-    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Values that are
-    all equal have the interval of ``without_spread``.
+    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. It is at least as
+    wide as that of ``without_spread``, which it is where all values are equal.
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
@@ -58,7 +58,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     half = float(stdtrit(freedom, tail)) * np.sqrt(total / values.size)
     if df_seed:
         half = max(half, float(stdtrit(df_seed, tail)) * np.sqrt(ms_seed / values.size))
-    return Interval(mean, max(least, mean - float(half)), min(most, mean + float(half)))
+    ends = Interval(mean, max(least, mean - float(half)), min(most, mean + float(half)))
+    return covering_missed(ends, worlds, least, most)
 
 
 def _mean_square(deviations: NDArray[np.float64], freedom: int, repeats: int) -> tuple[float, int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from spa.common.secrets import redact, shown
 from spa.common.tables import text_table
 from spa.config.schema import Config
-from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent, without_spread
+from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.roles import BASE, CONTROLS, COORDINATES, EQUAL_TIME, PLAIN_RL
 from spa.evaluate.summary import EvalResult
@@ -24,7 +24,7 @@ from spa.report.charts import Chart, chart, mean, series, variant_colors
 from spa.report.collect import read_result
 from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
-from spa.runs.folder import RunFolder, changed_settings, flat_definition, variant_names, variants_folder
+from spa.runs.folder import RunFolder, changed_settings, failure, flat_definition, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 
 _NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
@@ -52,13 +52,15 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupResult:
-    """A group's results for a variant, on the compared worlds; shares in [0, 1]. ``differences`` (by k) are to the first group."""
+    """A group's results for a variant, on the compared worlds; shares in [0, 1]. ``differences`` (by k) are to the first group;
+    ``same``: it is 0 in every world."""
 
     label: str
     by_seed: Mapping[int, float]
     passes: Mapping[int, Interval]
     differences: Mapping[int, Interval]
     shared_seeds: int  # with the first group
+    same: bool
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class VariantTable:
         out = []
         for row in others:
             difference = row.differences[1]
-            if difference == without_spread(0.0, self.worlds, -1, 1):  # 0 in every world
+            if row.same:
                 relation = "wins every world as often as"
             elif difference.low > 0 or difference.high < 0:
                 relation = "is above" if difference.low > 0 else "is below"
@@ -200,7 +202,7 @@ def compare_runs(folders: Sequence[str | Path]) -> RunComparison:
         have = "; ".join(f"{group.label} has {', '.join(group.results) or 'no evaluation'}" for group in groups)
         raise ValueError(f"no variant was evaluated in two of the runs: {have}")
     tables = [_compare(name, [group for group in groups if name in group.results]) for name in names]
-    return RunComparison(groups, tables, _verdicts(groups, tables), _settings(groups))
+    return RunComparison(groups, tables, _verdicts(groups), _settings(groups))
 
 
 def _groups(paths: Sequence[Path]) -> list[Group]:
@@ -302,9 +304,11 @@ def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
     for group in groups:
         results = group.results[variant]
         passes = {k: _interval(_table(results, sorted(results), common, k), 0) for k in ks}
-        apart = {k: _difference(results, first, common, k) for k in ks} if group is not groups[0] else {}
+        paired = {k: _differences(results, first, common, k) for k in ks} if group is not groups[0] else {}
+        apart = {k: _interval(values_SW, -1) for k, values_SW in paired.items()}
         by_seed = {seed: float(_table(results, [seed], common, 1).mean()) for seed in results}
-        rows.append(GroupResult(group.label, by_seed, passes, apart, len(results.keys() & first.keys())))
+        same = bool(paired) and not paired[1].any()
+        rows.append(GroupResult(group.label, by_seed, passes, apart, len(results.keys() & first.keys()), same))
     return VariantTable(variant, len(common), {label: len(keys) for label, keys in worlds.items()}, rows)
 
 
@@ -325,33 +329,34 @@ def _interval(values_SW: NDArray[np.float64], least: float) -> Interval:
     return two_way(values_SW, least, 1) if len(values_SW) > 1 else bootstrap_mean(values_SW[0], least=least, most=1)
 
 
-def _difference(
+def _differences(
     results: Mapping[int, EvalResult], first: Mapping[int, EvalResult], worlds: Sequence[WorldKey], k: int
-) -> Interval:
-    """Paired by world and seed; by world alone, with the mean over each side's seeds, if they share no seed."""
+) -> NDArray[np.float64]:
+    """(seeds, worlds), paired by both; one row of the mean over each side's seeds if they share no seed."""
     if shared := sorted(results.keys() & first.keys()):
-        return _interval(_table(results, shared, worlds, k) - _table(first, shared, worlds, k), -1)
-    means = [_table(side, sorted(side), worlds, k).mean(axis=0, keepdims=True) for side in (results, first)]
-    return _interval(means[0] - means[1], -1)
+        return _table(results, shared, worlds, k) - _table(first, shared, worlds, k)
+    mine, theirs = (_table(side, sorted(side), worlds, k).mean(axis=0)[np.newaxis] for side in (results, first))
+    return mine - theirs
 
 
-def _verdicts(groups: Sequence[Group], tables: Sequence[VariantTable]) -> dict[str, list[str]]:
-    """What each group says by itself of the recipe against its base, plain RL and controls, on the common worlds."""
+def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """What each group says by itself of the recipe against its base, plain RL and controls, on the worlds that all groups which
+    evaluated a variant played."""
     out = {}
-    common = {table.variant: _common(table.variant, groups) for table in tables}
     for group in groups:
         scores: dict[str, VariantScore] = {}
-        for table in tables:
-            row = next((row for row in table.groups if row.label == group.label), None)
-            if row is None:
+        for name, mine in group.results.items():
+            common, apart = _common(name, groups), {}
+            if not common:
                 continue
-            mine, apart = group.results[table.variant], {}
             for other in (BASE, PLAIN_RL, EQUAL_TIME, COORDINATES, *CONTROLS):
-                if other != table.variant and (theirs := group.results.get(other)):
-                    both = sorted(common[table.variant] & _worlds(theirs))
+                if other != name and (theirs := group.results.get(other)):
+                    both = sorted(common & _worlds(theirs))
                     if both:
-                        apart[other] = _difference(mine, theirs, both, 1)
-            scores[table.variant] = VariantScore(row.by_seed, apart)
+                        apart[other] = _interval(_differences(mine, theirs, both, 1), -1)
+            by_seed = {seed: float(_table(mine, [seed], sorted(common), 1).mean()) for seed in mine}
+            failed = any(failure(path, name) for seed, path in group.folders.items() if seed not in mine)
+            scores[name] = VariantScore(by_seed, apart, failed=failed)
         if sentences := verdict(scores):
             out[group.label] = sentences
     return out

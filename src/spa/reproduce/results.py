@@ -25,7 +25,7 @@ from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import counterparts, main_variant
 from spa.report.charts import mean, series
 from spa.reproduce.scale import BASELINE, Cell
-from spa.runs.folder import RunFolder, changed_settings, interrupted, variants_folder
+from spa.runs.folder import RunFolder, changed_settings, failure, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.trainings import stage_records
 
@@ -187,29 +187,13 @@ def _measured(folders: Mapping[int, Path], variant: VariantConfig) -> ByVariant:
                 note(f"variant {variant.name}, seed {seed} left out: {error}; without --table it is made again")
         # A planner has nothing to play with where its variant failed: that is said once.
         lost = [seed for seed, path in paths.items() if not path.is_file() and seed not in failed]
-        failed = {seed: why for seed in lost if (why := _failure(folders[seed], variant.name))}
+        failed = {seed: why for seed in lost if (why := failure(folders[seed], variant.name))}
         if results:
             name = next(iter(results.values())).name
             entries[name] = replace(_of_results(results, paths, folders, variant), failed=failed)
         elif failed and file == "result.json":
             entries[variant.name] = VariantNumbers(failed=failed)
     return entries
-
-
-def _failure(folder: Path, variant: str) -> str:
-    """Why a run that has ended has no result of a variant, without what it advises; empty where it was not to have one, was
-    interrupted or has not ended."""
-    run = RunFolder(folder)
-    last = run.last_command()
-    error = str(last.get("error", ""))
-    if not error or interrupted(last):
-        return ""
-    # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
-    parts = [part.partition(" was not evaluated: ") for part in error.split(";")]
-    if named := {before.rpartition("variant ")[2]: why for before, found, why in parts if found}:
-        return named.get(variant, "")
-    names = ["base", *(Path(each).stem for each in run.config().variants)]
-    return error.partition(";")[0] if variant in names else ""
 
 
 def _of_results(

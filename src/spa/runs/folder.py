@@ -349,3 +349,19 @@ def _clash(done: str, command: str) -> bool:
         return True
     words = (done.partition(" ")[0], command.partition(" ")[0])
     return "run" in words and all(word in (*_STAGES, "run") for word in words)
+
+
+def failure(folder: Path, variant: str) -> str:
+    """Why a run that has ended has no result of a variant, without what it advises; empty where it was not to have one, was
+    interrupted or has not ended."""
+    run = RunFolder(folder)
+    last = run.last_command()
+    error = str(last.get("error", ""))
+    if not error or interrupted(last):
+        return ""
+    # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
+    parts = [part.partition(" was not evaluated: ") for part in error.split(";")]
+    if named := {before.rpartition("variant ")[2]: why for before, found, why in parts if found}:
+        return named.get(variant, "")
+    names = ["base", *(Path(each).stem for each in run.config().variants)]
+    return error.partition(";")[0] if variant in names else ""
