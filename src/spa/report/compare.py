@@ -335,8 +335,8 @@ def _differences(
     """(seeds, worlds), paired by both; one row of the mean over each side's seeds if they share no seed."""
     if shared := sorted(results.keys() & first.keys()):
         return _table(results, shared, worlds, k) - _table(first, shared, worlds, k)
-    mine, theirs = (_table(side, sorted(side), worlds, k).mean(axis=0)[np.newaxis] for side in (results, first))
-    return mine - theirs
+    mine, theirs = (_table(side, sorted(side), worlds, k) for side in (results, first))
+    return np.asarray(mine.mean(axis=0) - theirs.mean(axis=0))[np.newaxis]
 
 
 def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
