@@ -29,7 +29,7 @@ from spa.config.schema import (
 )
 from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
-from spa.data.transitions import LAYOUTS, transition_rows
+from spa.data.transitions import LAYOUTS, each_move_once, transition_rows
 from spa.models.load import load_model, load_tokenizer, save_model
 from spa.planning.search import Imagined, Move, Worth, best_actions
 from spa.planning.world_model import WorldModel
@@ -389,6 +389,30 @@ def test_moves_of_a_later_round_are_kept_once_in_the_control_too(tmp_path: Path)
         counts[states, once] = len(rows_in(out))
     every, true, mixed = counts.values()
     assert true - 2 <= mixed <= true < every - 5, "two that are shuffled may be alike by chance"
+
+
+def test_the_control_of_a_later_round_has_false_states(tmp_path: Path) -> None:
+    cfg, told = small(), {}
+    for states in ("truth", "shuffled"):
+        out = tmp_path / states
+        module._play(
+            dataclasses.replace(cfg, selfplay=dataclasses.replace(cfg.selfplay, states=states)), "builtin:tiny", 2, out
+        )
+        rows = rows_in(out)
+        seen = [row.response.partition("<observation>")[2].partition("</observation>")[0] for row in rows]
+        told[states] = sum(state in row.prompt[-1]["content"] for state, row in zip(seen, rows, strict=True)) / len(
+            rows
+        )
+    assert told["truth"] == 1 and told["shuffled"] < 0.5
+
+
+def test_equal_moves_under_other_rules_are_other_moves(tmp_path: Path) -> None:
+    task = Task(LAKE, AgentConfig(style="paper", window=1, prompt="world_model"))
+    (row, *_) = transition_rows([played(task)], task)
+    again, other = (
+        dataclasses.replace(row, extra={**row.extra, "header": digest}) for digest in (row.extra["header"], "other")
+    )
+    assert each_move_once([row, again, other]) == [row, other]
 
 
 def test_rows_of_the_plain_prompt_are_no_repetitions(tmp_path: Path) -> None:

@@ -101,6 +101,33 @@ def test_episodes_that_failed_are_not_played_again_for_another_selection(
     assert not (out / "selfplay" / PLAYED).exists()
 
 
+@pytest.mark.parametrize("step", ["episodes", "time", "record"])
+def test_a_selection_that_is_killed_loses_no_episode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
+) -> None:
+    """Killed before each step of reopening stage 1, whose rows are damaged."""
+    out = tmp_path / "run"
+    assert main([*ARGUMENTS, "--out", str(out)]) == 0
+    before = result(out)
+    (out / "selfplay" / "train.parquet").write_bytes(b"damaged")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if step == "episodes":
+            patch.setattr(Path, "replace", killed)
+        elif step == "time":
+            patch.setattr("spa.runs.stage.atomic_write", killed)
+        else:
+            patch.setattr(Path, "unlink", lambda path, **more: killed() if path.name == "done.json" else None)
+        with pytest.raises(KeyboardInterrupt):
+            reopen_episodes(out / "selfplay")
+    monkeypatch.setattr(Policy, "load", None)
+    assert main([*ARGUMENTS, "--out", str(out), "--resume"]) == 0
+    assert result(out) == before
+
+
 def test_another_model_may_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     arguments = ["selfplay.model=builtin:tiny", "model.path=builtin:tiny"]

@@ -57,8 +57,15 @@ def reopen_episodes(folder: Path) -> None:
     """Turns a finished stage 1 into an interrupted one that has played all its episodes; elapsed time carries over."""
     done = read_done(folder)
     assert done is not None, f"{folder} is not finished"
-    if (folder / "episodes.jsonl").is_file():
-        (folder / "episodes.jsonl").replace(folder / PLAYED)
+    if (episodes := folder / "episodes.jsonl").is_file():
+        # Killed here, the stage is still finished: its episodes must still be there.
+        partial = folder / f"{PLAYED}.partial"
+        partial.unlink(missing_ok=True)
+        try:
+            partial.hardlink_to(episodes)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(episodes, partial)
+        partial.replace(folder / PLAYED)
     atomic_write(folder / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
     (folder / "done.json").unlink()
 
