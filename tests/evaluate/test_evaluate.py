@@ -211,6 +211,13 @@ def test_the_table() -> None:
     assert cells == {"vanilla": "22", "spa": "-", "base": "-", "spa+lookahead": "1,234"}
 
 
+def test_worlds_are_paired_by_their_seeds_in_whatever_order() -> None:
+    a, b = (EvalResult.from_episodes(name, grouped([group % 4 for group in range(20)]), [1], 50) for name in "ab")
+    b.worlds.reverse()
+    difference = paired_difference(a, b, 1)
+    assert difference == paired_difference(a, a, 1) and difference is not None and difference.mean == 0
+
+
 def test_other_worlds_give_no_paired_difference() -> None:
     a = EvalResult.from_episodes("a", grouped([1, 2]), [1], 50)
     b = EvalResult.from_episodes("b", grouped([1, 2, 3]), [1], 50)

@@ -98,6 +98,14 @@ def test_against_formulas_worked_out_by_hand() -> None:
         assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
 
 
+def test_worlds_that_agree_by_chance_leave_the_spread_of_a_seed() -> None:
+    """Every world has the same mean, so the noise of the rest is subtracted from nothing."""
+    noise = np.where(np.indices((4, 30)).sum(axis=0) % 2, 0.1, -0.1)
+    values = 0.5 + noise + np.array([-0.06, 0.02, 0.02, 0.02])[:, None]
+    interval = two_way(values)
+    assert interval.high - interval.mean == pytest.approx(max(satterthwaite(values)))
+
+
 def test_the_published_differences_that_did_not_carry() -> None:
     """Sokoban within eight moves, seeds 40 to 42: +10.8 [4.6, 16.8] by the bootstrap; the seeds alone leave 0 inside."""
     by_seed = np.array([55.4 - 42.7, 54.5 - 48.8, 56.0 - 42.0]) / 100

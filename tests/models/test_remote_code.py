@@ -128,6 +128,8 @@ def test_every_call_of_transformers_says_whether_code_may_run() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(getattr(node, "func", None), "attr", "")
             owner = getattr(getattr(getattr(node, "func", None), "value", None), "id", "")
+            if owner == "AutoHfQuantizer":  # which knows transformers' own alone
+                continue
             if isinstance(node, ast.Call) and name in ("from_pretrained", "from_config") and owner.startswith("Auto"):
                 calls += 1
                 given = {word.arg for word in node.keywords}

@@ -268,6 +268,12 @@ def tree(branches: int = 3, levels: int = 5) -> Table:
     return table
 
 
+def test_of_several_answers_a_plan_shows_the_most_frequent_one() -> None:
+    rare, often = seen("x"), seen("y", 1.0)
+    plan = decide("lookahead", "0", of_table({"0": {"a": (rare, often, often)}}), depth=1, samples=3)
+    assert plan.path == [("a", often)]
+
+
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_a_beam_follows_so_many_states_of_a_layer(width: int) -> None:
     model = of_table(tree())
@@ -286,15 +292,18 @@ def test_a_decision_asks_no_more_questions_than_it_may(kind: str, limit: int) ->
     assert len(free.moves) > 50
 
 
-def test_a_beam_follows_the_states_of_the_best_returns_whichever_way_they_were_met_first() -> None:
+@pytest.mark.parametrize(("first", "second"), [(0.0, 1.0), (1.0, 0.0)])
+def test_a_beam_follows_the_states_of_the_best_returns_whichever_way_they_were_met_first(
+    first: float, second: float
+) -> None:
     won = {name: (seen(END, 1.0, True),) for name in "abc"}
     table: Table = {
-        "0": {"a": (seen("x", 0.0),), "b": (seen("x", 1.0),), "c": (seen("y", 0.5),)},
+        "0": {"a": (seen("x", first),), "b": (seen("x", second),), "c": (seen("y", 0.5),)},
         "x": won,
         "y": won,
     }
     model = of_table(table)
-    assert decide("beam", "0", model, depth=2, width=1).path[0][0] == "b"
+    assert decide("beam", "0", model, depth=2, width=1).path[0][0] == ("a" if first else "b")
     assert {move.state for move in model.moves} == {"0", "x"}
 
 

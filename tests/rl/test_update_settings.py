@@ -297,6 +297,15 @@ def test_the_auxiliary_loss_is_added_with_its_coefficient(episodes) -> None:
     torch.testing.assert_close(2 * (got[0.5] - got[0.0]), wanted, rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_auxiliary_loss_is_the_mean_of_the_steps_that_have_examples(episodes, epochs: int) -> None:
+    losses = []
+    for mini_batches in (1, 4):
+        policy, one = make(mini_batches=mini_batches, epochs=epochs, world_model_coef=1.0, actor_lr=0.0)
+        losses.append(step(policy, one, episodes, world_model=[example(policy)])["losses/world_model"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_the_auxiliary_loss_teaches_the_states_that_were_seen(episodes) -> None:
     policy, one = make(world_model_coef=1.0, actor_lr=1e-4, estimator="grpo", entropy_coef=0.0)
     played = [episode for episode in episodes if len(episode.sequences) == len(episode.turns)]

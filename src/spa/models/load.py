@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from spa.common import manifest
-from spa.common.errors import first_line
+from spa.common.errors import error_message, first_line
 from spa.common.files import atomic_folder
 from spa.common.progress import note
 from spa.config.schema import ModelConfig
@@ -60,6 +60,18 @@ def _say_trusted(path: str) -> None:
     note(f"model.trust_remote_code=true: Python code that {path} brings along is run")
 
 
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Errors of transformers and the libraries below it, which have many types, as a ValueError of one line."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        text = first_line(error)
+        raise ValueError(f"cannot {what}: {error_message(error) if text.endswith(':') else text}") from error
+
+
 def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: bool = False) -> Any:
     """The tokenizer of a model folder or hub name, with a pad token; ``model`` as in ``hub_options``, ``local_only`` as in
     ``load_config``.
@@ -72,10 +84,8 @@ def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: b
     folder = resolve_path(path)
     check_tokenizer(folder, path)
     manifest.check(folder, *_SMALL)
-    try:
+    with _reading(f"load a tokenizer from {path!r}"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load a tokenizer from {path!r}: {first_line(error)}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -90,10 +100,8 @@ def load_config(path: str, model: ModelConfig | None = None, *, local_only: bool
     from transformers import AutoConfig
 
     folder = resolve_path(path)
-    try:
+    with _reading(f"read the model config of {path!r}"):
         return AutoConfig.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot read the model config of {path!r}: {first_line(error)}") from error
 
 
 def context_length(config: Any) -> int | None:
@@ -128,6 +136,41 @@ def check_vocabulary(tokenizer: Any, config: Any) -> None:
         )
 
 
+def check_same_vocabulary(tokenizer: Any, path: str, model: ModelConfig) -> None:
+    """Refuses a model that reads other ids than ``tokenizer`` writes, by its embedding and, if it has one, its tokenizer.
+
+    Raises:
+        ValueError: it reads others, or its config cannot be read.
+    """
+    check_vocabulary(tokenizer, load_config(path, model))
+    try:
+        other = load_tokenizer(path, model)
+    except ValueError:  # it needs none
+        return
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"its tokenizer has other ids than that of {tokenizer.name_or_path}, so the same ids are other text to it: choose "
+            "a model with the same tokenizer"
+        )
+
+
+def check_quantization(config: Any) -> None:
+    """Refuses quantized weights that transformers cannot load here: their package is missing or too old, or a GPU is needed.
+
+    Raises:
+        ValueError: it cannot; the message names the package.
+    """
+    from transformers.quantizers import AutoHfQuantizer
+
+    parts = (config, config.get_text_config())
+    quantized = next((found for part in parts if (found := getattr(part, "quantization_config", None))), None)
+    try:
+        if quantized and AutoHfQuantizer.supports_quant_method(quantized):  # others are loaded as they are
+            AutoHfQuantizer.from_config(quantized, pre_quantized=True).validate_environment(device_map=None)
+    except Exception as error:  # mostly ImportError
+        raise ValueError(f"its weights are quantized: {error_message(error)}") from error
+
+
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of one weight."""
     return compute_dtype_bytes(config.dtype)
@@ -145,7 +188,6 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
     Raises:
         ValueError: unknown device, or a model that cannot be loaded, is damaged or lacks weights.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -156,21 +198,26 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
     manifest.check(folder, "*config.json", "*.safetensors*")
-    try:
+    with _reading(f"load a model from {path or config.path!r}"):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or getattr(torch, config.dtype),
             attn_implementation="sdpa",
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
             **hub_options(path or config.path, config),
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ValueError(f"cannot load a model from {path or config.path!r}: {first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly
         raise ValueError(
             f"the weights of {path or config.path} lack {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}: they are "
             "damaged, or not those of a causal language model"
+        )
+    if other := sorted(report["mismatched_keys"]):
+        name, stored, expected = other[0]
+        raise ValueError(
+            f"the weights of {path or config.path} do not fit its config.json, by which {name} has the shape "
+            f"{[*expected]}, not {[*stored]}: save or copy the model again"
         )
     if config.gradient_checkpointing:
         enable_checkpointing(model)

@@ -35,17 +35,17 @@ class TrainingDiverged(TrainingFailed):
 
 @dataclass
 class _Sums:
-    """Running sums for an update's mean metrics: over trained tokens and over optimizer steps."""
+    """Running sums for an update's mean metrics: over trained tokens and over the optimizer steps that have them."""
 
     tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    steps: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     num_tokens: int = 0
     num_steps: int = 0
     stopped: bool = False
 
     def means(self) -> dict[str, float]:
         means = {f"losses/{name}": value / max(1, self.num_tokens) for name, value in self.tokens.items()}
-        return means | {name: value / max(1, self.num_steps) for name, value in self.steps.items()}
+        return means | {name: sum(values) / len(values) for name, values in self.steps.items()}
 
 
 def update(
@@ -259,7 +259,7 @@ def _step(
     for name, value in tokens.items():
         sums.tokens[name] += value
     for name, value in totals.items():
-        sums.steps[name] += value
+        sums.steps[name].append(value)
     sums.num_tokens += sum(lengths)
     sums.num_steps += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from spa.agent.chat import Chat
@@ -44,13 +45,11 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
     context = context_length(load_config(cfg.model.path, cfg.model))
     sets: list[list[Example]] = []
     for path in data_files(data):
-        rows, skipped = read_rows(path)[:2] if path is not None else ([], None)
-        if sets and not rows:
-            sets.append([])
-            continue
-        examples, reasons = encode_rows(rows, chat, cfg.sft, skipped, context)
+        rows, skipped = read_rows(path)[:2] if path is not None else ([], Counter[str]())
+        examples, reasons = encode_rows(rows, chat, cfg.sft, skipped, context, required=not sets)
+        total = len(rows) + skipped.total()
         for reason, count in reasons.items():
-            note(f"SFT: {count} of {len(rows)} rows of {path.name if path else data} skipped: {reason}")
+            note(f"SFT: {count} of {total} rows of {path.name if path else data} skipped: {reason}")
         sets.append(examples)
     check_validation(cfg.sft, bool(sets[1]))
     return sets[0], sets[1]
