@@ -12,10 +12,13 @@ import pytest
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes
 from spa.agent.episode_store import EpisodeStore
 from spa.agent.policy import Policy
+from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.common.progress import set_quiet
 from spa.config.schema import Config, EnvConfig, SelfPlayConfig
+from spa.envs.checked import CheckedEnv, WorldError
 from spa.sft.early import EarlyReport, hopeless, visible
+from tests.scripted import lake_task, tiny_policy
 
 GOOD = "<think><observation>a</observation>b<prediction>c</prediction></think><answer>Up</answer>"
 LAKE = ["frozen_lake", "model.threads=1", "selfplay.group_size=2"]
@@ -83,6 +86,35 @@ def test_a_hopeless_model_is_stopped_with_examples(capsys: pytest.CaptureFixture
     assert "\n" not in str(stop.value)
     rejected = [line for line in capsys.readouterr().err.splitlines() if "rejected" in line]
     assert rejected == [r"  rejected (no think block): <think>\x1b[31m\nI"] * 3
+
+
+def test_an_episode_that_is_not_heard_of_does_not_switch_it_off() -> None:
+    """It failed before its first turn, and a server's failures are known only at the end."""
+    watch = EarlyReport(config(), episodes=200, concurrent=16)
+
+    def play() -> None:
+        for number in range(1, 96):
+            watch(answered(number, ["broken"] * 3), True)
+
+    with pytest.raises(ValueError, match="keeps too few turns"):
+        play()
+    assert len(watch.seen) < 64
+
+
+def test_an_episode_of_a_world_that_fails_at_once_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[int, int, bool]] = []
+    policy, task = tiny_policy(), lake_task()
+    worlds = WorldSource(task, "val", 0).take(3)
+    reset = CheckedEnv.reset
+
+    def broken(env: CheckedEnv, *, seed: int, **more: Any) -> Any:
+        if seed == worlds[1].seed:
+            raise WorldError("no world")
+        return reset(env, seed=seed, **more)
+
+    monkeypatch.setattr(CheckedEnv, "reset", broken)
+    policy.play(task, worlds, samples=1, seed=0, on_turn=lambda e, over: ended.append((e.group, len(e.turns), over)))
+    assert ended[0] == (1, 0, True) and {group for group, *_ in ended} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("settings", "reports"), [({"min_kept": 0.0}, 1), ({"early_turns": 0}, 0)])

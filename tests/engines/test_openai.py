@@ -186,7 +186,7 @@ def test_tries_are_counted(server: Server) -> None:
     assert len(server.log) == 3
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+@pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_refusal_is_final_and_says_why(server: Server, status: int) -> None:
     server.control(then=str(status))
     with pytest.raises(ServerError) as caught:
@@ -305,6 +305,24 @@ def test_a_dead_server_is_given_up(server: Server, status: str) -> None:
     assert f"HTTP {status}" in str(caught.value)
     assert 2 <= len(done) < 12
     assert len(server.log) == 20
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_many_refused_conversations_are_no_death(server: Server, first: int) -> None:
+    """Not at the start either, nor by being asked again at the end."""
+    server.control(script=["400"] * first + ["answer", "400"] * 20, then="500")
+    one = engine(server, retries=0, concurrency=1)
+    episodes = play_jobs(one, lake_task(max_turns=1), jobs(40), SAMPLING, seed=1)
+    assert [episode.status == "error" for episode in episodes] == [True] * first + [False, True] * (
+        (40 - first) // 2
+    ) + [False] * (first % 2)
+    assert len(server.log) == 40
+
+
+def test_a_server_that_refuses_everything_is_given_up(server: Server) -> None:
+    server.control(then="400")
+    with pytest.raises(ServerError, match=r"no usable answer to 8 requests in a row \(last: HTTP 400: status 400\)"):
+        play_jobs(engine(server, concurrency=1), lake_task(), jobs(40), SAMPLING, seed=1)
 
 
 def test_failures_between_successes_are_no_death(server: Server) -> None:

@@ -16,7 +16,7 @@ from spa.agent.play import Play, new_episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
-from spa.engines.base import ChatEngine, Message, RequestFailed
+from spa.engines.base import ChatEngine, Message, Refused, RequestFailed
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def play_jobs(
 ) -> list[Episode]:
     """Plays all jobs, ``engine.workers`` at a time; returns their episodes in the order of ``jobs``.
 
-    An episode whose request failed after all retries is replayed once, after all others. If it fails again, it has
-    ``status="error"`` and no turns.
+    An episode whose request failed after all retries is replayed once, after all others, unless the server refused it. If it
+    fails again, it has ``status="error"`` and no turns.
 
     Args:
         on_done: called in this thread with every episode as soon as it finishes, except failed ones. If ``play_jobs``
@@ -119,7 +119,9 @@ def play_jobs(
             on_done(episode)
 
     failed = _play_once(engine, task, jobs, sampling, seed, keep)
-    failed = _play_once(engine, task, list(failed), sampling, seed, keep)
+    refused = {job: error for job, error in failed.items() if isinstance(error, Refused)}
+    again = [job for job in failed if job not in refused]
+    failed = refused | _play_once(engine, task, again, sampling, seed, keep)
     for job, error in failed.items():
         episodes[job] = new_episode(task, job.world, job.group, job.member)
         episodes[job].status, episodes[job].error = "error", f"{type(error).__name__}: {error}"

@@ -101,6 +101,8 @@ def _play(
             f"the context of turn {index + 1} has {len(context)} tokens, which leaves no room for a response, as the model reads "
             f"{limit}: {advice}"
         )
+        if on_turn:
+            on_turn(play.episode, True)
         return None
 
     def on_completion(session: int, completion: Completion) -> list[int] | Later | None:
@@ -123,6 +125,8 @@ def _play(
 
     for play in plays.values():
         play.episode.system = chat.default_system if play.task.system is None else play.task.system
+        if on_turn and not play.live:
+            on_turn(play.episode, True)
     first = ((session, ask(play, 0)) for session, play in plays.items())
     contexts = {session: context for session, context in first if context is not None}
     engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=seed, on_completion=on_completion)

@@ -161,6 +161,10 @@ class RequestFailed(Exception):
     """A request got no usable reply after all retries."""
 
 
+class Refused(RequestFailed):
+    """The server refuses this conversation, which may be too long or filtered: asking again would change nothing."""
+
+
 class ServerError(ValueError):
     """The server refuses our requests or is down: continuing is pointless."""
 

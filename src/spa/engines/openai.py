@@ -16,7 +16,7 @@ from spa.common.limits import TimeLimit, in_thread
 from spa.common.secrets import learn, redact
 from spa.common.typed import Object, parse
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.engines.base import Message, Reply, RequestFailed, ServerError, check_engine
+from spa.engines.base import Message, Refused, Reply, RequestFailed, ServerError, check_engine
 from spa.engines.http import BadReply, bounded_client
 
 BACKOFF = 1.0  # seconds before the first retry, doubled for each further one
@@ -70,7 +70,6 @@ class OpenAIEngine:
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
         self._failures = 0  # requests that failed after all retries since the last success
-        self._answered = False  # whether the server accepts our requests at all
         self._limit = "max_tokens"  # OpenAI's newer models accept only max_completion_tokens
 
     def reply(
@@ -83,9 +82,9 @@ class OpenAIEngine:
             self._limiter.wait(stop)
             try:
                 reply = self._ask(self._request(messages, sampling, forced, seed))
-            except RequestFailed as error:
-                reason = str(error)
-                break
+            except Refused as error:
+                self._count_failure(str(error))
+                raise
             except _TryAgain as error:
                 reason = str(error)
                 if error.wait > LONGEST_WAIT:
@@ -95,7 +94,7 @@ class OpenAIEngine:
                     _sleep(max(backoff, error.wait), stop)
                 continue
             with self._lock:
-                self._failures, self._answered = 0, True
+                self._failures = 0
             if self.config.prefill and not reply.text.startswith(forced):
                 reply = Reply(forced + reply.text, reply.finish_reason)
             return reply
@@ -124,8 +123,8 @@ class OpenAIEngine:
 
         Raises:
             _TryAgain: no connection, a timeout, an overloaded or broken server, or a malformed reply.
-            RequestFailed: the server rejects this conversation, after it has answered others.
-            ServerError: the server rejects the request otherwise.
+            Refused: the server rejects this conversation, as it seems.
+            ServerError: it would reject every other, too.
         """
         create = self._client.chat.completions.with_raw_response.create
         try:
@@ -147,8 +146,8 @@ class OpenAIEngine:
                 self._limit = "max_completion_tokens"
                 others = {name: value for name, value in request.items() if name != "max_tokens"}
                 return self._ask({**others, self._limit: request["max_tokens"]})
-            if self._answered and error.status_code in _UNFIT_STATUS:
-                raise RequestFailed(what) from error
+            if error.status_code in _UNFIT_STATUS:
+                raise Refused(what) from error
             where = f"the server at {self.config.base_url}"
             if error.response.has_redirect_location:
                 to = error.response.headers["location"][:300]

@@ -42,7 +42,7 @@ class EarlyReport:
     """
 
     def __init__(self, cfg: Config, episodes: int, concurrent: int) -> None:
-        self.cfg, self.total = cfg, episodes
+        self.cfg, self.total, self.concurrent = cfg, episodes, concurrent
         self.width = min(WIDTH, concurrent, episodes)
         self.first, self.last = (
             0,
@@ -73,8 +73,11 @@ class EarlyReport:
         self.done = self.reported and len(judged) > enough
 
     def _judged(self) -> list[tuple[Episode, Turn]]:
+        # An episode that failed before its first turn may not be heard of until the end.
+        begun = max(self.seen)
+
         def ended(number: int) -> bool:
-            return number in self.seen and self.seen[number][2]
+            return self.seen[number][2] if number in self.seen else begun >= number + 2 * self.concurrent
 
         while self.first < self.last and all(map(ended, range(self.first, self.last))):
             self.first, self.last = self.last, min(self.total, self.last + self.width)
