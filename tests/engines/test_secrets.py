@@ -75,7 +75,7 @@ def generate(url: str, out: Path, *settings: str) -> list[str]:
     [
         ('echo:401:{"error": {"message": "Bad header: AUTH"}}', 2, "HTTP 401: Bad header: Bearer [redacted]"),
         ('echo:403:{"error": {"headers": {"Authorization": "AUTH"}}}', 2, "HTTP 403: {'headers': {'Authorization': "),
-        (f"echo:422:{'x' * 288} TOKEN", 2, "HTTP 422: xxx"),  # where the message is cut
+        (f"echo:422:{'x' * 288} TOKEN", 0, ""),  # where the message is cut
         ('echo:500:{"detail": "AUTH"}', 0, ""),
         ("echo:429:AUTH", 0, ""),
         ("echo:200:" + REPLY, 0, ""),
