@@ -179,24 +179,29 @@ def test_where_nothing_or_everything_was_won_the_interval_is_the_exact_one(world
             assert (interval.mean, interval.low, interval.high) == pytest.approx((difference, low, high), abs=2e-4)
 
 
+def of_wins(won: int, worlds: int, of: str = "one seed by bootstrap") -> Interval:
+    """Of so many won worlds, each with one sample."""
+    shares = np.repeat([1.0, 0.0], [won, worlds - won])
+    if of == "one seed by bootstrap":
+        return bootstrap_mean(shares, least=0, most=1)
+    return two_way(np.tile(shares, (1 + (of == "two seeds"), 1)), 0, 1)
+
+
+def exact_coverage(worlds: int, share: float, of: str = "one seed by bootstrap") -> float:
+    """Where each world is won with the chance ``share``."""
+    chances = stats.binom.pmf(np.arange(worlds + 1), worlds, share)
+    intervals = {int(won): of_wins(int(won), worlds, of) for won in np.flatnonzero(chances > 1e-6)}
+    return float(sum(chances[won] for won, each in intervals.items() if each.low <= share <= each.high))
+
+
 @pytest.mark.parametrize("of", ["one seed by bootstrap", "one seed by t", "two seeds"])
 def test_near_the_bounds_intervals_cover_and_a_world_more_won_never_lowers_an_end(of: str) -> None:
-    """Shares of won worlds: without the exact interval of equal values beside it, 95% would be .86 and .87 here."""
-
-    def interval(won: int, worlds: int) -> Interval:
-        shares = np.repeat([1.0, 0.0], [won, worlds - won])
-        if of == "one seed by bootstrap":
-            return bootstrap_mean(shares, least=0, most=1)
-        return two_way(np.tile(shares, (1 + (of == "two seeds"), 1)), 0, 1)
-
+    """Without the interval of equal values beside it, one of 95% would cover .86 and .87 here."""
     for worlds, share in ((64, 0.95), (256, 0.98)):
-        counts = np.arange(round(0.85 * worlds), worlds + 1)
-        intervals = [interval(int(won), worlds) for won in counts]
+        intervals = [of_wins(won, worlds, of) for won in range(round(0.85 * worlds), worlds + 1)]
         for lower, higher in pairwise(intervals):
             assert lower.low <= higher.low and lower.high <= higher.high
-        chances = stats.binom.pmf(counts, worlds, share)
-        covered = sum(c for c, each in zip(chances, intervals, strict=True) if each.low <= share <= each.high)
-        assert covered > 0.94 and chances.sum() > 0.999
+        assert exact_coverage(worlds, share, of) > 0.94
 
 
 if __name__ == "__main__":
@@ -205,3 +210,5 @@ if __name__ == "__main__":
             shown = ", ".join(f"{seeds_} seeds {coverage(4000, seeds_, spread_, kind_):.3f}" for seeds_ in SEEDS)
             by_bootstrap = bootstrap_coverage(1000, spread_, kind_)
             print(f"{kind_}, spread {spread_}: {shown}; bootstrap, 3 seeds {by_bootstrap:.3f}")
+    for worlds_, share_ in ((64, 0.95), (256, 0.98), (256, 0.95), (64, 0.5)):
+        print(f"{share_:.0%} of {worlds_} worlds, one seed by bootstrap: {exact_coverage(worlds_, share_):.3f}")

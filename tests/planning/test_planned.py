@@ -163,6 +163,10 @@ def test_the_truth_is_judged_beside_its_corruptions_at_every_depth() -> None:
     assert "top1" not in measure(oracle(TASK))["depth_1"]
 
 
+def test_a_truth_as_likely_as_a_corruption_is_not_the_likeliest() -> None:
+    assert [metrics["top1"] for metrics in measure(Scored(lambda move, state: 0.0)).values()] == [0.0] * DEPTH
+
+
 @pytest.mark.parametrize("style", ["terse", "paper"])
 def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> None:
     task, policy = lake_task(1, style), tiny_policy()

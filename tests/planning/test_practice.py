@@ -106,6 +106,11 @@ def test_boxes_are_taught_to_be_pushed_home() -> None:
     assert all(found[state] == (met[state], ways[state][1]) for state in on_the_way)
 
 
+def test_without_discount_a_leaf_is_no_gain() -> None:
+    model = Asked(lambda move: (seen(f"{move.state}{move.action}"),), "ab")
+    assert finish(imagine("0", model.actions, PlannerConfig(gamma=1.0), 2, 2, whole=True), model) == []
+
+
 def test_out_of_reach_nothing_is_taught() -> None:
     task = lake_task(1)
     for world in WORLDS:
@@ -243,6 +248,13 @@ def test_a_start_counts_as_solved_where_a_gain_was_imagined_from_it() -> None:
     found = lesson_rows(oracle(task), task, WORLDS, PlannerConfig(depth=2), whole=False)
     assert 0 < found.solved == near < len(WORLDS)
     assert {row.extra["turn"] for row in found.plans} == {0, 1}
+
+
+def test_a_start_from_which_the_gain_does_not_pay_is_not_solved() -> None:
+    task = lake_task(1)
+    model = Asked(lambda move: (seen("end", 0.5, True) if move.state == "far" else seen("far", -1.0),), "a")
+    found = lesson_rows(model, task, WORLDS[:1], PlannerConfig(), whole=True)
+    assert (found.solved, [row.extra["turn"] for row in found.plans]) == (0, [1])
 
 
 @pytest.mark.parametrize("style", ["terse", "paper"])
@@ -406,13 +418,28 @@ def test_the_control_of_a_later_round_has_false_states(tmp_path: Path) -> None:
     assert told["truth"] == 1 and told["shuffled"] < 0.5
 
 
-def test_equal_moves_under_other_rules_are_other_moves(tmp_path: Path) -> None:
-    task = Task(LAKE, AgentConfig(style="paper", window=1, prompt="world_model"))
-    (row, *_) = transition_rows([played(task)], task)
-    again, other = (
-        dataclasses.replace(row, extra={**row.extra, "header": digest}) for digest in (row.extra["header"], "other")
-    )
-    assert each_move_once([row, again, other]) == [row, other]
+@pytest.mark.parametrize(("style", "kept"), [("paper", 2), ("terse", 1)])
+def test_equal_moves_under_other_rules_are_other_moves(tmp_path: Path, style: str, kept: int) -> None:
+    """In style terse the rules are not told."""
+    play = SelfPlayConfig(rows="transitions", deduplicate=True)
+    rows: list[Row] = []
+    for rules in ("The ice is thin.", "The ice is thick.", "The ice is thin."):
+        env = dataclasses.replace(LAKE, instruction_world_model=rules)
+        task = Task(env, AgentConfig(style=style, window=1, prompt="world_model"))
+        rows += transition_rows([played(task)], task)
+    once = each_move_once(rows)
+    assert len(once) == kept * len({row.response for row in rows}) < len(rows)
+    write_rows(tmp_path / "in.parquet", rows)
+    module._join([tmp_path / "in.parquet"], play, tmp_path)
+    assert [(row.prompt, row.response) for row in rows_in(tmp_path)] == [(row.prompt, row.response) for row in once]
+
+
+def test_a_later_round_repeats_rare_outcomes_too(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": "state"}]
+    rows = [Row("T", prompt, f"move {number}", {"outcome": str(int(number == 0))}) for number in range(20)]
+    write_rows(tmp_path / "in.parquet", rows)
+    module._join([tmp_path / "in.parquet"], SelfPlayConfig(rows="transitions", outcome_share=0.5), tmp_path)
+    assert [row.response for row in rows_in(tmp_path)].count("move 0") == 10
 
 
 def test_rows_of_the_plain_prompt_are_no_repetitions(tmp_path: Path) -> None:
@@ -429,6 +456,17 @@ def test_rows_of_the_plain_prompt_are_no_repetitions(tmp_path: Path) -> None:
         *(("2 actions left", f"move {number}") for number in (0, 1)),
         *((f"state {number}", "Left") for number in range(3)),
     ]
+
+
+def test_practice_plans_without_the_values_that_it_teaches(
+    tmp_path: Path, start: dict[str, Any], monkeypatch: Any
+) -> None:
+    model = oracle(lake_task(1))
+    monkeypatch.setattr(module, "WorldModel", lambda policy, task, **settings: model)
+    cfg = small()
+    cfg.planner.values = True
+    module._plan(cfg, start["model"], [start["data"] / "train.parquet"], tmp_path / "plans")
+    assert model.moves and not any(isinstance(question, Worth) for call in model.calls for question in call)
 
 
 def test_interrupted_planning_goes_on(tmp_path: Path, start: dict[str, Any], monkeypatch: Any) -> None:

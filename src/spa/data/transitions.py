@@ -28,11 +28,11 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
 from spa.agent.response import tagged
 from spa.agent.task import Task
-from spa.agent.worlds import content_key
 from spa.data.ground_truth import Message, Row, facts, is_move
 from spa.data.states import bare
 
 END = "end"
+_FIRST_TURN = "\nTurn 1:\nState:\n"  # begins ``Task.turn_text`` in style ``paper``
 _MOST_OUTCOMES = 8  # that are told apart when rare ones are repeated
 STARTS_OF_OUTCOMES = tuple(sign + digit for sign in ("", "-") for digit in string.digits)
 _OUTCOME = re.compile(rf"\s*(-?[0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)( {END})?\s*")
@@ -184,8 +184,7 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         task: the world, in the world-model mode, that defines the prompts.
 
     Returns:
-        rows whose ``extra["move"]`` is what their response tells; it is not written to files. ``extra["header"]`` is a digest of
-        the world's header, if it has one.
+        rows whose ``extra["move"]`` is what their response tells; it is not written to files.
 
     Raises:
         ValueError: as ``transitions_of``, or too many worlds fail (``env.max_failed``).
@@ -211,8 +210,6 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
             continue
         prompt = state_prompt(task, headers[episode.seed], move.state, left)
         extra = {**facts(episode, turn), "executed": [move.action]}
-        if header := headers[episode.seed]:
-            extra["header"] = content_key(header)
         rows.append(_told(Row(episode.task, prompt, "", extra), shown, layout))
     return rows
 
@@ -252,8 +249,13 @@ def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
 def each_move_once(rows: Sequence[Row]) -> list[Row]:
     """Transition rows without repetitions, then the other rows. Prompts of a move may differ in the number of actions left, which
     does not affect it; under another header, such as the rules of another world, a move is another one."""
-    moves = {(row.extra.get("header"), row.response): row for row in reversed(rows) if is_move(row)}
+    moves = {(_header(row), row.response): row for row in reversed(rows) if is_move(row)}
     return [*list(moves.values())[::-1], *(row for row in rows if not is_move(row))]
+
+
+def _header(row: Row) -> str:
+    """The header in a prompt of ``state_prompt``; empty in style ``terse``."""
+    return row.prompt[-1]["content"].rpartition(_FIRST_TURN)[0]
 
 
 def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
