@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import sys
@@ -37,7 +38,7 @@ def test_the_page_has_the_table_and_the_verdict_of_the_stored_numbers(file: str)
 def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert PUBLISH["overview"](text) == text
-    spoilt = text.replace("| 18.1 |", "| 18.2 |")
+    spoilt = re.sub(r"(\n\| FrozenLake 4x4 \| \d+ \| )[\d.]+", r"\g<1>99.9", text)
     assert spoilt != text
     assert PUBLISH["overview"](spoilt) == text
     assert page.name == "README.md" or all(f"\n| {title} |" in text for title in PUBLISH["ROWS"])
