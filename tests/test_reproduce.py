@@ -30,7 +30,7 @@ from spa.reproduce.table import markdown
 from spa.runs.folder import RunFolder
 from tests.test_pipeline import SMALL
 
-WORLDS = 12
+WORLDS = 48  # of which one in twelve is never won
 
 
 def scale_file(tmp_path: Path, **changes: object) -> str:
@@ -83,7 +83,7 @@ def finished(tmp_path: Path) -> list[Cell]:
     for seed in (0, 1):
         folder = tmp_path / "lake" / f"seed-{seed}"
         for variant, wins in (("base", 1), ("vanilla", 2 + seed), ("spa", 4 + seed)):
-            result(folder, variant, [wins] * (WORLDS - 1) + [0])
+            result(folder, variant, [wins] * (WORLDS - WORLDS // 12) + [0] * (WORLDS // 12))
         (folder / "config.yaml").write_text("variants: [vanilla, spa]\n")
         for stage, seconds in (("selfplay", 10), ("sft", 20)):
             (folder / stage).mkdir()
@@ -103,7 +103,7 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert spa.differences["vanilla"][1].mean == pytest.approx(2 / 8 * 11 / 12)
     assert spa.differences["vanilla"][1].low > 0
     assert variants["vanilla"].differences == {}
-    assert spa.successes == {0: [4] * 11 + [0], 1: [5] * 11 + [0]}
+    assert spa.successes == {0: [4] * 44 + [0] * 4, 1: [5] * 44 + [0] * 4}
     assert variants["base"].differences["vanilla"][1].mean == pytest.approx((1 - 2.5) / 8 * 11 / 12)
     assert spa.seconds == {"self-play": 10, "SFT": 20, "PPO": 60}
     assert variants["vanilla"].seconds == {"PPO": 60}
