@@ -29,7 +29,7 @@ from spa.config.schema import (
 )
 from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
-from spa.data.transitions import LAYOUTS, each_move_once, transition_rows
+from spa.data.transitions import LAYOUTS, transition_rows
 from spa.models.load import load_model, load_tokenizer, save_model
 from spa.planning.search import Imagined, Move, Worth, best_actions
 from spa.planning.world_model import WorldModel
@@ -404,34 +404,15 @@ def test_moves_of_a_later_round_are_kept_once_in_the_control_too(tmp_path: Path)
 
 
 def test_the_control_of_a_later_round_has_false_states(tmp_path: Path) -> None:
-    cfg, told = small(), {}
+    cfg, true = small(), {}
     for states in ("truth", "shuffled"):
-        out = tmp_path / states
-        module._play(
-            dataclasses.replace(cfg, selfplay=dataclasses.replace(cfg.selfplay, states=states)), "builtin:tiny", 2, out
-        )
-        rows = rows_in(out)
-        seen = [row.response.partition("<observation>")[2].partition("</observation>")[0] for row in rows]
-        told[states] = sum(state in row.prompt[-1]["content"] for state, row in zip(seen, rows, strict=True)) / len(
-            rows
-        )
-    assert told["truth"] == 1 and told["shuffled"] < 0.5
-
-
-@pytest.mark.parametrize(("style", "kept"), [("paper", 2), ("terse", 1)])
-def test_equal_moves_under_other_rules_are_other_moves(tmp_path: Path, style: str, kept: int) -> None:
-    """In style terse the rules are not told."""
-    play = SelfPlayConfig(rows="transitions", deduplicate=True)
-    rows: list[Row] = []
-    for rules in ("The ice is thin.", "The ice is thick.", "The ice is thin."):
-        env = dataclasses.replace(LAKE, instruction_world_model=rules)
-        task = Task(env, AgentConfig(style=style, window=1, prompt="world_model"))
-        rows += transition_rows([played(task)], task)
-    once = each_move_once(rows)
-    assert len(once) == kept * len({row.response for row in rows}) < len(rows)
-    write_rows(tmp_path / "in.parquet", rows)
-    module._join([tmp_path / "in.parquet"], play, tmp_path)
-    assert [(row.prompt, row.response) for row in rows_in(tmp_path)] == [(row.prompt, row.response) for row in once]
+        play = dataclasses.replace(cfg.selfplay, states=states)
+        module._play(dataclasses.replace(cfg, selfplay=play), "builtin:tiny", 2, tmp_path / states)
+        rows = rows_in(tmp_path / states)
+        told = [re.findall("<observation>(.*)</observation>", row.response, re.DOTALL)[0] for row in rows]
+        prompts = [row.prompt[-1]["content"] for row in rows]
+        true[states] = sum(state in prompt for state, prompt in zip(told, prompts, strict=True)) / len(rows)
+    assert true["shuffled"] < 0.5 < true["truth"] == 1
 
 
 def test_a_later_round_repeats_rare_outcomes_too(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, EnvConfig, SelfPlayConfig
 from spa.data.ground_truth import Row
+from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import (
     LAYOUTS,
     STARTS_OF_OUTCOMES,
     Transition,
+    each_move_once,
     outcome_text,
     read_outcome,
     repeat_rare,
@@ -34,7 +37,7 @@ from spa.data.transitions import (
 )
 from spa.sft.selfplay import training_rows
 from tests.planning.tools import merging_chat
-from tests.scripted import CHAT, lake_task, tiny_config
+from tests.scripted import CHAT, LAKE, lake_task, tiny_config
 
 MERGING = merging_chat()
 ROOM = EnvConfig(id="sokoban", tag="Room", settings={"dim_room": [6, 6], "max_steps": 7, "max_moves": 6})
@@ -349,3 +352,16 @@ def test_episodes_of_older_versions_are_read_and_say_what_they_lack() -> None:
     assert old.turns[0].executed
     with pytest.raises(ValueError, match=r"hold no rewards of single moves: make them again with `spa generate`"):
         transition_rows([old], task)
+
+
+@pytest.mark.parametrize(("style", "told"), [("paper", 2), ("terse", 1)])
+def test_equal_moves_under_other_rules_are_other_moves(tmp_path: Path, style: str, told: int) -> None:
+    """Also where a later round reads them again. In style terse the rules are not told."""
+    rows: list[Row] = []
+    for rules in ("The ice is thin.", "The ice is thick.", "The ice is thin."):
+        env = dataclasses.replace(LAKE, instruction_world_model=rules)
+        task = Task(env, AgentConfig(style=style, window=1, prompt="world_model"))
+        rows += transition_rows([played(task)], task)
+    write_rows(tmp_path / "rows.parquet", rows)
+    for moves in (rows, read_rows(tmp_path / "rows.parquet")[0]):
+        assert len(each_move_once(moves)) == told * len({row.response for row in rows})
