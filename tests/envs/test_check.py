@@ -106,6 +106,25 @@ class HiddenGoal(Counter):
         return f"{self.at}/" + ("?" if self.at < self.goal else "0")
 
 
+class HiddenCoin(Counter):
+    """Its first eight worlds look different; others look like them and count otherwise."""
+
+    def reset(self, *, seed=None, options=None):
+        self.shown, self.coin = (seed or 0) % 8, (seed or 0) // 8 % 2
+        return super().reset(seed=seed, options=options)
+
+    def count(self, action):
+        return super().count(action) + self.coin
+
+    def render(self):
+        return f"{self.at}/{self.shown}"
+
+
+class EmptyAfterwards(Counter):
+    def render(self):
+        return super().render() if self.at == 0 else ""
+
+
 class HiddenStart(Noisy):
     """What came first tells from the third step on: neither seen nor noise."""
 
@@ -340,6 +359,7 @@ def test_a_good_world_has_no_problems(world):
         (TripsOverLongText, "nonsense is data: valid False, nothing changed", "raised ValueError: Exceeds the limit"),
         (Exits, "two instances with the same seed are equal", "SystemExit: bye"),
         (NoText, "states, rewards and flags have their types", "which is empty or not text"),
+        (EmptyAfterwards, "states, rewards and flags have their types", "the state is empty"),
         (OneText, NAMED, "OneText.actions must be a list or tuple of texts, as in ['Open'], not 'one'"),
         (
             Answers,
@@ -369,6 +389,7 @@ def test_broken_worlds_fail(world, question, problem):
         (NoiseOfTheSeed, ENOUGH, "noise: "),
         (NoiseOutOfReach, ENOUGH, "noise or hidden information: "),
         (HiddenGoal, ENOUGH, "hides information: "),
+        (HiddenCoin, ENOUGH, "hides information: "),
         (HiddenStart, ENOUGH, "hides information: with the same noise "),
         (FreeText, ENOUGH, "no sample_action(rng)"),
         (Tags, "planners can read its states", "seed 0: a state contains '</', at which a planner stops reading"),

@@ -169,3 +169,11 @@ def test_the_seeds_that_are_left_of_failed_ones_carry_no_claim(tmp_path: Path) -
     (lost / "run.json").write_text(json.dumps({"commands": [ended]}))
     shown = str(compare_runs([*runs, lost, tmp_path / "other"]))
     assert "no claim, since seeds of spa failed" in shown and "better than both" not in shown
+
+
+def test_a_sentence_is_about_one_set_of_worlds(tmp_path: Path) -> None:
+    """Base was played in fewer worlds elsewhere, the recipe here alone."""
+    one = make_run(tmp_path / "one", {"base": [0, 0, 0, 4, 0, 0]})
+    two = make_run(tmp_path / "two", {"base": [0, 0, 0, 4] * 2, "spa": [1] * 6 + [4, 4]}, "ppo.actor_lr=0.001")
+    (within,) = (line for line in str(compare_runs([one, two])).splitlines() if line.startswith("Within"))
+    assert "spa 25.0 is not clearly above base 16.7: +8.3 [" in within

@@ -16,8 +16,9 @@ def compare(
     from spa import api
 
     comparison = api.compare(*runs)
-    print(comparison)
-    if html is not None:
+    page = ""
+    if html is not None:  # first: who reads what is printed may stop reading
         from spa.report.html import write_page
 
-        print(f"Page: {write_page(comparison.html(), html)}")
+        page = f"\nPage: {write_page(comparison.html(), html)}"
+    print(f"{comparison}{page}")

@@ -51,7 +51,7 @@ def diagnose(
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spa-diagnose-")))
         diagnosis = measure(cfg, folder, worlds=worlds, groups=groups, steps=steps)
-    print(redact("\n".join(lines(diagnosis))))
-    if output is not None:
+    if output is not None:  # first: who reads what is printed may stop reading
         record = {**dataclasses.asdict(diagnosis), "verdict": verdict(diagnosis)}
         atomic_write(output, redact(json.dumps(record, indent=1)) + "\n")
+    print(redact("\n".join(lines(diagnosis))))

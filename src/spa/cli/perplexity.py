@@ -47,11 +47,11 @@ def perplexity(
     settings += model_setting(model)
     configs = {name: load_config(name, settings) for name in (names or DEFAULT).split(",")}
     results = {name: measure(cfg, worlds, seed) for name, cfg in configs.items()}
-    print(render(results))
-    if output is not None:
+    if output is not None:  # first: who reads what is printed may stop reading
         from spa.common.files import atomic_write
 
         atomic_write(output, json.dumps(results, indent=1) + "\n")
+    print(render(results))
 
 
 def measure(cfg: Config, count: int, seed: int) -> dict[str, Any]:

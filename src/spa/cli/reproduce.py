@@ -88,12 +88,14 @@ def reproduce(
     def show(numbers: Numbers, folder: Path | None) -> None:
         """Prints the tables; writes them, the numbers and the report to ``folder``, if there is one."""
         text = markdown(chosen, numbers)
-        print(text)
         if folder is None:
+            print(text)
             return
+        # First: who reads what is printed may stop reading.
         atomic_write(folder / "table.md", text)
         atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
-        print(f"Report: {write_reproduction(chosen, numbers, folder / 'report.html')}")
+        page = write_reproduction(chosen, numbers, folder / "report.html")
+        print(f"{text}\nReport: {page}")
 
     if numbers_files:
         show(read_numbers(numbers_files, chosen), out)

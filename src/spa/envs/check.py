@@ -196,6 +196,7 @@ def _types(make: MakeEnv, seeds: int) -> None:
         for action, (state, reward, terminated, truncated, _) in _steps(env, seed, 30):
             after = f"after {_short(action)}"
             _check_type(state, str, f"{after}: state")
+            _fail_if(not state.strip(), f"{after}: the state is empty")
             _check_type(terminated, bool, f"{after}: terminated")
             _check_type(truncated, bool, f"{after}: truncated")
             is_number = not isinstance(reward, bool) and isinstance(reward, numbers.Real) and math.isfinite(reward)

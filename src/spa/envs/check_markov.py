@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spa.envs import TextEnv
 
 _MOVES = 40  # of an episode
-_WORLDS = 8  # seeds; their episodes meet in the same states again and again
+_WORLDS = 8  # seeds of every second episode, which meet in the same states again and again
 _LUCKS = 3  # of each state and action
 _SECONDS = 20.0
 
@@ -81,8 +81,9 @@ def _meet(make: Callable[[], TextEnv], episodes: int, *, fixed: bool = False) ->
     env = make()
     played = 0
     while played < episodes and time.monotonic() < end:
-        rng, seed = np.random.default_rng(played), played % _WORLDS
-        luck = played // _WORLDS % _LUCKS if fixed else 0
+        # The other seeds are played once, for what a world draws at its start and does not show.
+        rng, seed = np.random.default_rng(played), played if played % 2 else played // 2 % _WORLDS
+        luck = played // (2 * _WORLDS) % _LUCKS if fixed else 0
         state, _ = env.reset(seed=seed, options={"noise_seed": 0})
         history: tuple[str, ...] = (str(seed),)
         for _ in range(_MOVES):

@@ -345,8 +345,10 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
     out = {}
     for group in groups:
         scores: dict[str, VariantScore] = {}
+        # One set of worlds for all sentences, as far as there is one.
+        shared = set.intersection(*(_common(name, groups) for name in group.results))
         for name, mine in group.results.items():
-            common, apart = _common(name, groups), {}
+            common, apart = shared or _common(name, groups), {}
             if not common:
                 continue
             for other in (BASE, PLAIN_RL, EQUAL_TIME, COORDINATES, *CONTROLS):
