@@ -319,6 +319,12 @@ def test_many_refused_conversations_are_no_death(server: Server, first: int) -> 
     assert len(server.log) == 40
 
 
+def test_a_refused_world_counts_once_for_its_group(server: Server) -> None:
+    server.control(script=["400"] * 14, then="answer")
+    episodes = play_jobs(engine(server, concurrency=1), lake_task(max_turns=1), jobs(3, 7), SAMPLING, seed=1)
+    assert [episode.status == "error" for episode in episodes] == [True] * 14 + [False] * 7
+
+
 def test_a_server_that_refuses_everything_is_given_up(server: Server) -> None:
     server.control(then="400")
     with pytest.raises(ServerError, match=r"no usable answer to 8 requests in a row \(last: HTTP 400: status 400\)"):

@@ -70,6 +70,7 @@ class OpenAIEngine:
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
         self._failures = 0  # requests that failed after all retries since the last success
+        self._refused: set[str] = set()  # conversations refused since then: a group's begins alike and counts once
         self._limit = "max_tokens"  # OpenAI's newer models accept only max_completion_tokens
 
     def reply(
@@ -83,7 +84,7 @@ class OpenAIEngine:
             try:
                 reply = self._ask(self._request(messages, sampling, forced, seed))
             except Refused as error:
-                self._count_failure(str(error))
+                self._count_failure(str(error), str(messages))
                 raise
             except _TryAgain as error:
                 reason = str(error)
@@ -95,6 +96,7 @@ class OpenAIEngine:
                 continue
             with self._lock:
                 self._failures = 0
+                self._refused.clear()
             if self.config.prefill and not reply.text.startswith(forced):
                 reply = Reply(forced + reply.text, reply.finish_reason)
             return reply
@@ -155,10 +157,11 @@ class OpenAIEngine:
             raise ServerError(redact(f"{where} refused model {self.config.model!r}: {what}")) from error
         return _read(body)
 
-    def _count_failure(self, reason: str) -> None:
+    def _count_failure(self, reason: str, refused: str = "") -> None:
         with self._lock:
-            self._failures += 1
-            failures = self._failures
+            self._failures += not refused
+            self._refused |= {refused} - {""}
+            failures = self._failures + len(self._refused)
         if failures >= max(DEAD, self.workers):
             raise ServerError(
                 f"the server at {self.config.base_url} gave no usable answer to {failures} requests in a row (last: {reason})"
