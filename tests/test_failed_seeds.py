@@ -84,7 +84,7 @@ def test_a_seed_without_a_result_did_not_fail_unless_its_run_says_so(
 
 
 def test_each_variant_has_its_own_reason_and_a_crash_is_that_of_all_that_it_ended(tmp_path: Path) -> None:
-    both = f"{SPA_FAILED}; variant vanilla was not evaluated: {LOST}; no good checkpoint was saved before"
+    both = f"{SPA_FAILED}; variant vanilla was not evaluated: {LOST}; no checkpoint from before is kept"
     variants = collect_cells(runs(tmp_path / "a", both, "vanilla", "spa"))["lake"]
     assert [variants[name].failed for name in ("base", "vanilla", "spa")] == [{}, {1: LOST}, {1: SILENT}]
     crash = "OutOfMemoryError: CUDA out of memory"

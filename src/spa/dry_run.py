@@ -81,6 +81,11 @@ def plan(
             lines.append(
                 f"eval {variant.name}: {test.worlds} test worlds x {test.samples} samples, Pass@k for k in {test.ks}"
             )
+            if variant_cfg.agent.planner != "none":
+                lines.append(
+                    f"eval {variant.name}: each test world once more with {variant_cfg.agent.planner}, "
+                    f"{variant_cfg.planner.depth} actions deep (beyond the paper)"
+                )
         if changes_nothing(cfg, variant):
             lines.append(
                 f"note: the settings of variant {variant.name} are this run's already; it repeats a variant without them"

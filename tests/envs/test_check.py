@@ -120,6 +120,14 @@ class HiddenCoin(Counter):
         return f"{self.at}/{self.shown}"
 
 
+class HiddenPrize(Counter):
+    """Only its reward depends on what is not shown."""
+
+    def step(self, action):
+        state, reward, *rest = super().step(action)
+        return state, reward * (1 + self.np_random_seed % 2), *rest
+
+
 class EmptyAfterwards(Counter):
     def render(self):
         return super().render() if self.at == 0 else ""
@@ -390,6 +398,7 @@ def test_broken_worlds_fail(world, question, problem):
         (NoiseOutOfReach, ENOUGH, "noise or hidden information: "),
         (HiddenGoal, ENOUGH, "hides information: "),
         (HiddenCoin, ENOUGH, "hides information: "),
+        (HiddenPrize, ENOUGH, "(reward 2, the end) and "),
         (HiddenStart, ENOUGH, "hides information: with the same noise "),
         (FreeText, ENOUGH, "no sample_action(rng)"),
         (Tags, "planners can read its states", "seed 0: a state contains '</', at which a planner stops reading"),

@@ -1,4 +1,4 @@
-"""Detects hidden information: equal state and equal action must give an equal next state."""
+"""Detects hidden information: equal state and equal action must give an equal next state, reward and end."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _LUCKS = 3  # of each state and action
 _SECONDS = 20.0
 
 Key = tuple[str | int, ...]
+_After = tuple[str, float, bool]  # state, reward and whether the world ended (limits of actions are never shown)
 
 
 @dataclass
@@ -31,7 +32,7 @@ class _Seen:
     """What followed a state and an action."""
 
     ways: set[tuple[str, ...]] = field(default_factory=set)  # the histories that led there
-    after: list[str] = field(default_factory=list)  # different next states, in order of appearance
+    after: list[_After] = field(default_factory=list)  # different outcomes, in order of appearance
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Outcomes:
 
 
 def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
-    """Plays random episodes and counts the pairs of state and action that were followed by different states.
+    """Plays random episodes and counts the pairs of state and action that had different outcomes.
 
     Every pair is compared, whatever seed and whatever history led to it. In a world with noise (``noise_seed`` or another
     ``np_random`` changes what happens) pairs are compared once more with the same noise: before each move all generators of the
@@ -90,11 +91,12 @@ def _meet(make: Callable[[], TextEnv], episodes: int, *, fixed: bool = False) ->
             action = env.sample_action(rng)
             if fixed:
                 _fix_noise(env, (state, action, luck))
-            after, _, terminated, truncated, _ = env.step(action)
+            after, reward, terminated, truncated, _ = env.step(action)
+            outcome = after, float(reward), bool(terminated)
             seen = table.setdefault((state, action, luck), _Seen())
             seen.ways.add(history)
-            if after not in seen.after:
-                seen.after.append(after)
+            if outcome not in seen.after:
+                seen.after.append(outcome)
             history = (*history, action)
             state = after
             if terminated or truncated:
@@ -125,16 +127,16 @@ def _differ(make: Callable[[], TextEnv], seed: int, *, by_option: bool, fixed: b
         state, _ = env.reset(seed=seed, options={"noise_seed": luck if by_option else 0})
         if not by_option:
             _fix_noise(env, (luck,))
-        states = []
+        happened = []
         for _ in range(_MOVES):
             action = env.sample_action(rng)
             if fixed:
                 _fix_noise(env, (state, action, 0))
-            state, _, terminated, truncated, _ = env.step(action)
-            states.append(state)
+            state, reward, terminated, truncated, _ = env.step(action)
+            happened.append((state, float(reward), bool(terminated)))
             if terminated or truncated:
                 break
-        played.append(states)
+        played.append(happened)
     return played.count(played[0]) < len(played)
 
 
@@ -173,8 +175,11 @@ def _share(split: dict[Key, _Seen], table: dict[Key, _Seen]) -> str:
 def _example(split: dict[Key, _Seen]) -> str:
     key, seen = min(split.items(), key=lambda item: len(str(item[0][0])))
     state, action = ascii(key[0]), ascii(key[1])
-    one, two = (ascii(text) for text in seen.after[:2])
-    return f"for example {_cut(action)} in {_cut(state)} gave {_cut(one)} and {_cut(two)}"
+    pair = seen.after[:2]
+    one, two = (_cut(ascii(text)) for text, *_ in pair)
+    if one == two:
+        one, two = (f"{one} (reward {reward:g}{', the end' * ended})" for (_, reward, ended) in pair)
+    return f"for example {_cut(action)} in {_cut(state)} gave {one} and {two}"
 
 
 def _cut(text: str) -> str:
