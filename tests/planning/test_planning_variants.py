@@ -190,7 +190,7 @@ def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[st
 
 
 def test_the_plan_names_the_planner_that_evaluation_plays_with(capsys: pytest.CaptureFixture[str]) -> None:
-    for settings, told in (([], False), (["agent.planner=beam", "planner.depth=3"], True)):
+    for settings, told in (([], False), (["agent.planner=beam", "planner.width=4", "planner.depth=3"], True)):
         assert main(["run", "frozen_lake", "model=tiny", "variants=[vanilla]", *settings, "--dry-run"]) == 0
         said = "# eval vanilla: each test world once more with beam, 3 actions deep (beyond the paper)\n"
         assert (said in capsys.readouterr().out) == told

@@ -367,12 +367,8 @@ class PPOTrainer:
     def _last_good(self, before: int) -> str:
         """Names the newest checkpoint of a step before ``before``."""
         good = [folder for step, folder in list_checkpoints(self.out) if step < before]
-        return (
-            f"the last good checkpoint is {good[-1]}"
-            if good
         none = "no checkpoint from before is kept (ppo.save_every, ppo.keep_checkpoints)"
         return f"the last good checkpoint is {good[-1]}" if good else none
-        )
 
     @measuring()
     def validate(self) -> dict[str, float]:
