@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import spa.engines.openai as engine_module
+from spa.agent.cold_start import ColdStart
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode
 from spa.agent.policy import Policy, ServedPolicy
@@ -322,6 +323,14 @@ def test_many_refused_conversations_are_no_death(server: Server, first: int) -> 
 def test_a_refused_world_counts_once_for_its_group(server: Server) -> None:
     server.control(script=["400"] * 14, then="answer")
     episodes = play_jobs(engine(server, concurrency=1), lake_task(max_turns=1), jobs(3, 7), SAMPLING, seed=1)
+    assert [episode.status == "error" for episode in episodes] == [True] * 14 + [False] * 7
+
+
+def test_a_refused_world_counts_once_with_other_examples_too(server: Server) -> None:
+    examples = tuple((f"state {i}", "<think>go</think><answer>Up</answer>") for i in range(9))
+    task = replace(lake_task(max_turns=1), cold_start=ColdStart(shots=1, examples=examples))
+    server.control(script=["400"] * 14, then="answer")
+    episodes = play_jobs(engine(server, concurrency=1), task, jobs(3, 7), SAMPLING, seed=1)
     assert [episode.status == "error" for episode in episodes] == [True] * 14 + [False] * 7
 
 

@@ -70,7 +70,7 @@ class OpenAIEngine:
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
         self._failures = 0  # requests that failed after all retries since the last success
-        self._refused: set[str] = set()  # conversations refused since then: a group's begins alike and counts once
+        self._refused: set[str] = set()  # messages refused since then: those of a group begin alike and count once
         self._limit = "max_tokens"  # OpenAI's newer models accept only max_completion_tokens
 
     def reply(
@@ -84,7 +84,7 @@ class OpenAIEngine:
             try:
                 reply = self._ask(self._request(messages, sampling, forced, seed))
             except Refused as error:
-                self._count_failure(str(error), str(messages))
+                self._count_failure(str(error), messages[-1]["content"])  # the members' examples may differ
                 raise
             except _TryAgain as error:
                 reason = str(error)
