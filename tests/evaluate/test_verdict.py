@@ -222,6 +222,9 @@ def test_a_control_without_rl_is_compared_with_what_it_controls() -> None:
     table["spa_plan"] = ours
     open_still = "plan_shuffled has no RL, so it is open what RL would make of it."
     assert verdict(table)[-1] == open_still
+    with_rl = {**table, "spa_plan_shuffled": replace(table["vanilla"], differences={}, steps=80)}
+    with_rl["spa_plan"] = replace(ours, differences={**ours.differences, "spa_plan_shuffled": Interval(0.3, 0.2, 0.4)})
+    assert not any("open" in line for line in verdict(with_rl)), "it is not open: it was trained"
     table["plan"] = replace(table["plan"], differences={"plan_shuffled": Interval(0.6, 0.5, 0.7)})
     assert verdict(table)[-1] == (
         "plan_shuffled has no RL; of what has none, plan 80.0 is above plan_shuffled 20.0: +60.0 [+50.0, +70.0]."

@@ -122,9 +122,13 @@ def test_the_packaged_variants_share_stages_and_practice() -> None:
 
 
 def test_the_control_shares_nothing_with_what_it_controls() -> None:
-    _, plan, control = variants_of(load_config("frozen_lake", ["variants=[plan,plan_shuffled]"]))
+    cfg = load_config("frozen_lake", ["variants=[plan,spa_plan,plan_shuffled,spa_plan_shuffled]"])
+    _, plan, after, control, control_after = variants_of(cfg)
+    assert (after.rl, control_after.rl) == (True, True)
     for folder in (sft_folder, selfplay_folder, practice_folder):
-        assert folder(OUT, plan) != folder(OUT, control)
+        assert folder(OUT, plan) == folder(OUT, after) != folder(OUT, control) == folder(OUT, control_after)
+    differing = {**dict(after.settings), "selfplay.states": "shuffled"}
+    assert dict(control_after.settings) == differing, "the control differs in the states alone"
 
 
 def test_an_variant_without_a_name_to_share_has_its_own_stages() -> None:

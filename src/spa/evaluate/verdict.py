@@ -189,19 +189,21 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
     if level := [control for control in controls if score.differences[control].low <= 0]:
         does = f"{' and '.join(level)} {'does' if len(level) == 1 else 'do'}"
         return [f"It is not shown that learning true states is the reason: {does} without them."]
-    lines = [_without_rl(control, variants) for control in controls if score.steps and not variants[control].steps]
+    lines = [line for c in controls if score.steps and not variants[c].steps for line in _without_rl(c, variants)]
     alone = [control for control in controls if score.seeds_with(variants[control]) < 2]
     if alone and len(alone) == len(controls):
         lines.append(f"That learning true states is the reason is tested on one seed alone ({', '.join(alone)}).")
     return lines
 
 
-def _without_rl(control: str, variants: Mapping[str, VariantScore]) -> str:
+def _without_rl(control: str, variants: Mapping[str, VariantScore]) -> list[str]:
     """What a control without RL says of a recipe that has it."""
-    like = WITHOUT_RL.get(control)
-    if like is None or like not in variants or control not in variants[like].differences:
-        return f"{control} has no RL, so it is open what RL would make of it."
-    return f"{control} has no RL; of what has none, {_fact(like, control, variants).replace(_MEANING[control], '')}"
+    like, with_rl = WITHOUT_RL.get(control, ("", ""))
+    if like in variants and control in variants[like].differences:
+        return [
+            f"{control} has no RL; of what has none, {_fact(like, control, variants).replace(_MEANING[control], '')}"
+        ]
+    return [] if with_rl in variants else [f"{control} has no RL, so it is open what RL would make of it."]
 
 
 def _groups(variant: str, groups: tuple[list[float], list[float]]) -> str:
