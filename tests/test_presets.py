@@ -15,6 +15,7 @@ from spa.config.load import differences, load_config, preset_of, to_yaml
 from spa.config.overrides import setting_names
 from spa.config.presets import SIZE_CLASSES, count_parameters, preset_for, size_in_name
 from spa.config.schema import Config
+from spa.models.folders import resolve_path
 from tests.models.networks import network
 
 SMOLLM2 = {
@@ -101,6 +102,13 @@ def test_a_hub_name_that_is_not_downloaded(path: str, row: str, known: str) -> N
     preset = preset_for(path)
     assert preset.name == row
     assert preset.reason.startswith(known)
+
+
+def test_a_run_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert preset_for(str(tmp_path)).reason.startswith("no model in this folder, ")
+    with pytest.raises(ValueError, match=r"no config\.json.*variants/VARIANT/ppo: this is a run's$"):
+        resolve_path(str(tmp_path))
 
 
 def test_rows_are_in_order_and_hold_known_settings() -> None:

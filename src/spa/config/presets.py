@@ -70,7 +70,8 @@ def preset_for(path: str) -> Preset:
     if count:
         known = f"{_size(count)} parameters{f', {family}' if family else ''}"
     else:
-        where = "unknown number of parameters" if folder else "not on this disk"
+        missing = "no model in this folder" if Path(path).expanduser().is_dir() else "not on this disk"
+        where = "unknown number of parameters" if folder else missing
         count = size_in_name(path)
         known = f"{where}, {_size(count)} by its name" if count else f"{where}, no size in its name: a guess"
     row = next(row for row in SIZE_CLASSES if count < row.below) if count else GENERIC

@@ -48,6 +48,10 @@ def resolve_path(path: str) -> str:
         if not (folder / "config.json").is_file():
             checkpoints = list_checkpoints(folder)
             example = f"its last checkpoint, {checkpoints[-1][1]}" if checkpoints else "such as .../global_step_N"
+            if (folder / "run.json").is_file():
+                example = (
+                    f"such as the last checkpoint of {folder}/sft or {folder}/variants/VARIANT/ppo: this is a run's"
+                )
             raise ValueError(f"{path} holds no model (no config.json); give a Hugging Face folder, {example}")
         return str(folder)
     if looks_local or hides_hub_name or folder.exists():
