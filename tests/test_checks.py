@@ -14,9 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from spa.cli import main
+from spa.config.load import load_config, load_variant
 from spa.config.schema import ModelConfig
 from spa.models.folders import resolve_path
 from spa.models.load import check_vocabulary, load_model, load_tokenizer, save_model
+from spa.models.requirements import check_disk
+from spa.runs.record import DONE
 from tests.models.networks import random_model, with_images
 from tests.test_pipeline import SMALL
 
@@ -225,6 +228,20 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
     error = capsys.readouterr().err
     assert "trainings take up to" in error and "and 1 MiB are free in" in error and error.count("\n") == 1
     assert not (tmp_path / "r").exists()
+
+
+def test_a_finished_training_needs_no_disk(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    cfg, variants = load_config("frozen_lake", SMALL), [load_variant("spa")]
+    with pytest.raises(ValueError, match="the checkpoints of 2 trainings"):
+        check_disk(cfg, tmp_path, "run", variants)
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / DONE).touch()
+    with pytest.raises(ValueError, match="the checkpoints of 1 trainings"):
+        check_disk(cfg, tmp_path, "run", variants)
+    (tmp_path / "variants" / "spa" / "ppo").mkdir(parents=True)
+    (tmp_path / "variants" / "spa" / "ppo" / DONE).touch()
+    check_disk(cfg, tmp_path, "run", variants)
 
 
 def test_a_full_disk_counts_what_stage_3_keeps(capsys, tmp_path, monkeypatch) -> None:

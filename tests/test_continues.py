@@ -50,6 +50,15 @@ def test_it_is_the_same_as_training_so_long_at_once(files: tuple[str, str], tmp_
     assert not (variants / "short" / "ppo" / "checkpoints" / "global_step_4").exists()
 
 
+def test_a_damaged_record_of_it_is_made_again(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert spa("run", "frozen_lake", "--out", str(out), *SMALL, f"variants=[{files[0]},{files[1]}]") == 0
+    whole, record = snapshot(out), out / "variants" / "longer" / "ppo" / "done.json"
+    record.write_text(record.read_text().replace("seconds", "secands"))
+    assert spa("run", "--out", str(out), "--resume") == 0
+    assert snapshot(out) == whole and "secands" not in record.read_text()
+
+
 def test_mistakes_are_named(files: tuple[str, str], tmp_path: Path, capsys) -> None:
     short, longer = files
 

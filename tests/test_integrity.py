@@ -16,15 +16,16 @@ import pytest
 import spa
 from spa.agent.episode import read_episodes, write_episodes
 from spa.cli import main
-from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
+from spa.common.checkpoints import check_best, checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.manifest import MANIFEST, digests, own_digest, write_manifest
 from spa.config.schema import ModelConfig
 from spa.evaluate.samples import SAMPLES, read_samples, write_samples
 from spa.evaluate.summary import EvalResult
 from spa.models.load import load_model, load_state, load_tokenizer
 from spa.pipeline import sft
+from spa.rl.trainer import PPOTrainer
 from spa.runs.folder import RunFolder
-from spa.runs.record import DONE, read_done
+from spa.runs.record import DONE, read_done, write_record
 from spa.runs.stage import Stage, model_of
 from tests.test_pipeline import SMALL, snapshot
 
@@ -261,6 +262,39 @@ def test_a_run_with_a_damaged_model_comes_out_the_same(
     assert f"{model}/model.safetensors is damaged" in error
     assert "going back to" in error
     assert snapshot(run) == snapshot(whole)
+
+
+@pytest.mark.parametrize("damage", [flip, missing])
+def test_a_damaged_best_checkpoint_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(PPOTrainer, "validate", lambda self: {"val/pass@1": 0.5 if self.step == 2 else 0.1})
+    out, settings = (
+        tmp_path / "run",
+        [*SETTINGS, "variants=[vanilla]", "ppo.steps=3", "ppo.use=best", "ppo.keep_checkpoints=0"],
+    )
+    assert main(["run", "frozen_lake", "--out", str(out), *settings, "--quiet"]) == 0
+    before, ppo = snapshot(out), out / "variants" / "vanilla" / "ppo"
+    best = checkpoint_folder(ppo, 2)
+    assert model_of(str(ppo)) == str(best)
+    damage(best / "model.safetensors")
+    assert main(["run", "--out", str(out), "--resume", "--quiet"]) == 0
+    assert snapshot(out) == before
+    assert f"{best}/model.safetensors is" in capsys.readouterr().err
+
+
+def test_a_best_checkpoint_that_is_gone_is_not_replaced_by_another(stage_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ppo"
+    shutil.copytree(stage_folder, folder)
+    assert check_best(folder, 1) == checkpoint_folder(folder, 1)
+    shutil.rmtree(checkpoint_folder(folder, 1))
+    with pytest.raises(
+        ValueError, match="global_step_1 is missing, and it was the best: delete the checkpoints after step 1"
+    ):
+        check_best(folder, 1)
+    (folder / DONE).write_text(write_record(folder, {"seconds": 1.0, "model": "checkpoints/global_step_1"}))
+    stage = Stage(folder, "PPO", resume=True)
+    assert (stage.finished, stage.resume) == (False, False), "no earlier one is there: it starts again"
 
 
 # spa verify

@@ -47,7 +47,7 @@ from spa.runs.products import (
     trained_model,
     world_model_of,
 )
-from spa.runs.record import damaged_files, read_done
+from spa.runs.record import DONE, damaged_files, read_done
 from spa.runs.schedule import Schedule, planned_stages
 from spa.runs.stage import Stage, reopen_as, reopen_episodes
 from spa.scale import ranks
@@ -282,5 +282,5 @@ def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
 def _take_over(variant: VariantConfig, out: Path, *, resume: bool) -> None:
     """Copies the finished stage 3 of the variant that this one continues, unless this one's own can be resumed."""
     source, folder = variants_folder(out) / variant.continues / "ppo", variants_folder(out) / variant.name / "ppo"
-    if not (resume and (read_done(folder) or latest_checkpoint(folder))):
+    if not (resume and ((folder / DONE).is_file() or latest_checkpoint(folder))):
         reopen_as(source, folder)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 from spa.config.load import load_config, load_variant
 from spa.config.schema import Config
 from spa.pipeline import evaluate, generate
-from spa.scale import ranks
+from spa.scale import launch, ranks
 from tests.scale.test_update import assert_equal, updated
 from tests.scale.tools import in_ranks
 
@@ -25,6 +28,9 @@ def test_an_update_on_two_ranks() -> None:
 def collectives() -> list[object]:
     sums = {"a": 1.0, **({"b": 2.0} if ranks.rank() else {})}
     ranks.add(sums)
+    infinite = {"loss": math.inf if ranks.rank() else -math.inf}
+    ranks.add(infinite)
+    assert math.isnan(infinite["loss"]), "no error: it is told as a loss that is not finite"
     rows = [[1, 2], [1, 2, 3], [1, 2, 4], [7]]
     passes = ranks.passes(rows, lambda part: [[i] for i in range(len(part))])
     try:
@@ -65,6 +71,38 @@ def test_one_process_imports_no_distributed_code() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["['spa.scale.launch',", "'spa.scale.ranks']"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "Error: RANK=x and WORLD_SIZE=2 must be numbers"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "Error: cannot join the other ranks at 127.0.0.1:"),
+    ],
+)
+def test_ranks_that_do_not_meet(tmp_path: Path, variables: dict[str, str], message: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "spa", "generate", "frozen_lake", "scale.timeout=1", "--out", str(tmp_path / "r")],
+        env={**os.environ, **address, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error")]
+    assert done.returncode == 2 and line.startswith(message) and "Traceback" not in done.stderr
+
+
+def test_one_process_says_what_it_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = load_config("frozen_lake", ["nproc=4"])
+    assert launch.unused(cfg, ["nproc=4", "ppo.steps=1"]) == [
+        "nproc=4 has no effect with launcher=local: set launcher=torchrun or launcher=ray"
+    ]
+    assert launch.unused(load_config("frozen_lake", ["nproc=4", "launcher=torchrun"]), ["nproc=4"]) == []
+    monkeypatch.setattr(ranks, "under_torchrun", lambda: True)
+    assert launch.unused(cfg, ["scale.shards=2"]) == []
 
 
 def test_python_does_not_start_ranks(tmp_path: Path) -> None:

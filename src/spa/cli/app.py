@@ -418,7 +418,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     with interruptible(lambda: _how_to_resume(words, folder)):
         pipeline = importlib.import_module("spa.pipeline")
         variants = [variant] if variant else variants_of(cfg) if command == "run" else []
-        unused = overruled(cfg, settings, variants)
+        unused = [*launch.unused(cfg, settings), *overruled(cfg, settings, variants)]
         for line in unused if not options.dry_run and not said else ():
             note(line)
         if options.dry_run:

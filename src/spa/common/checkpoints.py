@@ -44,6 +44,29 @@ def latest_checkpoint(root: Path) -> tuple[int, Path] | None:
     return None
 
 
+def remove_later(root: Path, step: int) -> None:
+    """Removes the checkpoints after ``step``."""
+    for path in (root / "checkpoints").glob("global_step_*"):
+        if (match := _NAME.fullmatch(path.name)) and int(match[1]) > step:
+            remove_folder(path)
+
+
+def check_best(root: Path, step: int) -> Path:
+    """The checkpoint of the best step. Raises ValueError if it is missing or damaged."""
+    folder = checkpoint_folder(root, step)
+    if lines := damage(folder) if folder.is_dir() else [f"{folder} is missing"]:
+        raise ValueError(
+            f"{lines[0]}, and it was the best: delete the checkpoints after step {step} in {folder.parent} and continue with "
+            "--resume"
+        )
+    return folder
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint's folder."""
+    return int(folder.name.removeprefix("global_step_"))
+
+
 def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
     """Step, folder and damage (empty if whole) of what is called a checkpoint. Stops looking at contents after the newest whole."""
     paths = (root / "checkpoints").glob("global_step_*")

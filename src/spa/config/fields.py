@@ -46,6 +46,7 @@ Positive = Annotated[int, Strict(), Field(ge=1), BeforeValidator(_whole)]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 NonNegative = Annotated[Number, Field(ge=0)]
 AboveZero = Annotated[Number, Field(gt=0)]
+Seconds = Annotated[Number, Field(gt=0, le=1e7)]  # what timers of the system can hold
 Share = Annotated[Number, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[Number, Field(gt=0, le=1)]
 UpTo90 = Annotated[Number, Field(ge=0, le=0.9)]

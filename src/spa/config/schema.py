@@ -30,6 +30,7 @@ from spa.config.fields import (
     Positive,
     Precision,
     Prompt,
+    Seconds,
     Share,
     ShareAboveZero,
     StateFormat,
@@ -142,8 +143,8 @@ class EngineConfig:
     model: str | None = setting(None, "openai: name on the server.")
     api_key_env: str = setting("OPENAI_API_KEY", "openai: environment variable with the key; unset = no key.")
     concurrency: Positive = setting(16, "openai: simultaneous requests.")
-    timeout: AboveZero = setting(120.0, "openai: seconds per request.")
-    episode_timeout: AboveZero = setting(3600.0, "openai: seconds for all requests of an episode.")
+    timeout: Seconds = setting(120.0, "openai: seconds per request.")
+    episode_timeout: Seconds = setting(3600.0, "openai: seconds for all requests of an episode.")
     max_reply_bytes: Positive = setting(1_000_000, "openai: a larger reply (decompressed) is a failure.")
     retries: Count = setting(5, "openai: per request, with exponential backoff.")
     requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none.")
@@ -331,7 +332,7 @@ class ScaleConfig:
     """Several ranks ([ranks](ranks.md))."""
 
     shards: Count = setting(0, "Ranks that share weights, gradients and optimizer states (a node's); 0 = all.")
-    timeout: AboveZero = setting(600.0, "Seconds after which a silent rank counts as lost.")
+    timeout: Seconds = setting(600.0, "Seconds after which a silent rank counts as lost.")
     restarts: Count = setting(3, "Restarts from the last checkpoint after ranks were killed or hang.")
 
 

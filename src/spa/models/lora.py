@@ -131,5 +131,7 @@ def save_adapter(model: Any, folder: Path, state: dict[str, Tensor] | None = Non
     save_file(named, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
     settings = model.peft_config[_ADAPTER]
     settings.inference_mode = True
+    if isinstance(settings.target_modules, set):  # whose order differs from process to process
+        settings.target_modules = sorted(settings.target_modules)
     settings.save_pretrained(str(folder))
     settings.inference_mode = False

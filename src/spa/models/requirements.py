@@ -10,19 +10,26 @@ from pathlib import Path
 from spa.config.schema import Config, PPOConfig, SFTConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import sft_folder, sft_variants, source_config, variant_config
+from spa.runs.folder import variants_folder
+from spa.runs.record import DONE
 
 
 def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantConfig]) -> None:
     """Checks that the checkpoints of a stage fit on the disk of ``out``, as far as the model's config is on this machine.
 
-    Counts weights and both Adam states of what is trained, and the checkpoint that is written before an old one is deleted.
+    Counts weights and both Adam states of what is still to be trained, and the checkpoint that is written before an old one is
+    deleted.
 
     Raises:
         ValueError: they do not fit; the message has both sizes and what helps.
     """
-    tuned = {sft_folder(out, variant): variant for variant in sft_variants(cfg, stage, variants)}
-    trainings: list[SFTConfig | PPOConfig] = [source_config(cfg, variant).sft for variant in tuned.values()]
-    trainings += [variant_config(cfg, v).ppo for v in variants if v.rl and stage in ("run", "ppo")]
+    trainings: dict[Path, SFTConfig | PPOConfig] = {
+        sft_folder(out, variant): source_config(cfg, variant).sft for variant in sft_variants(cfg, stage, variants)
+    }
+    for variant in variants if stage in ("run", "ppo") else ():
+        if variant.rl:
+            trainings[variants_folder(out) / variant.name / "ppo"] = variant_config(cfg, variant).ppo
+    trainings = {folder: settings for folder, settings in trainings.items() if not (folder / DONE).is_file()}
     if not trainings:
         return
     from spa.models.load import load_config, weight_bytes
@@ -33,19 +40,19 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     except ValueError:  # a model that is downloaded later
         return
     needed = 0
-    for settings in trainings:
+    for folder, settings in trainings.items():
         trained = 0 if settings.lora_rank else 2
         if isinstance(settings, PPOConfig) and settings.critic == "model" and settings.estimator in WITH_VALUES:
             trained += 0 if settings.critic_lora_rank else 3
         held = (settings.keep_checkpoints or 2) + (settings.use == "best")  # if all are kept, at least so many
-        needed += (1 + trained) * weights * (held + 1)
-    kept = sum(path.stat().st_size for path in out.glob("**/checkpoints/*/**/*") if path.is_file())
+        kept = sum(path.stat().st_size for path in folder.glob("checkpoints/*/**/*") if path.is_file())
+        needed += max(0, (1 + trained) * weights * (held + 1) - kept)
     free = shutil.disk_usage(
         next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
     ).free
-    if needed - kept > free:
+    if needed > free:
         raise ValueError(
-            f"the checkpoints of {len(trainings)} trainings take up to {size(needed - kept)}, and {size(free)} are free in {out}: "
+            f"the checkpoints of {len(trainings)} trainings take up to {size(needed)}, and {size(free)} are free in {out}: "
             "use another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
             "ppo.lora_rank"
         )

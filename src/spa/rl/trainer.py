@@ -18,7 +18,7 @@ from spa.agent.policy import Policy, local_engine, make_task, sampling_for
 from spa.agent.show import show_sample
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
-from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
+from spa.common.checkpoints import check_best, checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.clock import measuring
 from spa.common.progress import note, on_terminal, progress
 from spa.config.schema import Config, VariantConfig, check_ppo_sampling
@@ -132,7 +132,8 @@ class PPOTrainer:
 
         Raises:
             TrainingDiverged, TrainingCollapsed: with ``ppo.on_collapse=stop`` (the message names the last good checkpoint).
-            ValueError: three steps in a row without a usable episode, or too many failures (``env.max_failed``).
+            ValueError: three steps in a row without a usable episode, too many failures (``env.max_failed``), or a damaged best
+                checkpoint.
         """
         config = self.config.ppo
         checkpoint = latest_checkpoint(self.out) if resume else None
@@ -152,8 +153,9 @@ class PPOTrainer:
         last = checkpoint_folder(self.out, self.step)
         if not last.is_dir():
             self._save()
-        best = self.best_checkpoint()
-        return best if config.use == "best" and best is not None else last
+        if config.use == "best" and self.best_step:
+            return ranks.on_main(lambda: check_best(self.out, self.best_step))
+        return last
 
     def _loop(self) -> None:
         config = self.config.ppo

@@ -52,7 +52,9 @@ def read_done(folder: Path) -> dict[str, Any] | None:
         if data.get("sha256", own_digest(data)) != own_digest(data):  # records of earlier versions have none
             raise ValueError("its content is not what was written")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): continue with --resume, which makes it again") from error
+        raise ValueError(
+            f"{path} is damaged ({error}): its stage's command, or spa run, makes it again with --resume"
+        ) from error
     return data
 
 

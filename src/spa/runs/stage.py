@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spa.common.checkpoints import latest_checkpoint
+from spa.common.checkpoints import latest_checkpoint, remove_later, step_of
 from spa.common.clock import Elapsed, training_time
 from spa.common.files import atomic_folder, atomic_write, remove_folder
 from spa.common.manifest import damage, say
@@ -89,6 +89,8 @@ def _whole_record(folder: Path, remake: bool) -> tuple[dict[str, Any] | None, bo
     kept = "" if remake else "; it can be made again only with the whole stage, and stays as it is"
     for line in [*broken, *(f"{line}{kept}" for line in lines)]:
         say(line)
+    if product is not None and broken:  # trained on from a later one, the best would never be made again
+        remove_later(folder, step_of(product))
     again = remake and bool(lines)
     if not (again or broken):
         return done, False
@@ -105,7 +107,8 @@ class Stage:
     preserves files of an attempt without a checkpoint, for a stage that can use them.
 
     Damage in a finished stage is named. If it is in the record or in the model that the stage gives, the stage continues from its
-    newest whole checkpoint; if it is in other files, the stage runs again with ``remake``, and without it they stay as they are.
+    newest whole checkpoint before that; if it is in other files, the stage runs again with ``remake``, and without it they stay as
+    they are.
 
     Times are measured by ``spa.common.clock``, which excludes validation.
     """

@@ -18,6 +18,7 @@ from uuid import uuid4
 from spa.common.errors import error_message
 from spa.common.progress import note
 from spa.common.signals import Terminated
+from spa.config.overrides import split_override
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variant_config
 from spa.scale import ranks
@@ -53,6 +54,14 @@ def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
         import torch
 
         count_of(cfg, torch.cuda.device_count())
+
+
+def unused(cfg: Config, settings: Sequence[str]) -> list[str]:
+    """A line for each ``key=value`` setting of a command that one process does not use."""
+    if cfg.launcher != "local" or ranks.under_torchrun():
+        return []
+    given = [setting for setting in settings if split_override(setting)[0] in ("nproc", "scale.shards")]
+    return [f"{setting} has no effect with launcher=local: set launcher=torchrun or launcher=ray" for setting in given]
 
 
 class Lost(Exception):

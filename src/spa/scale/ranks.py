@@ -62,19 +62,36 @@ def joined(config: ScaleConfig) -> Iterator[None]:
     import torch.distributed as dist
 
     die_with_parent()  # else a rank would go on and hold the run's lock
-    number = int(os.environ["WORLD_SIZE"])
+    number = _world_size()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     else:
         _give_memory_back()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
+    except dist.DistError as error:
+        raise ValueError(
+            f"cannot join the other ranks at {os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')} "
+            f"({str(error).splitlines()[0]}); for one process unset RANK, WORLD_SIZE and MASTER_ADDR"
+        ) from error
     _rank, _world, _shards = dist.get_rank(), number, config.shards or number
     if not is_main():
         set_quiet()
     yield
     dist.destroy_process_group()  # not after an error: others may be gone, and the message names this rank
     _rank, _world, _shards = 0, 1, 1
+
+
+def _world_size() -> int:
+    try:
+        int(os.environ["RANK"])
+        return int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        raise ValueError(
+            f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} must be numbers, as torchrun sets them; for one "
+            "process unset them"
+        ) from None
 
 
 def _give_memory_back() -> None:
@@ -165,7 +182,9 @@ def add(*sums: MutableMapping[str, float]) -> None:
             for name in part[number]:
                 totals.setdefault(name, 0.0)
         for name in totals:  # in the order of ranks, so that every rank has the same bits
-            totals[name] = math.fsum(part[number].get(name, 0.0) for part in gathered)
+            values = [part[number].get(name, 0.0) for part in gathered]
+            finite = all(map(math.isfinite, values))  # fsum refuses inf - inf
+            totals[name] = math.fsum(values) if finite else sum(values)
 
 
 def not_finite(value: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, prune_checkpoints
+from spa.common.checkpoints import check_best, checkpoint_folder, latest_checkpoint, prune_checkpoints
 from spa.common.clock import measuring
 from spa.common.progress import note
 from spa.config.schema import SFTConfig
@@ -108,6 +108,7 @@ class SFTTrainer:
 
         Raises:
             SFTDiverged: a loss or gradient is not finite (names the last good checkpoint).
+            ValueError: the best checkpoint is damaged.
         """
         checkpoint = latest_checkpoint(self.out) if resume else None
         if checkpoint:
@@ -135,7 +136,9 @@ class SFTTrainer:
             note(
                 f"SFT: stopped early at step {self.step} of {self.total}; best validation loss at step {self.best_step}"
             )
-        return checkpoint_folder(self.out, self.best_step if self.config.use == "best" else self.step)
+        if self.config.use == "best":
+            return ranks.on_main(lambda: check_best(self.out, self.best_step))
+        return checkpoint_folder(self.out, self.step)
 
     def _due(self, every: int, epoch_ended: bool) -> bool:
         """Whether something done every ``every`` steps (0: every epoch) is due; it always is at the end."""
