@@ -63,6 +63,25 @@ def episodes():
     return policy.play(lake_task(0), WORLDS, samples=2, seed=3) + policy.play(lake_task(1), WORLDS, samples=2, seed=4)
 
 
+def test_accidents_in_good_episodes_are_silenced(episodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"critic": "model", "estimator": "gae"}
+    everything = gradient(episodes, **settings)
+    assert torch.equal(gradient(episodes, silence_below=1e-12, **settings), everything), "no token is so unlikely"
+    policy, one = make(silence_below=1.0, **settings)
+    shares = step(policy, one, episodes)["losses/silenced"]
+    got = gradient(episodes, silence_below=1.0, **settings)
+
+    def without(by_episode, *rest) -> dict[str, float]:
+        metrics = set_advantages(by_episode, *rest)
+        for sequence in (sequence for sequences in by_episode for sequence in sequences):
+            sequence.advantages[sequence.logprobs < 0] = np.minimum(sequence.advantages, 0)[sequence.logprobs < 0]
+        return metrics
+
+    monkeypatch.setattr("spa.rl.update.set_advantages", without)
+    torch.testing.assert_close(got, gradient(episodes, **settings))
+    assert not torch.allclose(got, everything) and 0 < shares < 1
+
+
 # Packing, padding, order
 
 

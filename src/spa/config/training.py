@@ -146,6 +146,9 @@ class PPOConfig:
     clip_low: Annotated[Number, Field(gt=0, le=1)] = setting(0.2, "Clipping of the ratio below 1.")
     clip_high: AboveZero = setting(0.28, "Clipping of the ratio above 1.")
     dual_clip: NonNegative = setting(3.0, "Bounds the loss of negative advantages; more than 1, or 0 = off.")
+    silence_below: Share = setting(
+        0.0, "No policy loss for tokens of positive advantage sampled with a lower probability (STAPO); 0 = off."
+    )
     value_clip: NonNegative = setting(0.5, "Clipping of the critic's change; 0 = off.")
     value_coef: NonNegative = setting(1.0, "Weight of the value loss.")
     entropy_coef: NonNegative = setting(0.001, "Weight of the entropy bonus.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -67,6 +68,12 @@ def policy_loss(
             "clipfrac_lower": lower.float(),
         }
     return loss, parts
+
+
+def silenced(old_logprobs_N: Tensor, advantages_N: Tensor, below: float) -> Tensor:
+    """Which tokens (N,) have a positive advantage and a probability lower than ``below``: by accident in a good episode, they
+    get far larger gradients than others (STAPO, arXiv 2602.15620, here without its bound on the entropy)."""
+    return (advantages_N > 0) & (old_logprobs_N < math.log(below))
 
 
 def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:

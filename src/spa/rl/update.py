@@ -22,7 +22,7 @@ from spa.rl.batch import Array, MicroBatch, TrainSequence, micro_batches, parts,
 from spa.rl.correction import correct
 from spa.rl.health import TrainingFailed
 from spa.rl.learner import Learner
-from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
+from spa.rl.losses import kl_penalty, policy_loss, silenced, token_weights, value_loss
 from spa.rl.recorded import record_estimates
 from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
@@ -309,6 +309,10 @@ def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, token
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
     )
+    if config.silence_below:
+        silent_N = silenced(batch.logprobs_N, batch.advantages_N, config.silence_below)
+        pg_loss_N = pg_loss_N.masked_fill(silent_N, 0.0)
+        diagnostics["silenced"] = silent_N.float()
     losses: Losses = {
         "policy_loss": (1.0, pg_loss_N),
         "entropy": (-config.entropy_coef, entropy_N if config.entropy_coef else entropy_N.detach()),
