@@ -43,6 +43,11 @@ def test_a_run_knows_its_results(run: spa.Run) -> None:
     assert run.metrics("vanilla")[-1]["step"] == 1
     assert run.metrics(stage="sft") and run.metrics("spa", "sft") == run.metrics(stage="sft")
     assert len(run.episodes(stage="selfplay")) == 8
+    result, played = run.results()["spa"], run.episodes("spa")
+    assert len(played) == sum(world.samples for world in result.worlds), "all that the table counts"
+    assert sum(episode.success for episode in played) == sum(world.successes for world in result.worlds)
+    asked = run.episodes("spa", "world_model")
+    assert {episode.prompt for episode in asked} == {"world_model"} and {e.prompt for e in played} == {"base"}
     assert Path(run.model("spa"), "config.json").is_file()
     assert run.model("spa") == run.model("spa", "ppo") != run.model(stage="sft") == run.model("spa", "sft")
     assert run.model("base") == "builtin:tiny"

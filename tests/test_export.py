@@ -19,6 +19,7 @@ from spa.agent.response import parse_response
 from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
+from spa.models.export import export
 from spa.models.folders import resolve_path
 from spa.models.load import load_model, load_tokenizer
 from spa.runs.stage import model_of
@@ -120,6 +121,18 @@ def test_the_cards_snippet_runs_and_asks_as_a_rollout_does(run, tmp_path, capsys
 
 def forced_ids(folder: Path) -> list[int]:
     return Chat(load_tokenizer(str(folder))).forced_ids
+
+
+def test_the_bases_sampling_settings_are_left_out(run, tmp_path) -> None:
+    to, shipped = (
+        tmp_path / "model",
+        {"top_k": 20, "repetition_penalty": 1.1, "eos_token_id": 2, "transformers_version": "5"},
+    )
+    used = Path(json.loads((run / "variants" / "spa" / "eval" / "done.json").read_text())["model"])
+    shutil.copytree(used, tmp_path / "used")
+    (tmp_path / "used" / "generation_config.json").write_text(json.dumps(shipped))
+    export(tmp_path / "used", to, files={})
+    assert json.loads((to / "generation_config.json").read_text()) == {"eos_token_id": 2, "transformers_version": "5"}
 
 
 def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> None:

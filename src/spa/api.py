@@ -194,16 +194,24 @@ class Run:
         return read_metrics(self._stage(variant, stage) / "metrics.jsonl")
 
     def episodes(self, variant: str | None = None, stage: str = "eval") -> list[Episode]:
-        """The stored episodes of ``eval`` or ``planner`` of a variant, or of ``selfplay`` (of the run without a variant).
+        """The stored episodes of a variant's ``eval`` (every sample that its table counts), ``world_model`` (with the prompt that
+        asks for predictions) or ``planner``, or of ``selfplay`` (of the run without a variant).
 
         Raises:
             ValueError: the stage has none yet.
         """
         from spa.agent.episode import read_episodes
+        from spa.evaluate.samples import SAMPLES, read_samples
 
+        folder = self._stage(variant, "eval" if stage in ("planner", "world_model") else stage)
         if stage == "planner":
-            return list(read_episodes(self._stage(variant, "eval") / "planner_episodes.jsonl"))
-        return list(read_episodes(self._stage(variant, stage) / "episodes.jsonl"))
+            return list(read_episodes(folder / "planner_episodes.jsonl"))
+        if stage == "eval" and (folder / SAMPLES).is_file():
+            return read_samples(folder / SAMPLES)
+        episodes = list(read_episodes(folder / "episodes.jsonl"))
+        if stage == "selfplay":
+            return episodes
+        return [episode for episode in episodes if (episode.prompt == "world_model") == (stage == "world_model")]
 
     def model(self, variant: str | None = None, stage: str | None = None) -> str:
         """The model that a variant's evaluation plays, or the one that a stage trained (``ppo``, ``sft`` or ``practice``).

@@ -244,7 +244,7 @@ def test_a_model_that_answers_nothing_still_leaves_a_plan(kind: str, actions: Se
         plan = decide(kind, "0", model, depth=3, simulations=8)
         assert plan.path[0][0] in (actions or shares or [""])
         assert [one for _, one in plan.path] == [Imagined("", 0.0, False, 0.0)]
-        assert all(abs(value) < 1e9 for value in plan.record()["values"].values())
+        assert all(abs(value) < 1e9 for value in plan.record("0")["values"].values())
 
 
 @pytest.mark.parametrize("kind", IMAGINING)

@@ -15,6 +15,7 @@ from spa.envs.frozen_lake.world import FrozenLake
 from spa.planning.play import play_with_planner, search_all
 from spa.planning.search import NOTHING, PLANNERS, Imagined, Move
 from spa.planning.world_model import Headers, WorldModel
+from spa.report.predictions import expected
 from tests.planning.tools import Asked, TrueEngine, distances, oracle, player_of, seen, start_of, true_moves
 from tests.scripted import LAKE, lake_task
 
@@ -215,6 +216,22 @@ def test_what_was_seen_is_believed_rather_than_imagined() -> None:
         assert episode.turns[0].imagined["path"][0]["ended"]
         assert (len(actions(episode)), episode.success) == (1 + far, True), "it is tried once"
         assert model.moves.count(lie) == 1
+
+
+def test_what_was_remembered_is_no_prediction() -> None:
+    """Walls lie ahead of who believes that every move leads on; the second time it knows better."""
+    hopeless = Asked(lambda move: (NOTHING if move.action == "Up" else seen(move.state),), ["Up", "Left"])
+    episodes = play(hopeless, lake_task(1, max_turns=6), depth=1)
+    turns = [turn for episode in episodes for turn in episode.turns]
+    again = [turn for turn in turns if turn.imagined["path"][0].get("remembered")]
+    assert again and len(again) < len(turns)
+    for episode in episodes:
+        known: set[Move] = set()
+        for turn in episode.turns:
+            move = Move(turn.state, turn.executed[0])
+            assert turn.imagined["path"][0].get("remembered", False) == (move in known)
+            assert (expected(turn) is None) == (move in known or not turn.imagined["path"][0]["state"])
+            known.add(move)
 
 
 def test_a_state_that_was_seen_to_be_another_is_gone_on_from_as_it_is() -> None:

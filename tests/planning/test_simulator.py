@@ -68,6 +68,13 @@ class Forgetful(FrozenLake):
         return super().reset(seed=seed)
 
 
+class Stubborn(FrozenLake):
+    """Always starts in the same place, where it also takes no other state."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=0)
+
+
 class Strict(FrozenLake):
     """Takes no state."""
 
@@ -77,7 +84,7 @@ class Strict(FrozenLake):
         return super().reset(seed=seed, options=options)
 
 
-@pytest.mark.parametrize("name", ["Forgetful", "Strict"])
+@pytest.mark.parametrize("name", ["Forgetful", "Strict", "Stubborn"])
 def test_a_world_that_takes_no_state_is_refused_before_anything(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     task = Task(EnvConfig(**{**vars(LAKE), "id": f"{__name__}:{name}"}), AgentConfig(style="terse", window=1))
     with pytest.raises(ValueError, match=r"planner\.model=simulator: this world cannot be set to a state"):

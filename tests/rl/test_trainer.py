@@ -361,6 +361,8 @@ def test_rollout_metrics_count_only_what_was_played() -> None:
         "train/response_tokens": 2,
     }
     assert rollout_metrics([failed]) == {"train/errors": 1}
+    refused = Episode("T", 0, 0, turns=[turn(0, 2, invalid=2), turn(1, 2, invalid=1), turn(2, 1), turn(3, 0)])
+    assert rollout_metrics([refused])["train/valid_rate"] == 0.5, "what the world refused is not valid"
 
 
 def test_what_the_stage_records(tmp_path) -> None:

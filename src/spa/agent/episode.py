@@ -78,6 +78,11 @@ class Turn:
     tries: int = 1  # responses sampled, of which this is the last (``selfplay.tries``)
     invalid: int | None = None  # executed actions that the world called invalid; None: not recorded (earlier versions)
 
+    @property
+    def valid(self) -> bool:
+        """Whether an action was executed that the world did not call invalid."""
+        return len(self.executed) > (self.invalid or 0)
+
 
 @dataclass(repr=False)
 class Episode:

@@ -74,6 +74,7 @@ def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
         ValueError: the world has free-text actions and no ``sample_action``.
     """
     env = task.make_env()
+    env.reset(seed=0)  # one world stands for all: actions are blind to the state
     env.sample_action(np.random.default_rng(0))
     thought = THOUGHT if "box" in env.symbols.values() else PLAIN_THOUGHT
 

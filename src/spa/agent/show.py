@@ -32,7 +32,10 @@ def _headline(turn: Turn) -> str:
     if path:
         plan, first = ", ".join(step["action"] for step in path), path[0]
         expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
-        text += f". Planned: {plan}; {expected if first['probability'] else 'no usable prediction'}"
+        known = (
+            "seen before" if first.get("remembered") else expected if first["probability"] else "no usable prediction"
+        )
+        text += f". Planned: {plan}; {known}"
     elif turn.prediction:
         text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"
     return clean(text)
@@ -42,7 +45,8 @@ def _columns(turn: Turn) -> list[tuple[str, str]]:
     columns = [("before", turn.state)]
     path = turn.imagined.get("path")
     if path:
-        columns.append(("imagined", path[min(len(turn.executed), len(path)) - 1]["state"]))
+        step = path[min(len(turn.executed), len(path)) - 1]
+        columns.append(("remembered" if step.get("remembered") else "imagined", step["state"]))
     elif turn.prediction:
         columns.append(("predicted", turn.prediction.strip()))
     return [*columns, ("actual", turn.next_state)]

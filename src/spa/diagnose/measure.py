@@ -155,7 +155,7 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
     results = group_worlds(episodes)
     base = Base(
         format_rate=float(np.mean([turn.format_ok for turn in turns])),
-        valid_turns=float(np.mean([bool(turn.executed) and turn.info.get("valid") is not False for turn in turns])),
+        valid_turns=float(np.mean([turn.valid for turn in turns])),
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, run),
         random=float(np.mean([episode.success for episode in guesses])) if guesses else None,
         failed=1 - len(sound) / len(episodes),

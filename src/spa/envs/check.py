@@ -128,6 +128,7 @@ def each_finding(
         ("the state says enough to predict the next one", lambda: _predictable(make, episodes)),
         ("its states contain no tags of the responses", lambda: _without_tags(make, seeds)),
         ("planners can read its states", lambda: _readable(make, seeds)),
+        ("random actions do not depend on the world", lambda: _blind(make, seeds)),
     ]
     begun = _finding("it can be made and reset(seed=..., options=...)", lambda: _starts(make))
     if begun.failed:  # so would every other question
@@ -412,7 +413,9 @@ def _pickle(make: MakeEnv, clock: Clock) -> None:
 def _predictable(make: MakeEnv, episodes: int) -> str:
     from spa.envs.check_markov import outcomes
 
-    if not can_sample(make()):
+    env = make()
+    env.reset(seed=0)
+    if not can_sample(env):
         raise Problem("skipped: it lists no actions and has no sample_action(rng) for random play", warning=True)
     answer = outcomes(make, episodes)
     _fail_if(answer.kind != "certain", answer.text, warning=True)
@@ -425,6 +428,18 @@ def _without_tags(make: MakeEnv, seeds: int) -> None:
         _fail_if(
             tag, f"seed {seed}: a state contains {tag and tag[0]!r}: stage 1 would drop its rows, write it otherwise"
         )
+
+
+def _blind(make: MakeEnv, seeds: int) -> None:
+    import numpy as np
+
+    env, drawn = make(), set()
+    for seed in range(seeds):
+        env.reset(seed=seed)
+        if can_sample(env):
+            drawn.add(tuple(env.sample_action(np.random.default_rng(number)) for number in range(10)))
+    problem = "sample_action(rng) draws others in other worlds: random play (selfplay.policy=random) asks a single world for all"
+    _fail_if(len(drawn) > 1, problem, warning=True)
 
 
 def _readable(make: MakeEnv, seeds: int) -> None:

@@ -147,8 +147,17 @@ def export(
                     (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
             if dtype:
                 _convert(checkpoint, folder, dtype)
+            _drop_sampling(folder / "generation_config.json")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def _drop_sampling(path: Path) -> None:
+    """Removes the base's sampling settings (top_k, repetition_penalty, ...): the model was trained and measured without them."""
+    if path.is_file():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        kept = {key: value for key, value in settings.items() if key.endswith("_token_id") or "version" in key}
+        path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:

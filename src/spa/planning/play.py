@@ -108,7 +108,7 @@ def play_with_planner(
             play = plays[number]
             play.open_turn(index, play.user_text(index, play.first_shown(index)))
             turn = play.episode.turns[-1]
-            turn.imagined = plan.record()
+            turn.imagined = plan.record(play.state, memories[number])
             play.answer(_response(play, plan, config), "stop")
             if on_turn:
                 on_turn(play.episode, not play.live)

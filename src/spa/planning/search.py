@@ -19,7 +19,7 @@ answers (``planner.samples``), their frequencies take the place of the probabili
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,12 +86,14 @@ class Plan:
     values: dict[str, float] = field(default_factory=dict)
     questions: int = 0
 
-    def record(self) -> dict[str, Any]:
-        """The form stored in an episode."""
+    def record(self, state: str, known: Container[Move] = ()) -> dict[str, Any]:
+        """The form stored in an episode: planned in ``state``, where what the moves in ``known`` do was remembered."""
+        before = [state, *(seen.state for _, seen in self.path)]
         return {
             "path": [
                 {"action": action, **vars(seen), "probability": round(seen.probability, 4)}
-                for action, seen in self.path
+                | ({"remembered": True} if Move(origin, action) in known else {})
+                for origin, (action, seen) in zip(before, self.path, strict=False)
             ],
             "values": {action: round(value, 4) for action, value in self.values.items()},
             "questions": self.questions,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from spa.agent.failures import Failures
 from spa.agent.policy import Policy
 from spa.agent.task import Task
@@ -13,16 +15,34 @@ from spa.envs.checked import WorldError
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import Headers, WorldModel
 
+_MOVES = 30  # random ones, to leave the start
+
 
 def check_settable(env: TextEnv) -> None:
-    """Raises ValueError if a world cannot be set to a state."""
-    state, _ = env.reset(seed=0)
+    """Raises ValueError if a world cannot be set to a state: one in which it does not start, where a move leads to one."""
+    start, _ = env.reset(seed=0)
+    state = _moved(env, start) or start
     try:
         again, _ = env.reset(seed=1, options={"state": state})
     except Exception as error:  # arbitrary world code, which may not accept a state
         raise ValueError(f"planner.model=simulator: this world cannot be set to a state: {error}") from error
     if not exact(again, state):
         raise ValueError("planner.model=simulator: this world cannot be set to a state (options={'state': text})")
+
+
+def _moved(env: TextEnv, start: str) -> str | None:
+    """Another state than the start, after a few random moves."""
+    rng = np.random.default_rng(0)
+    try:
+        for _ in range(_MOVES):
+            state, _, ended, cut, _ = env.step(env.sample_action(rng))
+            if ended or cut:
+                env.reset(seed=0)
+            elif not exact(state, start):
+                return state
+    except Exception:  # a world of free text, or a defect that is told where it is played
+        return None
+    return None
 
 
 class Simulator(WorldModel):

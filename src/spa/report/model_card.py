@@ -50,7 +50,8 @@ output = model.generate(
     attention_mask=ids.new_ones(ids.shape),
     max_new_tokens={max_tokens},
     do_sample=True,
-    temperature={temperature},{stop}
+    temperature={temperature},
+    top_k=0,{stop}
     eos_token_id=tokenizer.eos_token_id,
     pad_token_id=tokenizer.pad_token_id,
 )

@@ -58,10 +58,11 @@ def _examples(episodes: Sequence[Episode], letters: Alphabet) -> Iterator[Exampl
 
 
 def expected(turn: Turn) -> str | None:
-    """The next state that the model wrote or a planner imagined, or None."""
+    """The next state that the model wrote or a planner imagined, or None; what the planner remembered is no prediction."""
     if turn.prediction is not None:
         return turn.prediction.strip()
-    return imagined(turn).get("state") or None
+    plan = imagined(turn)
+    return None if plan.get("remembered") else plan.get("state") or None
 
 
 def _example(seed: int, turn: Turn, written: str, letters: Alphabet) -> Example:

@@ -156,6 +156,7 @@ def imagined(turn: Turn) -> dict[str, Any]:
     return {
         "state": cut(str(expected.get("state", ""))),
         "probability": expected.get("probability"),
+        "remembered": expected.get("remembered", False),
         "plan": [str(step.get("action", "")) for step in path],
         "questions": turn.imagined.get("questions"),
     }

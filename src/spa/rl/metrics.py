@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from spa.agent.episode import Episode
+from spa.rl.batch import TrainSequence
 from spa.rl.health import repetition
 
 
@@ -24,9 +26,17 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "train/num_turns": len(turns) / len(played),
         "train/num_actions": sum(len(turn.executed) for turn in turns) / len(played),
         "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
-        "train/valid_rate": float(np.mean([bool(turn.executed) for turn in turns])),
+        "train/valid_rate": float(np.mean([turn.valid for turn in turns])),
         "train/cut_off": finished["length"] / len(turns),
         "train/repetition": repetition(played),
         "train/response_tokens": sum(sum(s.mask) for e in played for s in e.sequences) / len(turns),
     }
     return metrics
+
+
+def values_explained(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """The share of the returns' variance that a critic's values explain; 0 where the returns are all equal."""
+    returns = np.concatenate([sequence.returns[sequence.mask] for sequence in sequences])
+    values = np.concatenate([sequence.values[sequence.mask] for sequence in sequences])
+    spread = returns.var()
+    return {"losses/explained_variance": float(1 - (returns - values).var() / spread) if spread > 0 else 0.0}

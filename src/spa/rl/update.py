@@ -23,6 +23,7 @@ from spa.rl.correction import correct
 from spa.rl.health import TrainingFailed
 from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, policy_loss, silenced, token_weights, value_loss
+from spa.rl.metrics import values_explained
 from spa.rl.recorded import record_estimates
 from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
@@ -97,7 +98,7 @@ def update(
     return (
         metrics
         | sums.means()
-        | _values_explained(sequences, learner)
+        | (values_explained(sequences) if learner.critic is not None else {})
         | {
             "train/tokens": float(sum(sequence.mask.sum() for sequence in sequences)),
             "train/sequence_tokens": float(sum(len(sequence.ids) for sequence in sequences)),
@@ -362,12 +363,3 @@ def _add_finite(what: str, totals: dict[str, float], name: str, *others: dict[st
 def _check_finite(what: str, value: float, here: float = 0.0) -> None:
     if not math.isfinite(value):
         raise TrainingDiverged(f"the {what} is {value}{ranks.not_finite(here)}")
-
-
-def _values_explained(sequences: Sequence[TrainSequence], learner: Learner) -> dict[str, float]:
-    if learner.critic is None:
-        return {}
-    returns = np.concatenate([sequence.returns[sequence.mask] for sequence in sequences])
-    values = np.concatenate([sequence.values[sequence.mask] for sequence in sequences])
-    spread = returns.var()
-    return {"losses/explained_variance": float(1 - (returns - values).var() / spread) if spread > 0 else 0.0}

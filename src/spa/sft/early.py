@@ -112,7 +112,7 @@ def rates(turns: Sequence[Turn], cfg: Config) -> str:
     shares = {
         "kept": sum(why_dropped(turn, cfg.selfplay) is None for turn in turns),
         "in the format": sum(turn.format_ok for turn in turns),
-        "with a valid action": sum(bool(turn.executed) for turn in turns),
+        "with a valid action": sum(turn.valid for turn in turns),
         "cut off": sum(turn.finish_reason == "length" for turn in turns),
     }
     return f"{len(turns)} turns: " + ", ".join(f"{n / max(1, len(turns)):.1%} {name}" for name, n in shares.items())

@@ -264,10 +264,11 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
         lessons = lesson_rows(world_model, task, worlds, planner, whole=settings.whole, values=settings.values > 0)
     rows = lessons.plans
     if not rows:
+        advice = "" if cfg.selfplay.outcome_share else "; where self-play seldom wins, set selfplay.outcome_share=0.1"
         note(
             f"practice: no path to a reward was imagined from any of {len(worlds)} start states within {planner.depth} actions, so "
-            "there is nothing to learn; check the world model (imagination/ in the evaluation), planner.depth and "
-            "planner.min_probability; where self-play seldom wins, set selfplay.outcome_share=0.1"
+            "there is nothing to learn and the policy stays that of stage 2; check the world model (imagination/ in the "
+            f"evaluation), planner.depth and planner.min_probability{advice}"
         )
     # Transitions alone: the other rows answer the plain prompt as the base does, and would contradict the plans.
     past = [row for part in transition_files for row in read_rows(part)[0] if is_move(row)]

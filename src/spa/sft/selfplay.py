@@ -165,7 +165,7 @@ def episode_statistics(episodes: list[Episode]) -> dict[str, Any]:
         "distinct_states": distinct_states(episodes),
         "tries": sum(turn.tries for turn in turns),
         "format_rate": sum(turn.format_ok for turn in turns) / max(1, len(turns)),
-        "valid_rate": sum(bool(turn.executed) for turn in turns) / max(1, len(turns)),
+        "valid_rate": sum(turn.valid for turn in turns) / max(1, len(turns)),
         "success": sum(e.success for e in episodes) / len(episodes),
         "belief": world_model_metrics(episodes),
     }

@@ -179,7 +179,7 @@ function theatre(root, data) {
     ])];
     if (episode.error) body.push(make("p", { class: "error" }, [episode.error]));
     if (!now) return make("article", { class: "pane" }, [...body, quiet("No turn was played.")]);
-    const { state: imagined, probability, plan } = now.imagined || {};
+    const { state: imagined, probability, remembered, plan } = now.imagined || {};
     const facts = [`reward ${now.reward || 0}`, now.penalty && `penalty ${now.penalty}`, plan && `planned: ${plan.join(", ")}`];
     const moves = (now.executed || []).map((action) => make("kbd", {}, [action]));
     body.push(make("p", { class: "moves" }, [
@@ -190,7 +190,7 @@ function theatre(root, data) {
     ]));
     const states = [state("before", now.state)];
     if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next));
-    if (imagined) states.push(state("imagined", imagined, now.next, probability && `probability ${probability}`));
+    if (imagined) states.push(state("imagined", imagined, now.next, remembered ? "seen before in this episode" : probability && `probability ${probability}`));
     body.push(make("div", { class: "shots" }, [...states, state("actual", now.next)]), response(now, largest[episode.variant]));
     return make("article", { class: over ? "pane over" : "pane" }, body);
   }
