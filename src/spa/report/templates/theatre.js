@@ -190,7 +190,8 @@ function theatre(root, data) {
     ]));
     const states = [state("before", now.state)];
     if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next));
-    if (imagined) states.push(state("imagined", imagined, now.next, remembered ? "seen before in this episode" : probability && `probability ${probability}`));
+    const believed = remembered ? "seen before in this episode" : probability && `probability ${probability}`;
+    if (imagined) states.push(state(remembered ? "remembered" : "imagined", imagined, now.next, believed));
     body.push(make("div", { class: "shots" }, [...states, state("actual", now.next)]), response(now, largest[episode.variant]));
     return make("article", { class: over ? "pane over" : "pane" }, body);
   }
