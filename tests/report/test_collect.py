@@ -12,10 +12,12 @@ import pytest
 
 from spa.agent.episode import Episode, Turn, write_episodes
 from spa.config.load import load_config
+from spa.evaluate.summary import EvalResult
 from spa.report.collect import collect
 from spa.report.html import render_report
 from spa.runs.folder import RunFolder
 from spa.runs.provenance import environment
+from spa.runs.record import DONE, write_record
 
 
 def test_versions_and_machine_are_those_of_the_last_command(tmp_path: Path) -> None:
@@ -45,6 +47,21 @@ def test_the_machine_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.Mon
         folder.open(load_config("sokoban"), command, resume=False)
     monkeypatch.setattr("spa.runs.provenance.usable_cores", lambda: 2)
     assert collect(tmp_path).machine["cores"] == "64; 96"
+
+
+@pytest.mark.parametrize(("lessons", "untaught"), [([0, 0], ["plan"]), ([0, 3], [])])
+def test_practice_that_taught_nothing_is_told(tmp_path: Path, lessons: list[int], untaught: list[str]) -> None:
+    RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
+    (folder := tmp_path / "practice-plan").mkdir()
+    (folder / DONE).write_text(
+        write_record(folder, {"seconds": 1.0, "rounds": [{"lessons": each} for each in lessons]})
+    )
+    evaluation = tmp_path / "variants" / "base" / "eval"
+    evaluation.mkdir(parents=True)
+    EvalResult.from_episodes("base", [Episode("T", 1, 0)], [1], 50, 0, {}).write(evaluation / "result.json")
+    data = collect(tmp_path)
+    assert data.untaught == untaught
+    assert ("Practice of plan found nothing to teach" in render_report(data)) == bool(untaught)
 
 
 def test_training_episodes_are_those_of_steps_from_first_to_last(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
     timings: dict[str, float] = {}
     contents: dict[str, set[str]] = {}
     symmetries: dict[str, set[str]] = {}
+    untaught: list[str] = []
 
     def add_stage(stage: Path, title: str) -> None:
         done = read_done(stage)
@@ -62,6 +63,9 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
             say(line)
         if done is not None:
             timings[title] = float(done["seconds"])
+            rounds = done.get("rounds")
+            if isinstance(rounds, list) and not any(isinstance(one, dict) and one.get("lessons") for one in rounds):
+                untaught.append(stage.name.removeprefix("practice-"))
             for split, keys in done.get("worlds", {}).items():
                 contents.setdefault(split, set()).update(keys)
                 known = keys.values() if isinstance(keys, dict) else ()  # older runs recorded only contents
@@ -99,6 +103,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         sft_of_variants={name: read_metrics(stage / "metrics.jsonl") for name, stage in tuned.items()},
         overlaps=overlaps(contents),
         symmetric_overlaps=overlaps(symmetries) if symmetries and all(symmetries.values()) else {},
+        untaught=untaught,
         timings=timings,
         trained=trainings(out),
         created=str(last.get("started", "")),

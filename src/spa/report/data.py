@@ -60,6 +60,7 @@ class ReportData:
         sft_of_variants: the same for variants with their own stage 2.
         overlaps: pair of splits -> number of worlds in both; must be 0.
         symmetric_overlaps: the same up to rotation and reflection of worlds; empty if unknown.
+        untaught: whose practice found nothing to teach, so that the policy is stage 2's.
         timings: stage -> seconds.
         trained: what the variants' training took, for the verdict.
         baseline: the variant that others are compared with.
@@ -81,6 +82,7 @@ class ReportData:
     sft_of_variants: Mapping[str, Sequence[MetricsRow]] = field(default_factory=dict)
     overlaps: Mapping[str, int] = field(default_factory=dict)
     symmetric_overlaps: Mapping[str, int] = field(default_factory=dict)
+    untaught: Sequence[str] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
     trained: Mapping[str, Training] = field(default_factory=dict)
     baseline: str = "vanilla"
