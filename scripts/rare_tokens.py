@@ -2,9 +2,10 @@
 
     python scripts/rare_tokens.py RUN              # a copy of RUN is trained; tokens sampled with probability below e^-9
     python scripts/rare_tokens.py RUN --below -12
+    python scripts/rare_tokens.py RUN --below -12 --without    # leaves them out of the loss: were they the reason?
 
 Keep a checkpoint from before the step that broke: ``ppo.save_every=1 ppo.keep_checkpoints=0``, and delete the later ones and
-``done.json`` of stage 3 and of the evaluation. The name and checkpoints of the variant are those of the run's config.
+``done.json`` of stage 3 and of the evaluation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from spa.models.load import load_tokenizer
 from spa.rl.batch import TrainSequence
 
 
-def follow(run: Path, below: float) -> None:
+def follow(run: Path, below: float, without: bool) -> None:
     """Prints, after each optimizer step, the log-prob of the least likely tokens seen so far: those sampled below ``below``."""
     step, watched = spa.rl.update._step, list[tuple[TrainSequence, int]]()
     tokenizer: Any = None
@@ -36,6 +37,8 @@ def follow(run: Path, below: float) -> None:
         for sequence in sequences:
             rare = np.flatnonzero(sequence.mask & (sequence.logprobs < below))
             watched.extend((sequence, int(i)) for i in rare if not any(one is sequence for one, _ in watched))
+        for sequence, i in watched if without else ():
+            sequence.advantages[i] = 0.0
         step(learner, sequences, *rest)
         for sequence, i in watched:
             with torch.no_grad():
@@ -56,4 +59,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--below", type=float, default=-9.0, help="log-prob, nats")
+    parser.add_argument("--without", action="store_true", help="set their advantages to 0")
     follow(**vars(parser.parse_args()))

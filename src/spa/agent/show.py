@@ -32,9 +32,9 @@ def _headline(turn: Turn) -> str:
     if path:
         plan, first = ", ".join(step["action"] for step in path), path[0]
         expected = f"expected now: reward {first['reward']:g}, probability {first['probability']:.2f}"
-        known = (
-            "seen before" if first.get("remembered") else expected if first["probability"] else "no usable prediction"
-        )
+        known = expected if first["probability"] else "no usable prediction"
+        if first.get("remembered"):
+            known = "seen before"
         text += f". Planned: {plan}; {known}"
     elif turn.prediction:
         text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"

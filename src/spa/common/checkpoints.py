@@ -44,11 +44,11 @@ def latest_checkpoint(root: Path) -> tuple[int, Path] | None:
     return None
 
 
-def remove_later(root: Path, step: int) -> None:
-    """Removes the checkpoints after ``step``."""
-    for path in (root / "checkpoints").glob("global_step_*"):
-        if (match := _NAME.fullmatch(path.name)) and int(match[1]) > step:
-            remove_folder(path)
+def remove_later(checkpoint: Path) -> None:
+    """Removes the checkpoints of the same stage after this one, which may itself be missing."""
+    for step, folder in _numbered(checkpoint.parent):
+        if step > int(checkpoint.name.rpartition("_")[2]):
+            remove_folder(folder)
 
 
 def check_best(root: Path, step: int) -> Path:
@@ -62,15 +62,14 @@ def check_best(root: Path, step: int) -> Path:
     return folder
 
 
-def step_of(folder: Path) -> int:
-    """The step of a checkpoint's folder."""
-    return int(folder.name.removeprefix("global_step_"))
+def _numbered(checkpoints: Path) -> list[tuple[int, Path]]:
+    """Step and folder of what is called a checkpoint, in ascending order."""
+    return sorted((int(m[1]), path) for path in checkpoints.glob("global_step_*") if (m := _NAME.fullmatch(path.name)))
 
 
 def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
     """Step, folder and damage (empty if whole) of what is called a checkpoint. Stops looking at contents after the newest whole."""
-    paths = (root / "checkpoints").glob("global_step_*")
-    folders = sorted((int(m[1]), path) for path in paths if (m := _NAME.fullmatch(path.name)))
+    folders = _numbered(root / "checkpoints")
     new = [step for step, folder in folders if has_manifest(folder)]
     checkpoints: list[tuple[int, Path, str]] = []
     for step, folder in reversed(folders):

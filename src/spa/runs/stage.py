@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spa.common.checkpoints import latest_checkpoint, remove_later, step_of
+from spa.common.checkpoints import latest_checkpoint, remove_later
 from spa.common.clock import Elapsed, training_time
 from spa.common.files import atomic_folder, atomic_write, remove_folder
 from spa.common.manifest import damage, say
@@ -90,7 +90,7 @@ def _whole_record(folder: Path, remake: bool) -> tuple[dict[str, Any] | None, bo
     for line in [*broken, *(f"{line}{kept}" for line in lines)]:
         say(line)
     if product is not None and broken:  # trained on from a later one, the best would never be made again
-        remove_later(folder, step_of(product))
+        remove_later(product)
     again = remake and bool(lines)
     if not (again or broken):
         return done, False
