@@ -339,6 +339,7 @@ def _check_worlds(cfg: Config, stage: str, variants: Sequence[VariantConfig]) ->
     """Refuses worlds that a later stage would find to be too few; a variant with other worlds is left out."""
     from spa.agent.policy import make_task
     from spa.agent.worlds import check_enough
+    from spa.rl.curriculum import check_training_worlds
 
     asked: dict[str, tuple[int, str]] = {}
 
@@ -368,6 +369,9 @@ def _check_worlds(cfg: Config, stage: str, variants: Sequence[VariantConfig]) ->
                 ask(source, "train", source.curriculum.imagined_worlds, "curriculum.imagined_worlds")
     counts = {split: count for split, (count, _) in asked.items()}
     check_enough(make_task(cfg), counts, cfg.seeds.val, {split: setting for split, (_, setting) in asked.items()})
+    check_training_worlds(
+        variant_config(cfg, each) for each in variants if stage == "ppo" or (stage == "run" and each.rl)
+    )
 
 
 @contextmanager

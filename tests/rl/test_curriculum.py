@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,10 @@ from spa.agent.worlds import split_of
 from spa.config.load import env_block, load_config
 from spa.config.schema import Config, CurriculumConfig, VariantConfig
 from spa.preflight import check_tasks
-from spa.rl.curriculum import Curriculum, training_tasks
+from spa.rl.curriculum import Curriculum, check_training_worlds, task_labels, training_tasks
 from tests.scripted import tiny_config
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LEVELS = [{"size": 2, "p": 0.9}, {"size": 3}]
 
 
@@ -110,6 +112,34 @@ def test_worlds_of_a_mixture_are_otherwise_as_packaged() -> None:
     assert [task.env for task in training_tasks(cfg)] == [env_block(name) for name in names]
 
 
+def test_a_mixture_takes_config_files_and_worlds_by_id(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    hard = tmp_path / "hard_vault.yaml"
+    hard.write_text("env: {id: 'vault:Vault', settings: {wheels: 5}, max_turns: 6}")
+    mixture = f"curriculum.mixture={{{hard}: 1, vault.yaml: 2, vault\\:Vault: 1, frozen_lake: 1}}"
+    cfg = load_config("vault.yaml", [mixture, "env.max_turns=3"])
+    tasks = training_tasks(cfg)
+    assert tasks[1].env == cfg.env and cfg.env.max_turns == 3  # the run's own
+    assert (tasks[0].env.settings, tasks[0].env.max_turns, tasks[2].env.id) == ({"wheels": 5}, 6, "vault:Vault")
+    assert tasks[3].env == env_block("frozen_lake")
+    assert task_labels(cfg, tasks) == ["hard_vault", "vault", "vault:Vault", "FrozenLake"]
+    before = Curriculum(cfg, tasks)
+    before.take(6)
+    after = Curriculum(replace(cfg, env=replace(cfg.env, step_timeout=7.0)), training_tasks(cfg))
+    after.load_state(json.loads(json.dumps(before.state())))
+    assert after.state() == before.state()
+    hard.write_text("env: {id: 'vault:Vault', settings: {wheels: 6}, max_turns: 6}")
+    with pytest.raises(ValueError, match=r"hard_vault\.yaml has changed since the checkpoint"):
+        curriculum(cfg).load_state(before.state())
+
+
+def test_a_world_of_a_mixture_with_too_few_instances_is_refused_beforehand() -> None:
+    lone = "{frozen_lake: 1, gym\\:FrozenLake-v1: 1}"  # the same lake whatever the seed
+    with pytest.raises(ValueError, match=r"gym:FrozenLake-v1.*only 0 distinct worlds for split 'train'"):
+        check_training_worlds([load_config("frozen_lake", [f"curriculum.mixture={lone}"])])
+
+
 def test_every_world_is_of_the_training_split_and_none_comes_twice_in_a_row() -> None:
     one = curriculum(mixed(frozen_lake=1, frozen_lake_6x6=2))
     worlds = [(index, world) for _ in range(3) for index, batch in one.take(6) for world in batch]
@@ -150,6 +180,7 @@ def test_mistakes_in_values(settings_: list[str], message: str) -> None:
     "setting, message",
     [
         ("curriculum.mixture={frozen_lak: 1}", "unknown config 'frozen_lak'.*Did you mean 'frozen_lake'"),
+        ("curriculum.mixture={no/vault.yaml: 1}", "no config file"),
         ("curriculum.levels=[{siz: 3}]", "unknown setting 'siz'"),
     ],
 )

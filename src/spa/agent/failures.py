@@ -56,8 +56,8 @@ class Failures:
             self._first.append(f"seed {seed}: {error}")
         if self.count > self.limit * (self.total or max(self.seen, _FEW)):
             raise ValueError(
-                f"{self} (stopped because of env.max_failed={self.limit:g}). Fix the world; spa env check and spa env play "
-                "show how it behaves"
+                f"{self} (stopped because of env.max_failed={self.limit:g}). Where it is the world that fails, "
+                "spa env check and spa env play show how it behaves"
             )
 
     def say(self) -> None:

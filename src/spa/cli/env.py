@@ -114,15 +114,12 @@ def env_play(
 def named_world(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The world and settings of a config (``sokoban_easy``, ``vault.yaml``), the given settings over them; other names stay as
     they are."""
-    from spa.config.load import env_block, load_config, names_of
+    from spa.config.load import env_block, names_of
     from spa.envs.registry import env_names
 
-    if name.endswith((".yaml", ".yml")):
-        block = load_config(name).env
-    elif name in env_names() or name not in names_of("env"):
+    if not name.endswith((".yaml", ".yml")) and (name in env_names() or name not in names_of("env")):
         return name, settings
-    else:
-        block = env_block(name)
+    block = env_block(name)
     return block.id, {**block.settings, **settings}
 
 

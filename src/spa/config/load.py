@@ -140,11 +140,13 @@ def load_variant(name: str) -> VariantConfig:
 
 
 def env_block(name: str) -> EnvConfig:
-    """The world of a packaged config.
+    """The world of a config, given as for ``load_config``: by its packaged name, as a file, or a world's id with a colon.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: as ``load_config``.
     """
+    if is_file_name(name) or ":" in name:
+        return load_config(name, missing_ok=True).env
     return from_mapping(Config, compose_files("base", conf_folder(), {"env": choice_of("env", name)})[0]).env
 
 

@@ -251,7 +251,7 @@ class PracticeConfig:
 class CurriculumConfig:
     """The worlds of stage 3's training ([curriculum](algorithms.md#curriculum-and-transfer))."""
 
-    mixture: dict[Key, AboveZero] = setting({}, "Packaged configs and their weights; empty = the run's own world.")
+    mixture: dict[Key, AboveZero] = setting({}, "Configs and their weights; empty = the run's own world.")
     levels: list[Mapping] = setting([], "`env.settings` of easier worlds before the run's own.")
     threshold: ShareAboveZero = setting(0.7, "Training success at which the next level begins.")
     window: Positive = setting(3, "Steps over which success is averaged.")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from spa.agent.policy import make_task
 from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource
+from spa.agent.worlds import World, WorldSource, check_enough
 from spa.config.fields import Prompt, StateFormat
-from spa.config.load import choice_of, conf_folder, env_block, names_of, read_yaml
+from spa.config.load import conf_folder, env_block, is_file_name, names_of, read_yaml
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
 from spa.envs import make_env
@@ -43,26 +46,26 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
 
 
 def _mixture(cfg: Config) -> list[EnvConfig]:
-    """The worlds of the mixture: the run's own as the run has it, the others as packaged but for how they are run."""
-    names = [choice_of("env", name) for name in cfg.curriculum.mixture]
-    own = _config_of(cfg.env, names)
+    """The worlds of the mixture: the run's own as the run has it, the others as in their configs but for how they are run."""
+    blocks = {name: env_block(name) for name in cfg.curriculum.mixture}
+    own = _config_of(cfg.env, blocks)
     run = {name: getattr(cfg.env, name) for name in _OPERATION}
     if own and cfg.env.disjoint != env_block(own).disjoint:  # unless it was set, it is the world's own
         run["disjoint"] = cfg.env.disjoint
-    return [cfg.env if name == own else dataclasses.replace(env_block(name), **run) for name in names]
+    return [cfg.env if name == own else dataclasses.replace(block, **run) for name, block in blocks.items()]
 
 
-def _config_of(env: EnvConfig, first: Sequence[str]) -> str | None:
-    """The packaged config of a world: of those with its id and tag (several, as with and without slipping), the one with the fewest
-    other settings; of equals, one of ``first``. The run's name does not say: a resumed run may have another."""
-    names = dict.fromkeys([*first, *names_of("env")])
-    files = {name: read_yaml(conf_folder() / "env" / f"{name}.yaml")["env"] for name in names}
+def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
+    """The config of a world, one of ``mixed`` or packaged: of those with its id and tag (several, as with and without slipping),
+    the first with the fewest other settings. The run's name does not say: a resumed run may have another."""
+    packaged = {name: read_yaml(conf_folder() / "env" / f"{name}.yaml")["env"] for name in names_of("env")}
+    configs = {**packaged, **{choice: dataclasses.asdict(block) for choice, block in mixed.items()}}
 
     def changed(name: str) -> int:
-        settings = files[name]["settings"]
+        settings = configs[name]["settings"]
         return sum(settings.get(key) != env.settings.get(key) for key in {*settings, *env.settings})
 
-    same = [name for name, file in files.items() if (file["id"], file["tag"]) == (env.id, env.tag)]
+    same = [name for name in {**mixed, **packaged} if (configs[name]["id"], configs[name]["tag"]) == (env.id, env.tag)]
     return min(same, key=changed, default=None)
 
 
@@ -88,8 +91,30 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
 def task_labels(cfg: Config, tasks: Sequence[Task]) -> list[str]:
     """What metrics call the tasks: their tags; in a mixture, the names of configs that share a tag."""
     tags = [task.tag for task in tasks]
-    names = list(cfg.curriculum.mixture) or tags
+    names = [Path(name).stem if is_file_name(name) else name for name in cfg.curriculum.mixture] or tags
     return [tag if tags.count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
+
+
+def validation_worlds(cfg: Config) -> int:
+    """How many worlds each task of a mixture is validated in beside the run's own."""
+    return max(1, cfg.ppo.val_worlds // len(cfg.curriculum.mixture))
+
+
+def check_training_worlds(configs: Iterable[Config]) -> None:
+    """Refuses mixtures and levels in which a world clearly has too few instances to train, or to validate, on.
+
+    Raises:
+        ValueError: as ``training_tasks`` and ``check_enough``.
+    """
+    seen: list[EnvConfig] = []
+    for cfg in configs:
+        if cfg.curriculum.mixture or cfg.curriculum.levels:
+            tasks = [task for task in training_tasks(cfg) if task.env != cfg.env and is_real(task)]
+            few = validation_worlds(cfg) if cfg.ppo.val_every and cfg.curriculum.mixture else 0
+            for task in tasks:
+                if task.env not in seen:
+                    check_enough(task, {"train": 1, "val": few}, cfg.seeds.val, {"val": "ppo.val_worlds"})
+            seen += [task.env for task in tasks]
 
 
 def is_real(task: Task) -> bool:
@@ -153,8 +178,15 @@ class Curriculum:
             self.history = []
             self.dealt = [0] * len(self.tasks)
 
+    def _worlds(self) -> list[str]:
+        """Digests of what defines the tasks' worlds: a config file of a mixture may be changed before the run is resumed."""
+        unset = dict.fromkeys(_OPERATION)
+        blocks = [dataclasses.asdict(task.env) | unset for task in self.tasks]
+        return [hashlib.sha256(json.dumps(block, sort_keys=True, default=str).encode()).hexdigest() for block in blocks]
+
     def state(self) -> dict[str, Any]:
         return {
+            "worlds": self._worlds() if self.config.mixture else [],
             "cursors": [source.cursor for source in self.sources],
             "level": self.level,
             "history": list(self.history),
@@ -162,6 +194,17 @@ class Curriculum:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Continues from ``state()``.
+
+        Raises:
+            ValueError: a world of the mixture has changed.
+        """
+        then = state.get("worlds", [])  # none in older checkpoints
+        for name, before, now in zip(self.config.mixture, then, self._worlds(), strict=False):
+            if before != now:
+                raise ValueError(
+                    f"curriculum.mixture: {name} has changed since the checkpoint: undo that or start anew"
+                )
         for source, cursor in zip(self.sources, state["cursors"], strict=True):
             source.cursor = int(cursor)
         self.level, self.history, self.dealt = int(state["level"]), list(state["history"]), list(state["dealt"])

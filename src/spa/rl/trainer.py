@@ -31,7 +31,7 @@ from spa.models.load import load_model, load_sharded, load_state, load_weights, 
 from spa.models.lora import add_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
-from spa.rl.curriculum import Curriculum, is_real, task_labels, training_tasks
+from spa.rl.curriculum import Curriculum, is_real, task_labels, training_tasks, validation_worlds
 from spa.rl.episode_files import step_file, write_step
 from spa.rl.filters import filter_metrics, group_indices, informative, nothing_to_learn, select_groups
 from spa.rl.health import Health, TrainingCollapsed
@@ -104,7 +104,7 @@ class PPOTrainer:
             self.validations.append(("val/", self.task, worlds))
             for label, task in zip(self.labels, tasks, strict=True) if self.config.curriculum.mixture else ():
                 if label != self.task.tag and task.env != self.task.env:
-                    few = max(1, config.val_worlds // len(tasks))
+                    few = validation_worlds(self.config)
                     worlds = WorldSource(task, "val", seeds.val, unique=True).take(few)
                     self.validations.append((f"val/{label}/", task, worlds))
 
