@@ -436,6 +436,11 @@ def test_quantized_weights_that_vllm_reads(tmp_path, monkeypatch) -> None:
         (["run", "frozen_lake", *SMALL, "variants=[vanilla]", "algorithm=dapo"], ["dynamic_groups=32 is out of reach"]),
         (["run", "bandit", *SMALL, "variants=[vanilla,se]"], ["variant se: this world writes states in one way"]),
         (["run", "frozen_lake", *SMALL, "variants=[vanilla,se]", "algorithm=grpo", "ppo.critic_warmup=2"], []),
+        (
+            ["run", "frozen_lake", *SMALL, "variants=[vanilla,spa,search]", "agent.planner=mcts"],
+            [f"variant {name} is not trained to predict single moves" for name in ("base", "vanilla", "spa")],
+        ),
+        (["run", "frozen_lake", *SMALL, "variants=[simulator,plan,spa_plan]"], []),
     ],
 )
 def test_settings_in_vain_are_said(capsys, command: list[str], said: list[str]) -> None:

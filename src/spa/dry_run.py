@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spa.cautions import written_format
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
@@ -19,7 +20,7 @@ from spa.config.variants import (
     source_config,
     variant_config,
 )
-from spa.preflight import check_command, written_format
+from spa.preflight import check_command
 
 if TYPE_CHECKING:
     from spa.models.fit import Advice, Estimate

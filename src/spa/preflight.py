@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.agent.response import check_names
+from spa.cautions import cautions
 from spa.common.files import sweep
 from spa.common.lock import check_free, locked
 from spa.common.progress import note
 from spa.config.schema import SIMULATOR, Config, PPOConfig, SFTConfig, VariantConfig, check_ppo_sampling
-from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     check_variants,
     command_of,
@@ -127,7 +127,7 @@ def check_command(
             _, data = check_inputs(cfg, "sft", each, out)
             assert data is not None
             _check_data(source_config(cfg, each), data, chat, local_only)
-    for text in dict.fromkeys(_in_vain(cfg, stage, variants)):
+    for text in dict.fromkeys(cautions(cfg, stage, variants)):
         note(f"note: {text}")
 
 
@@ -142,43 +142,6 @@ def _check_evaluations(
             except ValueError:
                 continue
         check_evaluated(variant, out, model)
-
-
-def _in_vain(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iterator[str]:
-    """Settings that leave a model as it is, or a variant like another."""
-    vanish = "steps are mostly too small for bfloat16 weights, which stay as they are: set model.dtype=float32 or"
-    for tuned in (source_config(cfg, each) for each in sft_variants(cfg, stage, variants)):
-        if tuned.model.dtype == "bfloat16" and not tuned.sft.lora_rank:
-            yield f"stage 2: {vanish} sft.lora_rank=32"
-    for variant in variants if stage in ("run", "ppo") else ():
-        each = variant_config(cfg, variant)
-        if not variant.rl:
-            continue
-        if each.model.dtype == "bfloat16" and not each.ppo.lora_rank:
-            yield f"variant {variant.name}: {vanish} ppo.lora_rank=32"
-        most = each.ppo.groups * each.ppo.dynamic_rounds
-        if each.ppo.dynamic_groups > most:
-            yield (
-                f"variant {variant.name}: ppo.dynamic_groups={each.ppo.dynamic_groups} is out of reach of ppo.groups x "
-                f"ppo.dynamic_rounds = {most} worlds: every step plays them all"
-            )
-        if each.ppo.estimator in WITH_VALUES and each.ppo.critic_warmup >= each.ppo.steps:
-            yield (
-                f"variant {variant.name}: all {each.ppo.steps} steps train the critic alone "
-                f"(ppo.critic_warmup={each.ppo.critic_warmup}), so its policy stays as it is"
-            )
-        if not variant.sft and written_format(cfg, variant) != variant.state_format:
-            yield (
-                f"variant {variant.name}: this world writes states in one way, not as {variant.state_format}: without "
-                "stage 2 this is plain RL"
-            )
-
-
-def written_format(cfg: Config, variant: VariantConfig) -> str:
-    """How states are written in a variant's stage 3 and evaluation: as it asks, if the world can."""
-    from spa.agent.policy import make_task
-
-    return make_task(variant_config(cfg, variant), state_format=variant.state_format).make_env().state_format
 
 
 def _check_data(source: Config, data: Path, chat: Chat | None, local_only: bool) -> None:

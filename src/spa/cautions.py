@@ -1,0 +1,55 @@
+"""Notes on a command that runs, but not to the effect that its user is likely to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from spa.config.schema import Config, VariantConfig
+from spa.config.training import WITH_VALUES
+from spa.config.variants import sft_variants, source_config, variant_config
+
+
+def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iterator[str]:
+    """What a command would do in vain: settings that leave a model as it is, or a variant like another, or a planner without a
+    world model."""
+    vanish = "steps are mostly too small for bfloat16 weights, which stay as they are: set model.dtype=float32 or"
+    for tuned in (source_config(cfg, each) for each in sft_variants(cfg, stage, variants)):
+        if tuned.model.dtype == "bfloat16" and not tuned.sft.lora_rank:
+            yield f"stage 2: {vanish} sft.lora_rank=32"
+    for variant in variants if stage == "run" else ():
+        each, rows = variant_config(cfg, variant), source_config(cfg, variant).selfplay.rows
+        untrained = not variant.sft and not each.ppo.start
+        if each.agent.planner != "none" and not each.planner.model and (untrained or rows != "transitions"):
+            yield (
+                f"variant {variant.name} is not trained to predict single moves (sft: true with selfplay.rows=transitions), which "
+                f"agent.planner={each.agent.planner} asks about: its planner will play badly"
+            )
+    for variant in variants if stage in ("run", "ppo") else ():
+        each = variant_config(cfg, variant)
+        if not variant.rl:
+            continue
+        if each.model.dtype == "bfloat16" and not each.ppo.lora_rank:
+            yield f"variant {variant.name}: {vanish} ppo.lora_rank=32"
+        most = each.ppo.groups * each.ppo.dynamic_rounds
+        if each.ppo.dynamic_groups > most:
+            yield (
+                f"variant {variant.name}: ppo.dynamic_groups={each.ppo.dynamic_groups} is out of reach of ppo.groups x "
+                f"ppo.dynamic_rounds = {most} worlds: every step plays them all"
+            )
+        if each.ppo.estimator in WITH_VALUES and each.ppo.critic_warmup >= each.ppo.steps:
+            yield (
+                f"variant {variant.name}: all {each.ppo.steps} steps train the critic alone "
+                f"(ppo.critic_warmup={each.ppo.critic_warmup}), so its policy stays as it is"
+            )
+        if not variant.sft and written_format(cfg, variant) != variant.state_format:
+            yield (
+                f"variant {variant.name}: this world writes states in one way, not as {variant.state_format}: without "
+                "stage 2 this is plain RL"
+            )
+
+
+def written_format(cfg: Config, variant: VariantConfig) -> str:
+    """How states are written in a variant's stage 3 and evaluation: as it asks, if the world can."""
+    from spa.agent.policy import make_task
+
+    return make_task(variant_config(cfg, variant), state_format=variant.state_format).make_env().state_format
