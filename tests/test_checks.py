@@ -449,6 +449,11 @@ def test_settings_in_vain_are_said(capsys, command: list[str], said: list[str]) 
     assert len(notes) == len(said) and all(text in line for text, line in zip(said, notes, strict=True)), notes
 
 
+def test_the_best_step_without_validation_rows(capsys, tmp_path) -> None:
+    best = ["run", "frozen_lake", *SMALL, "variants=[spa]", "sft.use=best", "selfplay.val_fraction=0"]
+    assert "set selfplay.val_fraction above 0" in refused(capsys, tmp_path / "out", *best)
+
+
 def test_actions_that_no_answer_can_name(capsys, tmp_path) -> None:
     text = refused(
         capsys, tmp_path / "out", "run", "frozen_lake", *SMALL, "env.settings.action_names=[Up,'go || on',Down,Left]"

@@ -17,6 +17,7 @@ from spa.agent.cold_start import ColdStart
 from spa.agent.conversation import Job, converse, play_jobs
 from spa.agent.episode import Episode, read_episodes
 from spa.agent.policy import Policy
+from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
@@ -28,7 +29,7 @@ from spa.engines.base import Completion, Message, Reply
 from spa.engines.cooling import Cooled, cooled
 from spa.evaluate import play as play_module
 from spa.sft import selfplay as selfplay_module
-from spa.sft.selfplay import check_source
+from spa.sft.selfplay import check_source, selfplay_task
 from spa.sft.warmup import cold_start, random_episodes, unplayed_worlds
 from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_policy
 
@@ -239,6 +240,42 @@ def test_examples_come_from_worlds_that_are_not_played() -> None:
 
     with pytest.raises(ValueError, match=r"lower selfplay\.groups"):
         unplayed_worlds(AllPlayed(task, "selfplay", 0), played)
+
+
+def test_examples_show_actions_that_change_the_world() -> None:
+    cfg, task = selfplay_task(load_config("sudoku", ["selfplay.shots=2"]))
+    shown = unplayed_worlds(WorldSource(task, "selfplay", 2_000_000_000), [])
+    examples = cold_start(cfg, task, shown).examples
+    assert len(examples) > 10
+    for _, response in examples:
+        parsed = parse_response(response, mode="world_model")
+        assert parsed.observation != parsed.prediction
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ["env.id=tests.test_cold_start:Free", "selfplay.policy=random"],
+            r"random play \(selfplay\.policy=random\): ",
+        ),
+        (["env.id=tests.test_cold_start:Free", "selfplay.shots=1"], r"random play \(selfplay\.shots\): "),
+        (["agent.think=false"], r"agent\.think=true"),
+    ],
+)
+def test_a_stage_1_that_could_not_play_is_refused_beforehand(settings: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_source(load_config("frozen_lake", ["env.settings={}", *settings]))
+
+
+class Free:
+    """A world of free text."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return f"say {seed}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return action, 1.0, True, False, {}
 
 
 def test_a_server_cannot_be_warmed_up() -> None:

@@ -178,6 +178,7 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
         (["frozen_lake", "--model", "no/such/folder"], "no model folder no/such/folder"),
         (["frozen_lake", "env.id=nowhere"], "nowhere"),
         (["frozen_lake", "variants=[no_variant]"], "no_variant"),
+        (["frozen_lake", "agent.think=false"], "agent.think=true"),
         (["frozen_lake", "--json", "no/such/found.json"], "--json"),
         (["frozen_lake", "--out", "full"], "not empty"),
         (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "ask for fewer"),
@@ -252,7 +253,7 @@ def test_where_nothing_stands_out_it_says_so() -> None:
 @pytest.mark.parametrize(
     "change, says",
     [
-        (base(valid_turns=0.19), ["19% of the turns have a valid action"]),
+        (base(valid_turns=0.19), ["19% of the turns have a valid action", "selfplay.policy=random"]),
         (lambda d: replace(d, times=[replace(d.times[0], rows_per_turn=0.1)]), ["stage 1 of spa", "transitions"]),
         (base(pass_1=Interval(0.0, 0.0, 0.0), random=0.0), ["neither the base nor chance"]),
         (base(pass_1=Interval(0.8, 0.7, 0.9)), ["80.0 [70.0, 90.0]", "little to gain"]),
@@ -313,6 +314,40 @@ def test_wins_that_did_not_come_are_told() -> None:
     )  # type: ignore[type-var]
     assert figures.endswith("\nof the 8 wins that it expected 25% came")
     assert "expected" not in advice.planner_part(ordinary())[0]
+
+
+@pytest.mark.parametrize(
+    ("raw", "coordinates", "says"),
+    [
+        (10.0, 11.0, "familiar to this model; coordinates change little"),
+        (10.0, 100.0, "familiar to this model; with coordinates they look less so"),
+        (80.0, 210.0, "what stage 2 is for; with coordinates they look more so"),
+        (10.0, None, "familiar to this model"),
+    ],
+)
+def test_what_coordinates_change_is_said(raw: float, coordinates: float | None, says: str) -> None:
+    assert advice.states_part(States(raw, coordinates, 6.0))[1].endswith(says)
+
+
+def test_random_play_is_advised_only_where_there_is_any() -> None:
+    rules = verdict(base(valid_turns=0.1, random=None)(ordinary()))
+    assert rules and not any("random" in rule for rule in rules)
+
+
+def test_a_constrained_stage_1_is_measured_as_it_plays() -> None:
+    pytest.importorskip("llguidance")
+    wild = ["model=tiny", "sampling.temperature=2.5", "sampling.max_tokens=150", "sampling.stop=[]"]
+    policy = tiny_policy()
+    rates = {
+        constrained: measure._probe(load_config("frozen_lake", [*wild, f"selfplay.constrained={constrained}"]), policy)[
+            1
+        ]
+        for constrained in ("true", "false")
+    }
+    assert rates["true"] == 1.0 and rates["false"] < 0.5
+    assert policy.engine.constraint is None
+    warmed = load_config("frozen_lake", ["model=tiny", "selfplay.warmup_rows=8"])
+    assert measure._probe(warmed, policy) == (None, None, None)
 
 
 def test_plans_go_as_deep_as_half_of_the_states_are_right() -> None:

@@ -107,6 +107,8 @@ def play(
     from spa.preflight import check_planner
     from spa.runs.stage import model_of
 
+    if worlds < 1 or samples < 1 or skip < 0:
+        raise ValueError(f"worlds={worlds} and samples={samples} must be 1 or more, skip={skip} 0 or more")
     path = model_of(str(model), "model") if model else None
     preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
     cfg = load_config(config, *settings, *preset)
@@ -180,12 +182,20 @@ class Run:
 
         return read_results(*(self._stage(name, "eval") for name in self.variants))
 
-    def table(self, baseline: str = "vanilla") -> Comparison:
-        """Pass@1, Pass@k and paired differences with 95% intervals, under a verdict in words."""
+    def table(self, baseline: str | None = None) -> Comparison:
+        """Pass@1, Pass@k and paired differences to ``baseline`` (default: plain RL) with 95% intervals, under a verdict in words.
+
+        Raises:
+            ValueError: ``baseline`` is not evaluated.
+        """
+        from spa.common.names import choose
         from spa.evaluate.summary import comparison_table
         from spa.runs.trainings import trainings
 
-        return Comparison(comparison_table(self.results(), baseline, trainings(self.folder)))
+        results = self.results()
+        if baseline is not None:
+            choose("evaluated variant", baseline, results)
+        return Comparison(comparison_table(results, baseline or "vanilla", trainings(self.folder)))
 
     def metrics(self, variant: str | None = None, stage: str = "ppo") -> list[dict[str, Any]]:
         """The logged rows of a stage: ``ppo`` of a variant, or ``sft`` (of the run without a variant)."""
@@ -219,11 +229,14 @@ class Run:
         Raises:
             ValueError: it has not been trained.
         """
+        from spa.common.names import choose
         from spa.runs.folder import RunFolder
         from spa.runs.products import trained_model
         from spa.runs.record import read_done
         from spa.runs.stage import model_of
 
+        if stage:
+            choose("stage", stage, ["ppo", "sft", "practice"])
         folder = self._stage(variant, stage or "ppo")
         if stage is None:
             return trained_model(self.config, RunFolder(self.folder).variant(str(variant)), self.folder)

@@ -260,7 +260,7 @@ def report(out: Path, episodes: int | None = None) -> Path:
         print(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
         print(render_text(comparison_table(results, trained=data.trained)))
     for name in data.untaught:
-        print(f"Practice of {name} found nothing to teach: its policy is that of stage 2.")
+        print(f"Practice of {name} found nothing to teach: it left the policy of stage 2 as it was.")
     if data.overlaps:
         images = f", {sum(data.symmetric_overlaps.values())} up to rotation and mirror image"
         print(

@@ -28,7 +28,7 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.envs.check_texts import CLOSE
-from spa.envs.checked import WorldError
+from spa.envs.checked import CheckedEnv, WorldError
 from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
@@ -40,6 +40,7 @@ from spa.scale import launch, ranks
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
+    from spa.agent.task import Task
     from spa.envs import TextEnv
 
 
@@ -150,8 +151,10 @@ def _check_data(source: Config, data: Path, chat: Chat | None, local_only: bool)
     from spa.data.layouts import read_rows
     from spa.models.load import context_length, load_config
     from spa.sft.stage2 import data_files
+    from spa.sft.train import check_validation
 
-    train = data_files(data)[0]
+    train, val = data_files(data)
+    check_validation(source.sft, val is not None, data)
     if chat is not None:
         rows, skipped, _ = read_rows(train)
         context = None
@@ -242,12 +245,17 @@ def check_settings(cfg: Config, stage: str, variants: Sequence[VariantConfig], m
     Raises:
         ValueError: a check failed; the message names the setting and, if it belongs to one, the variant.
     """
+    from spa.sft.train import check_validation
+
     check_tasks(cfg, variants)
     _check_worlds(cfg, stage, variants)
     if stage in ("run", "sft", "ppo", "eval"):
         check_trackers(cfg.report.trackers)
     for tuned in sft_variants(cfg, stage, variants):
-        check_lora(source_config(cfg, tuned).sft.lora_rank, "sft.lora_rank")
+        source = source_config(cfg, tuned)
+        check_lora(source.sft.lora_rank, "sft.lora_rank")
+        if not given_data(cfg, tuned):
+            check_validation(source.sft, source.selfplay.val_fraction > 0)
     for variant in variants:
         if stage == "ppo" or (stage == "run" and variant.rl):
             with _named(f"variant {variant.name}"):
@@ -434,12 +442,12 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     from spa.agent.policy import make_task
     from spa.rl.curriculum import training_tasks
 
-    check_names(make_task(cfg).make_env().actions, cfg.agent.action_sep)
+    check_names(_started(make_task(cfg)).actions, cfg.agent.action_sep)
     check_variants(cfg, variants)
     for variant in variants:
         with _named(f"variant {variant.name}"):
             variant_cfg = variant_config(cfg, variant)
-            env = make_task(variant_cfg, state_format=variant.state_format).make_env()
+            env = _started(make_task(variant_cfg, state_format=variant.state_format))
             check_names(env.actions, variant_cfg.agent.action_sep)
             check_planner(variant_cfg, env)
             if variant.practice or variant_cfg.curriculum.imagined:
@@ -451,6 +459,14 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             plans = variant_cfg.agent.planner != "none" and variant_cfg.planner.model is None
             if needs_sft(cfg, variant) and (plans or imagines(cfg, variant)):
                 _check_format(learnt.make_env().state_format, env.state_format)
+
+
+def _started(task: Task) -> CheckedEnv:
+    """A world of the task, reset: some have names of actions from then on."""
+    env = task.make_env()
+    with suppress(WorldError):  # which is told of where it is played
+        env.reset(seed=0)
+    return env
 
 
 def _check_format(learnt: str, shown: str) -> None:

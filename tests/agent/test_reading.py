@@ -6,7 +6,6 @@ import re
 import time
 import timeit
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -219,11 +218,6 @@ def turn(text: str, truth: str = "ab\ncd") -> Turn:
     return Turn(0, truth, "user", text, truth, observation=text[:half], prediction=text[half:])
 
 
-def masked(text: str) -> None:
-    with suppress(ValueError):  # crossing tags
-        mask_states(text)
-
-
 READERS: dict[str, Callable[[str], object]] = {
     "parse": lambda text: [parse_response(text, mode) for mode in ("base", "world_model")],
     "parse the answer": lambda text: parse_response(text, think=False),
@@ -232,7 +226,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "rejection": rejection,
     "bodies": lambda text: [body_spans(text, name) for name in _BODY],
     "loss spans": lambda text: [loss_spans(text, loss) for loss in ("think_answer", "state", "masked")],
-    "mask": masked,
+    "mask": mask_states,
     "auxiliary": lambda text: [
         true_response(turn(text)),
         true_response(turn(f"<think>{text}</think><answer>a</answer>")),

@@ -22,6 +22,7 @@ def response_grammar(task: Task, chat: Chat, max_tokens: int) -> str:
         ValueError: they leave no room for text.
     """
     env, agent = task.make_env(), task.agent
+    env.reset(seed=0)  # some worlds name their actions from then on; one world stands for all
     separator, more = json.dumps(agent.action_sep), task.env.max_actions_per_turn - 1
     if env.actions:
         names = " | ".join(json.dumps(name) for name in env.actions)

@@ -61,6 +61,10 @@ class Task:
         env = make_env(self.env.id, **settings)
         if env.state_format == self.env.state_format:
             return env
+        if "state_format" in settings:
+            raise ValueError(
+                "env.settings.state_format: set env.state_format, selfplay.state_format or a variant's state_format instead"
+            )
         try:
             return make_env(self.env.id, **settings, state_format=self.env.state_format)
         except ValueError as error:

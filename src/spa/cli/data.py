@@ -196,8 +196,8 @@ def export_verl(
         cfg = played_config(cfg, load_variant(variant))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give another --out")
-    export_tasks(cfg, out, train, val)
-    print(f"{train} training and {val} validation worlds, task.yaml and agent_loop.yaml in {out}")
+    rows = export_tasks(cfg, out, train, val)
+    print(f"{rows['train']} training and {rows['val']} validation worlds, task.yaml and agent_loop.yaml in {out}")
 
 
 def _read(file: Path) -> tuple[list[Row], Path, str]:

@@ -58,6 +58,7 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     Raises:
         ValueError: the variant has no model yet, or a wrong setting.
     """
+    _no_model(settings, str(folder))
     from spa.common.progress import note
     from spa.config.overrides import apply_overrides
     from spa.config.variants import played_config
@@ -79,9 +80,12 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
 
 
 def _predicts(folder: Path, variant: VariantConfig) -> bool:
-    """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it."""
+    """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it. A policy
+    that practice trained is the plain prompt's alone."""
     from spa.report.collect import read_result
 
+    if variant.practice:
+        return False
     result = read_result(folder / "eval" / "result.json")
     coverage = result.world_model.get("world_model/coverage") if result else None
     return variant.sft and not variant.rl if coverage is None else coverage > 0.5
@@ -91,7 +95,7 @@ def exported(words: list[str] | None, model: str | None, command: str) -> tuple[
     """An exported folder given as NAME stands for its task and itself as the model.
 
     Raises:
-        ValueError: a folder that holds no task.
+        ValueError: a folder that holds no task, or another model beside it.
     """
     from spa.runs.folder import TASK
 
@@ -102,7 +106,14 @@ def exported(words: list[str] | None, model: str | None, command: str) -> tuple[
             f"{folder} is no exported model (no {TASK}): use `spa {command} NAME --model {folder}`"
             + (f" or, for a run, --out {folder}" if command != "play" and (folder / "config.yaml").is_file() else "")
         )
+    _no_model(words[1:], str(folder))
     return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
+
+
+def _no_model(settings: list[str], folder: str) -> None:
+    for setting in settings:
+        if setting.startswith(("model=", "model.path=")):
+            raise ValueError(f"{folder} plays its own model: give another one as --model {setting.partition('=')[2]}")
 
 
 def _asker(cfg: Config) -> Callable[[str], str]:

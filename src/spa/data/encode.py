@@ -11,7 +11,7 @@ from itertools import accumulate
 from spa.agent.chat import Chat
 from spa.agent.response import Span, parse_response, replace_spans
 from spa.config.schema import SFTConfig
-from spa.data.ground_truth import Message, Row, body_spans
+from spa.data.ground_truth import Message, Row, body_spans, without_overlaps
 
 PLACEHOLDER = "[MASKED]"
 
@@ -52,7 +52,7 @@ def _without(text: str, span: Span) -> Iterable[Span]:
 def mask_states(text: str) -> str:
     """The paper's ablation (Fig. 4): every state written by the model becomes one placeholder."""
     spans = body_spans(text, "observation") + body_spans(text, "prediction")
-    return replace_spans(text, [(span, PLACEHOLDER) for span in spans])
+    return replace_spans(text, without_overlaps((span, PLACEHOLDER) for span in spans))
 
 
 def encode_row(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool = True) -> Example:

@@ -54,12 +54,16 @@ def ground_truth(turn: Turn) -> str:
     text = turn.response
     truths = [(span, turn.state) for span in body_spans(text, "observation", turn.state)]
     truths += [(span, turn.next_state) for span in body_spans(text, "prediction", turn.next_state)]
-    # Nested or overlapping tags: the earlier one wins.
+    return replace_spans(text, without_overlaps(truths))
+
+
+def without_overlaps(replacements: Iterable[tuple[Span, str]]) -> list[tuple[Span, str]]:
+    """Replacements in order; of nested or overlapping ones the earlier."""
     chosen: list[tuple[Span, str]] = []
-    for span, state in sorted(truths, key=lambda item: item[0]):
+    for span, text in sorted(replacements, key=lambda item: item[0]):
         if not chosen or span[0] >= chosen[-1][0][1]:
-            chosen.append((span, state))
-    return replace_spans(text, chosen)
+            chosen.append((span, text))
+    return chosen
 
 
 def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row]:

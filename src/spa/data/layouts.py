@@ -130,7 +130,7 @@ def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], st
         ValueError: no such file, another suffix, a damaged or empty file, or columns of no layout (listed with the accepted ones).
     """
     path = data_file(str(path))
-    records = [record for _, record in read_records(path)]
+    records = [record for _, record in read_records(path, optional=_COMMON)]
     columns = pq.read_schema(path).names if path.suffix == ".parquet" else list(dict.fromkeys(chain(*records)))
     if not columns:
         raise ValueError(f"{path} is empty")

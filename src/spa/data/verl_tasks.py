@@ -19,11 +19,14 @@ from spa.config.schema import Config
 from spa.config.seeds import first_seed
 
 
-def export_tasks(cfg: Config, out: Path, train: int, val: int) -> None:
+def export_tasks(cfg: Config, out: Path, train: int, val: int) -> dict[str, int]:
     """Writes ``train.parquet`` and ``val.parquet`` (a world a row, without those that fail), ``task.yaml`` and ``agent_loop.yaml``.
 
     Args:
         train, val: numbers of worlds; validation worlds are distinct.
+
+    Returns:
+        the number of rows by split.
 
     Raises:
         ValueError: a history window (verl trains one sequence an episode), too few distinct worlds, or too many that fail.
@@ -31,10 +34,11 @@ def export_tasks(cfg: Config, out: Path, train: int, val: int) -> None:
     if cfg.agent.window:
         raise ValueError("verl trains one token sequence an episode: add agent.window=0")
     task = make_task(cfg)
+    rows = {split: _rows(cfg, task, split, count) for split, count in (("val", val), ("train", train))}
     out.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", train), ("val", val)):
+    for split, worlds in rows.items():
         with atomic_file(out / f"{split}.parquet") as temporary:
-            pq.write_table(pa.Table.from_pylist(_rows(cfg, task, split, count)), temporary)
+            pq.write_table(pa.Table.from_pylist(worlds), temporary)
     atomic_write(out / "task.yaml", to_yaml(cfg))
     loop = {
         "name": "spa",
@@ -42,6 +46,7 @@ def export_tasks(cfg: Config, out: Path, train: int, val: int) -> None:
         "task_config": str((out / "task.yaml").resolve()),
     }
     atomic_write(out / "agent_loop.yaml", yaml.safe_dump([loop], sort_keys=False))
+    return {split: len(worlds) for split, worlds in rows.items()}
 
 
 def _rows(cfg: Config, task: Task, split: str, count: int) -> list[dict[str, object]]:

@@ -154,7 +154,8 @@ def base_part(base: Base) -> tuple[str, str]:
     if base.failed:
         figures += f"; the world failed in {_share(base.failed)} of the episodes"
     if base.valid_turns < FEW:
-        return figures, "it hardly plays: more sampling.max_tokens, a larger model, or random self-play"
+        more = "" if base.random is None else ", or random self-play"
+        return figures, f"it hardly plays: more sampling.max_tokens, a larger model{more}"
     if base.random is not None and base.pass_1.low > base.random:
         return figures, "it plays better than chance"
     if base.random is not None and base.pass_1.high < base.random:
@@ -165,7 +166,6 @@ def base_part(base: Base) -> tuple[str, str]:
 def states_part(states: States) -> tuple[str, str]:
     shown = {"raw": states.raw, "with coordinates": states.coordinates}
     values = {title: value for title, value in shown.items() if value is not None}
-    both = len(values) == 2
     if not values:
         return "not measured: no state has a token to score", "states this short are familiar to any model"
     figures = ", ".join(f"{title} {value:.1f}" for title, value in values.items())
@@ -175,10 +175,13 @@ def states_part(states: States) -> tuple[str, str]:
             figures,
             "coordinates lower it clearly: variants that show them (se, spa); longer texts repeat themselves, so try both",
         )
-    if values and min(values.values()) <= states.guess * FAR:
-        more = ", and coordinates change little" if both else ""
+    more = ""
+    if states.raw is not None and states.coordinates is not None:
+        worse = states.coordinates > states.raw / LOWER
+        more = "; with coordinates they look less so" if worse else "; coordinates change little"
+    if min(values.values()) <= states.guess * FAR:
         return figures, "not far from a guess: the states look familiar to this model" + more
-    more = "; coordinates do not change it" if both else ""
+    more = more.replace("less so", "more so")
     return figures, "the states look unfamiliar to this model: what stage 2 is for" + more
 
 
@@ -300,13 +303,14 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
     if base.valid_turns < FEW:
         yield (
             f"only {_share(base.valid_turns)} of the turns have a valid action: RL will see little reward; a larger model, more "
-            "sampling.max_tokens, or self-play with selfplay.policy=random and stage 2 first"
+            "sampling.max_tokens"
+            + ("" if base.random is None else ", or self-play with selfplay.policy=random and stage 2 first")
         )
     if poor := [time for time in diagnosis.times if time.rows_per_turn is not None and time.rows_per_turn < FEW]:
         yield (
             f"stage 1 of {', '.join(time.variant for time in poor)} will keep few rows ({_share(poor[0].rows_per_turn)} of the "
-            "turns): a larger model, selfplay.policy=random, or selfplay.rows=transitions with selfplay.prompt=base and "
-            "selfplay.filter=false, which needs valid actions alone"
+            f"turns): a larger model, {'' if base.random is None else 'selfplay.policy=random, '}or selfplay.rows=transitions "
+            "with selfplay.prompt=base and selfplay.filter=false, which needs valid actions alone"
         )
     if base.pass_1.mean <= 0 and (base.random or 0) <= 0:
         yield "neither the base nor chance ever won: RL has nothing to reinforce; an easier world first, or curriculum.levels"

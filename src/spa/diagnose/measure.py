@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -26,9 +27,11 @@ from spa.config.variants import (
     given_data,
     needs_sft,
     selfplay_folder,
+    selfplay_variants,
     sft_folder,
     source_config,
     variant_config,
+    variant_named,
     variants_of,
 )
 from spa.data.encode import encode_rows
@@ -47,8 +50,9 @@ from spa.planning.play import play_with_planner
 from spa.preflight import check_readable, check_settings
 from spa.rl.trainer import PPOTrainer
 from spa.rl.update import update
-from spa.sft.selfplay import row_window, selfplay, selfplay_task, training_rows
+from spa.sft.selfplay import check_source, selfplay, selfplay_task, training_rows
 from spa.sft.stage2 import run_sft
+from spa.sft.warmup import cold_start, unplayed_worlds
 
 SAMPLES = 2  # of the base in each world
 GROUP_SIZE = 2  # episodes a world of the small stage 1
@@ -69,7 +73,7 @@ def check(cfg: Config) -> list[VariantConfig]:
     """The variants of a config that can be diagnosed.
 
     Raises:
-        ValueError: a chat server, or a world, model or variant that does not exist.
+        ValueError: a chat server; a world, model or variant that does not exist; as ``check_source``.
     """
     if cfg.engine.kind == "openai":
         raise ValueError("spa diagnose trains the model, which a chat server does not allow: use engine=transformers")
@@ -77,7 +81,8 @@ def check(cfg: Config) -> list[VariantConfig]:
     variants = variants_of(cfg)
     check_model(cfg.model)
     check_settings(cfg, "run", variants)
-    row_window(cfg)
+    for variant in selfplay_variants(cfg, "run", variants):
+        check_source(source_config(cfg, variant))
     return variants[1:]  # without the base
 
 
@@ -300,23 +305,28 @@ def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | No
             stage_2 = source.sft.epochs * count * share * tokens[0] / speed
             step = stage_2 / max(1.0, source.sft.epochs * count * share * rows / source.sft.batch_size)
     ppo = _ppo_step(variant_config(cfg, variant), variant) if variant.rl else 0.0
-    before = variant_config(cfg, load_variant(variant.continues)).ppo.steps if variant.continues else 0
+    before = variant_config(cfg, variant_named(cfg, variant.continues)).ppo.steps if variant.continues else 0
     stage_3 = None if ppo is None else ppo * (variant_config(cfg, variant).ppo.steps - before)
     return VariantTime(variant.name, episode, row_rate, step, ppo, stage_1, stage_2, stage_3)
 
 
 def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tuple[float, float] | None]:
-    """Seconds per stage 1 episode, rows per turn, and tokens and rows per episode in stage 2."""
+    """Seconds per stage 1 episode, rows per turn, and tokens and rows per episode in stage 2; None: not measured."""
     play = cfg.selfplay
-    if play.policy == "planner":
+    if play.policy == "planner" or (play.policy == "model" and play.warmup_rows):
         return None, None, None
     cfg, task = selfplay_task(cfg)
     engine = policy.engine if play.policy == "model" else RandomEngine(policy.chat, random_responder(task))
     probed = dataclasses.replace(policy, engine=engine, sampling=cfg.sampling)
     worlds = WorldSource(task, "val", cfg.seeds.val).take(PROBED)
-    started = time.perf_counter()
-    episodes = probed.play(task, worlds, samples=1, seed=stream_seed(cfg.seeds.run, PROBE, 1))
-    seconds = (time.perf_counter() - started) / PROBED
+    if play.policy == "model":
+        source = WorldSource(task, "selfplay", first_seed(cfg.seeds, "selfplay"))
+        shown = unplayed_worlds(source, []) if play.shots else []
+        task = dataclasses.replace(task, cold_start=cold_start(cfg, task, shown))
+    with probed.constrained(task) if play.constrained and play.policy == "model" else nullcontext():
+        started = time.perf_counter()
+        episodes = probed.play(task, worlds, samples=1, seed=stream_seed(cfg.seeds.run, PROBE, 1))
+        seconds = (time.perf_counter() - started) / PROBED
     rows, _ = training_rows(cfg, _played(episodes))
     turns = sum(len(episode.turns) for episode in episodes)
     row_rate = len(rows) / max(1, turns)

@@ -62,8 +62,7 @@ class AdaptedEnv(TextEnv):
         self.instruction = str(getattr(inner, "instruction", None) or "")
         example = getattr(inner, "example", None)
         self.example = Example(*example) if isinstance(example, tuple) else None
-        self.actions = tuple(getattr(inner, "actions", None) or ())
-        self.symbols = dict(getattr(inner, "symbols", None) or {})
+        self._take_names()
         self.state_format = str(getattr(inner, "state_format", None) or "grid")
         self.observation_space, self.action_space = AnyText(1_000_000), AnyText(1_000)
         self._state = ""
@@ -73,9 +72,15 @@ class AdaptedEnv(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self._state, info = checked_reset(self.env.reset(seed=seed, options=options), sys.maxsize)
+        self._take_names()  # they may be this instance's own
         self._fingerprint = str(info["content"]) if "content" in info else self._plainly(seed, options)
         self._running = True
         return self._state, {"success": False, "valid": True, "effective": False, "content": self._fingerprint} | info
+
+    def _take_names(self) -> None:
+        inner = getattr(self.env, "unwrapped", self.env)
+        self.actions = tuple(getattr(inner, "actions", None) or ())
+        self.symbols = dict(getattr(inner, "symbols", None) or {})
 
     def _plainly(self, seed: int | None, options: dict[str, Any] | None) -> str:
         """The first state in the world's default format."""

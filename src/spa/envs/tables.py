@@ -67,7 +67,7 @@ def _parquet(path: Path, columns: Sequence[str], optional: Collection[str] | Non
             rows = (row for batch in file.iter_batches(columns=wanted) for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 yield f"{path}, row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error_message(error)}") from None
 
 

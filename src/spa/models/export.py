@@ -42,8 +42,11 @@ def find_checkpoint(
             raise ValueError(f"{source} is a single model: it has no variants, stages or steps to choose from")
         return source
     stage = _stage(source, variant, sft) if (source / "config.yaml").is_file() else source
-    if which == "used" and step is None and stage.name.startswith("practice-"):
-        return Path(model_of(str(stage)))  # of its last round
+    if stage.name.startswith("practice-"):  # the policy of its last round, unless nothing was taught
+        used = Path(model_of(str(stage)))
+        if which == "used" and step is None:
+            return used
+        stage = used.parent.parent
     checkpoints = dict(list_checkpoints(stage))
     if not checkpoints:
         raise ValueError(f"{stage} holds no checkpoint")
@@ -67,8 +70,7 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
     record = RunFolder(run)
     names = variant_names(run, record.config())
     if sft:
-        of_variant = sft_folder(run, record.variant(variant)) if variant else run / "sft"
-        folder = of_variant if of_variant.is_dir() else run / "sft"
+        folder = sft_folder(run, record.variant(variant)) if variant else run / "sft"
         own = sorted(path.name for path in run.glob("sft-*"))
         if not folder.is_dir() and (variant or len(own) != 1):
             has = f"; it has {', '.join(own)}: choose one with --variant" if own else ""
@@ -95,7 +97,7 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
         return variants_folder(run) / variants[0] / "ppo"
     if not variants:
         raise ValueError(f"{run} has no PPO model")
-    return variants_folder(run) / choose(f"variant of {run} trained by PPO", variant, variants) / "ppo"
+    return variants_folder(run) / choose(f"variant of {run}", variant, dict.fromkeys([*variants, *names])) / "ppo"
 
 
 def _without_rl(run: Path, variant: VariantConfig) -> Path | None:

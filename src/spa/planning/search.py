@@ -11,9 +11,10 @@ number that the world's prompts state; the limit of turns may leave fewer to pla
 * ``best_of_n`` imagines no states: it takes the plain policy's proposal that the model values most.
 
 The value of a plan is its imagined discounted reward. A leaf state is worth ``planner.optimism``, so that the unexplored is
-better than a lost world, and near better than far; with ``planner.values`` the model estimates it. A gain is weighted by the
-model's probability of the answer that predicts it; answers below ``planner.min_probability`` are discarded. With several sampled
-answers (``planner.samples``), their frequencies take the place of the probability.
+better than a lost world, and near better than far; with ``planner.values`` the model estimates it. Without a gain or a leaf in
+reach all actions are equal. A gain is weighted by the model's probability of the answer that predicts it; answers below
+``planner.min_probability`` are discarded. With several sampled answers (``planner.samples``), their frequencies take the place of
+the probability.
 """
 
 from __future__ import annotations

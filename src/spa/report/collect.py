@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from spa.common.secrets import map_texts, redact, shown
 from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, names_of
 from spa.config.schema import Config
+from spa.config.variants import practice_folder
 from spa.envs.tables import read_rows
 from spa.evaluate.summary import EvalResult
 from spa.models.folders import resolve_path
@@ -24,7 +26,7 @@ from spa.report.data import Correction, ReportData, SelfPlay, VariantReport
 from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.provenance import PACKAGES, described
-from spa.runs.record import damaged_files, read_done
+from spa.runs.record import damaged_files, read_done, taught_nothing
 from spa.runs.trainings import trainings
 
 _MACHINE = {  # as shown -> as in run.json
@@ -63,9 +65,8 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
             say(line)
         if done is not None:
             timings[title] = float(done["seconds"])
-            rounds = done.get("rounds")
-            if isinstance(rounds, list) and not any(isinstance(one, dict) and one.get("lessons") for one in rounds):
-                untaught.append(stage.name.removeprefix("practice-"))
+            if taught_nothing(done):
+                untaught.extend(_practised(folder, stage))
             for split, keys in done.get("worlds", {}).items():
                 contents.setdefault(split, set()).update(keys)
                 known = keys.values() if isinstance(keys, dict) else ()  # older runs recorded only contents
@@ -114,6 +115,16 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         changed=_changed(cfg),
         decode=_decoder(out, cfg),
     )
+
+
+def _practised(run: RunFolder, stage: Path) -> list[str]:
+    """The variants of a run that a practice stage trains."""
+    names = []
+    for name in variant_names(run.path, run.config()):
+        with suppress(ValueError):  # its file is gone
+            if (variant := run.variant(name)).practice and practice_folder(run.path, variant) == stage:
+                names.append(name)
+    return names or [stage.name.removeprefix("practice-")]
 
 
 def _machine(commands: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -344,6 +344,8 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
     evaluated a variant played."""
     out = {}
     for group in groups:
+        if not group.results:  # not evaluated yet
+            continue
         scores: dict[str, VariantScore] = {}
         # One set of worlds for all sentences, as far as there is one.
         shared = set.intersection(*(_common(name, groups) for name in group.results))

@@ -60,7 +60,7 @@ class ReportData:
         sft_of_variants: the same for variants with their own stage 2.
         overlaps: pair of splits -> number of worlds in both; must be 0.
         symmetric_overlaps: the same up to rotation and reflection of worlds; empty if unknown.
-        untaught: whose practice found nothing to teach, so that the policy is stage 2's.
+        untaught: variants whose practice found nothing to teach, so that it left stage 2's policy as it was.
         timings: stage -> seconds.
         trained: what the variants' training took, for the verdict.
         baseline: the variant that others are compared with.

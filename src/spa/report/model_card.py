@@ -27,11 +27,11 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
-from spa.evaluate.verdict import verdict
+from spa.evaluate.verdict import main_variant, verdict
 from spa.models.folders import resolve_path
 from spa.runs.folder import TASK, RunFolder, variant_names, variants_folder
 from spa.runs.products import is_of_model
-from spa.runs.record import read_done
+from spa.runs.record import read_done, taught_nothing
 from spa.runs.trainings import trainings
 
 _SNIPPET = """\
@@ -49,9 +49,7 @@ output = model.generate(
     ids,
     attention_mask=ids.new_ones(ids.shape),
     max_new_tokens={max_tokens},
-    do_sample=True,
-    temperature={temperature},
-    top_k=0,{stop}
+    {sampling},{stop}
     eos_token_id=tokenizer.eos_token_id,
     pad_token_id=tokenizer.pad_token_id,
 )
@@ -104,6 +102,9 @@ class Origin:
             return self.stage == "sft"
         return not self.has_stage_2() and cfg.ppo.start in (None, cfg.model.path)
 
+    def _was_taught(self, variant: VariantConfig) -> bool:
+        return not taught_nothing(read_done(practice_folder(self.run, variant)) or {})
+
     def training(self) -> list[str]:
         """What the model was trained by, in order."""
         cfg, variant, rl, steps = self.run_config, self.definition, self.stage == "ppo", []
@@ -111,7 +112,7 @@ class Origin:
             played = source_config(cfg, variant).selfplay
             states = played.prompt == "world_model" or played.rows == "transitions"
             steps = [*([] if given_data(cfg, variant) else ["self-play"]), "world-model SFT" if states else "SFT"]
-            if self.stage == "policy" or (rl and variant and variant.practice):
+            if self.stage == "policy" or (rl and variant and variant.practice and self._was_taught(variant)):
                 steps.append("practice in imagination")
         if rl:
             other = "" if steps or self.starts_from_base() else " from another model"
@@ -280,7 +281,8 @@ def _results(checkpoint: Path, origin: Origin) -> list[str]:
     rows = comparison_table(results, trained=trainings(origin.run))
     header, cells = comparison_cells(rows)
     table = markdown_table(["variant", *header], [[row.variant, *line] for row, line in zip(rows, cells, strict=True)])
-    claims = verdict(scores(rows)) or ["One training run: no claim about the recipe, only about this model."]
+    claims = verdict(scores(rows)) if main_variant({row.variant: None for row in rows}) == origin.variant else []
+    claims = claims or ["One training run: no claim about the recipe, only about this model."]
     note = "On held-out worlds; percent, with 95% intervals over worlds: other training runs would differ by more."
     return ["## Result", "", *claims, "", *table, "", note, ""]
 
@@ -297,6 +299,14 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
     messages = [*system, {"role": "user", "content": user}]
     sampling = sampling_for(task, cfg.sampling)
     stop = f"\n    stop_strings={sampling.stop},\n    tokenizer=tokenizer," if sampling.stop else ""
+    how = ["do_sample=False"]
+    if sampling.temperature:
+        how = [
+            "do_sample=True",
+            f"temperature={sampling.temperature}",
+            f"top_p={sampling.top_p}",
+            f"top_k={sampling.top_k}",
+        ]
     window = cfg.agent.window
     later = (
         f"Its context is the last {window} turn(s): the conversation begins anew with the instruction when there are more."
@@ -310,7 +320,7 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
         messages=json.dumps(messages, indent=4, ensure_ascii=False),
         forced=task.forced,
         max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature or 1.0,
+        sampling=",\n    ".join(how),
         stop=stop,
     )
     package = (

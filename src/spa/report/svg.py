@@ -127,7 +127,8 @@ def interval_chart(rows: Mapping[str, Mapping[str, Interval]], colors: Mapping[s
     _label(root, (left + WIDTH) / 2, height - 6, x)
     at = _TOP
     for name, values in rows.items():
-        _label(root, left - 8, at + _ROW * len(groups) / 2 + 4, name[:_LONGEST_NAME], "end")
+        shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"  # paths differ at their end
+        _label(root, left - 8, at + _ROW * len(groups) / 2 + 4, shown, "end")
         for group in groups:
             at += _ROW
             if value := values.get(group):

@@ -58,6 +58,12 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     return data
 
 
+def taught_nothing(done: Mapping[str, Any]) -> bool:
+    """Whether the record is that of a practice that found no lesson in any round."""
+    rounds = done.get("rounds")
+    return isinstance(rounds, list) and not any(isinstance(one, dict) and one.get("lessons") for one in rounds)
+
+
 def damaged_files(folder: Path, done: Mapping[str, Any] | None) -> list[str]:
     """Lines about files of a finished stage that are missing or not as recorded: three, and how many more there are.
 

@@ -19,7 +19,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.files import atomic_write, remove_folder
 from spa.common.progress import note
-from spa.config.schema import Config
+from spa.config.schema import Config, SelfPlayConfig
 from spa.config.seeds import SELFPLAY, first_seed
 from spa.data.ground_truth import Row, rows_of, shuffle_states
 from spa.data.layouts import write_rows
@@ -27,6 +27,7 @@ from spa.data.select import select_rows, split_rows
 from spa.data.transitions import repeat_rare, shuffle_moves, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed
+from spa.envs.checked import WorldError
 from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
@@ -70,7 +71,8 @@ def check_source(cfg: Config) -> None:
     """Checks, without loading weights, that the player is available and rows can be made.
 
     Raises:
-        ValueError: as ``row_window``; an engine without its package or settings, or a local model beside a chat server.
+        ValueError: as ``row_window``; an engine without its package or settings, or a local model beside a chat server; random
+            play in a world without random actions; responses that have no place for states.
     """
     play = cfg.selfplay
     row_window(cfg)
@@ -82,14 +84,28 @@ def check_source(cfg: Config) -> None:
         check_installed()
     if play.policy == "model":
         check_engine(cfg.engine)
-    if needs_random_play(cfg):
-        random_responder(make_task(cfg))
+    if needs_random_play(cfg) or play.policy == "random":
+        try:
+            random_responder(make_task(cfg))
+        except (ValueError, WorldError) as error:
+            raise ValueError(f"random play ({_asking(play)}): {error}") from error
+    if play.filter and play.rows == "written" and not cfg.agent.think:
+        raise ValueError(
+            "stage 1 keeps responses that write states, and with agent.think=false there is no place for them: set "
+            "agent.think=true, or train without stages 1 and 2 (variants=[vanilla])"
+        )
     if is_served(cfg) and play.warmup_rows:
         raise ValueError("selfplay.warmup_rows trains a model here, and with engine=openai a server plays: set it to 0")
     if is_served(cfg) and play.model:
         raise ValueError(
             f"with engine=openai the server plays, and selfplay.model={play.model} would not: set engine.model instead"
         )
+
+
+def _asking(play: SelfPlayConfig) -> str:
+    """The setting that asks for random play."""
+    wanted = ("selfplay.shots", play.shots), ("selfplay.warmup_rows", play.warmup_rows)
+    return next((name for name, value in wanted if value and play.policy == "model"), "selfplay.policy=random")
 
 
 def selfplay(cfg: Config, out: Path) -> dict[str, Any]:

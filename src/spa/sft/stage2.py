@@ -51,7 +51,7 @@ def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], l
         for reason, count in reasons.items():
             note(f"SFT: {count} of {total} rows of {path.name if path else data} skipped: {reason}")
         sets.append(examples)
-    check_validation(cfg.sft, bool(sets[1]))
+    check_validation(cfg.sft, bool(sets[1]), data if data.is_file() else None)
     return sets[0], sets[1]
 
 

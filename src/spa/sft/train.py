@@ -242,8 +242,9 @@ class SFTTrainer:
         self._prune()  # a killed process may have saved without
 
 
-def check_validation(config: SFTConfig, has_val: bool) -> None:
-    """Raises ValueError for settings that need validation rows when there are none."""
+def check_validation(config: SFTConfig, has_val: bool, data: Path | None = None) -> None:
+    """Raises ValueError for settings that need validation rows when there are none; ``data``: where rows were given."""
+    remedy = "give a folder with train.parquet and val.parquet" if data else "set selfplay.val_fraction above 0"
     for name, wanted in (("sft.use=best", config.use == "best"), (f"sft.patience={config.patience}", config.patience)):
         if wanted and not has_val:
-            raise ValueError(f"{name} needs validation rows, and there are none: set selfplay.val_fraction above 0")
+            raise ValueError(f"{name} needs validation rows, and there are none: {remedy}")

@@ -24,6 +24,7 @@ from spa.scale import ranks
 
 POOL = 32  # worlds that examples and warm-up rows come from
 _LOOKS = 20  # times POOL candidates that are looked at
+_PASSES = 8  # of random play over the worlds, in search of examples
 
 
 def needs_random_play(cfg: Config) -> bool:
@@ -52,12 +53,19 @@ def unplayed_worlds(source: WorldSource, played: Sequence[World]) -> list[World]
 
 
 def cold_start(cfg: Config, task: Task, worlds: Sequence[World]) -> ColdStart:
-    """The help that ``selfplay.shots`` and ``selfplay.tries`` give; the examples are first turns in ``worlds``."""
+    """The help that ``selfplay.shots`` and ``selfplay.tries`` give; the examples are first turns in ``worlds`` in which the world
+    accepted every action and changed, if random play has such within ``_PASSES``: a model copies what it is shown."""
     play = cfg.selfplay
     # Greedy sampling would repeat the rejected response.
     tries = play.tries if play.filter and cfg.sampling.temperature else 1
-    episodes = islice(random_episodes(task, worlds, cfg.seeds.run), len(worlds) if play.shots else 0)
-    rows = [rows_of(episode, window=1)[0] for episode in episodes]
+    episodes: list[Episode] = []
+    better: list[Episode] = []
+    for episode in islice(random_episodes(task, worlds, cfg.seeds.run), _PASSES * len(worlds) if play.shots else 0):
+        first = episode.turns[0]
+        (better if not first.invalid and first.next_state != first.state else episodes).append(episode)
+        if len(better) == len(worlds):
+            break
+    rows = [rows_of(episode, window=1)[0] for episode in better or episodes]
     examples = tuple((row.prompt[-1]["content"], row.response) for row in rows)
     return ColdStart(play.shots, examples, tries, lambda response: rejection(response) is None)
 
