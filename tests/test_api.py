@@ -65,6 +65,13 @@ def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
         run.episodes("spa", "planner")
     with pytest.raises(ValueError, match=r"practice-spa holds no finished stage"):
         run.model("spa", "practice")
+    with pytest.raises(ValueError, match="unknown stage 'eval'"):
+        run.model("spa", "eval")
+    with pytest.raises(ValueError, match="unknown evaluated variant 'nope'"):
+        run.table("nope")
+    for counts in ({"worlds": 0}, {"samples": -1}, {"skip": -1}):
+        with pytest.raises(ValueError, match="must be 1 or more"):
+            spa.play("frozen_lake", **counts)
     with pytest.raises(ValueError, match="settings are texts"):
         spa.load_config("frozen_lake", ["ppo.steps=20"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="holds no run"):

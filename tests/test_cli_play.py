@@ -11,11 +11,18 @@ import pytest
 from spa.agent.episode import Episode, Turn
 from spa.agent.show import show_sample
 from spa.cli import main
-from spa.cli.play import Screen
+from spa.cli.play import Screen, _of_run
 from spa.config.load import load_config
+from spa.config.schema import VariantConfig
 from spa.models.folders import resolve_path
 from spa.runs.folder import RunFolder
 
+TRANSITIONS = {
+    "selfplay.rows": "transitions",
+    "selfplay.prompt": "base",
+    "selfplay.filter": False,
+    "selfplay.state_format": "grid",
+}
 LAKE = ["frozen_lake", "env.max_actions_per_turn=1", "env.max_turns=2"]
 
 
@@ -124,6 +131,24 @@ def test_a_run_plays_its_own_model_and_a_person_may_take_over(
     assert "Turn 1: Left; reward 0" in shown.out and "Turn 2: Down" in shown.out
     assert "Actions: Left, Down, Right, Up\n" in shown.out and "No such action: nonsense" in shown.out
     assert main(["play", str(tmp_path), "agent.prompt=world_model"]) == 0  # the model alone
+    capsys.readouterr()
+    assert main(["play", str(tmp_path), "model=builtin:tiny"]) == 2
+    assert "plays its own model: give another one as --model builtin:tiny" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("practice", "prompt"), [(True, "base"), (False, "world_model")])
+def test_a_practised_policy_is_played_with_the_prompt_that_practice_trained(
+    tmp_path: Path, practice: bool, prompt: str
+) -> None:
+    variant = VariantConfig("own", sft=True, practice=practice, rl=False, state_format="grid", settings=TRANSITIONS)
+    cfg = load_config("frozen_lake", ["variants=[vanilla]"])
+    RunFolder(tmp_path).open(cfg, "run", resume=False, variants=[variant])
+    stage = tmp_path / ("practice-own" if practice else "sft-own")
+    shutil.copytree(resolve_path("builtin:tiny"), stage / "model")
+    (stage / "done.json").write_text(json.dumps({"seconds": 1.0, "model": "model"}))
+    (tmp_path / "variants" / "own").mkdir(parents=True)
+    played, model = _of_run(tmp_path, [], "own", None)
+    assert (played.agent.prompt, model) == (prompt, str(stage / "model"))
 
 
 def test_a_planner_that_could_not_play_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,7 +187,7 @@ def test_a_practised_policy_is_exported_with_its_plain_prompt(run, tmp_path, cap
     if named:
         capsys.readouterr()
         assert main(["export", str(out), "--to", str(to)]) == 2
-        assert "has models of vanilla, plan: choose one with --variant" in capsys.readouterr().err
+        assert "It has vanilla, plan: choose one with --variant" in capsys.readouterr().err
         assert main(["export", str(out), "--variant", "plan", "--to", str(to)]) == 0
     else:  # as if it had been taught something
         policy = out / "practice-plan" / "round_1" / "policy" / "checkpoints" / "global_step_1"
@@ -196,6 +196,18 @@ def test_a_practised_policy_is_exported_with_its_plain_prompt(run, tmp_path, cap
     task = load_config(to / "spa.yaml")
     assert (task.agent.prompt, task.env.state_format) == ("base", "grid")
     assert trained_by(to) == "self-play, world-model SFT" + ("" if named else ", practice in imagination")
+    if named:
+        shutil.rmtree(out / "sft-plan")  # the run's own stage 2 is another model
+        shutil.copytree(run / "sft", out / "sft")
+        capsys.readouterr()
+        assert main(["export", str(out), "--sft", "--variant", "plan", "--to", str(tmp_path / "other")]) == 2
+        assert "no SFT model of variant plan" in capsys.readouterr().err
+    else:
+        (out / "practice-plan" / "done.json").write_text(
+            json.dumps({"seconds": 1.0, "model": "round_1/policy/checkpoints/global_step_1"})
+        )
+        assert main(["export", str(out), "--which", "last", "--to", str(tmp_path / "last")]) == 0
+        assert same_model(tmp_path / "last", policy)
 
 
 def test_an_exported_model_is_measured_as_in_its_run(run, tmp_path) -> None:
@@ -360,7 +372,7 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "it has spa, vanilla: choose one with --variant"),
+        ([], "It has spa, vanilla: choose one with --variant"),
         (["--variant", "vanila"], "Did you mean 'vanilla'?"),
         (["--variant", "spa", "--step", "7"], "has no checkpoint of step 7; it has 1, 2"),
         (["--variant", "spa", "--which", "bets"], "Did you mean 'best'?"),

@@ -49,7 +49,7 @@ def test_the_machine_is_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.Mon
     assert collect(tmp_path).machine["cores"] == "64; 96"
 
 
-@pytest.mark.parametrize(("lessons", "untaught"), [([0, 0], ["plan"]), ([0, 3], [])])
+@pytest.mark.parametrize(("lessons", "untaught"), [([0, 0], ["spa_plan"]), ([0, 3], [])])
 def test_practice_that_taught_nothing_is_told(tmp_path: Path, lessons: list[int], untaught: list[str]) -> None:
     RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
     (folder := tmp_path / "practice-plan").mkdir()
@@ -59,9 +59,10 @@ def test_practice_that_taught_nothing_is_told(tmp_path: Path, lessons: list[int]
     evaluation = tmp_path / "variants" / "base" / "eval"
     evaluation.mkdir(parents=True)
     EvalResult.from_episodes("base", [Episode("T", 1, 0)], [1], 50, 0, {}).write(evaluation / "result.json")
+    (tmp_path / "variants" / "spa_plan").mkdir()
     data = collect(tmp_path)
     assert data.untaught == untaught
-    assert ("Practice of plan found nothing to teach" in render_report(data)) == bool(untaught)
+    assert ("Practice of spa_plan found nothing to teach" in render_report(data)) == bool(untaught)
 
 
 def test_training_episodes_are_those_of_steps_from_first_to_last(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ def test_what_the_other_runs_lack_still_counts(tmp_path: Path) -> None:
         assert len(rest) == (name == "less") and all("No control was trained" in line for line in rest)
 
 
+def test_a_run_that_is_not_evaluated_yet_stands_beside_others(tmp_path: Path) -> None:
+    wins = {"base": [0] * 4, "spa": [1, 2, 3, 4]}
+    runs = [make_run(tmp_path / "one", wins), make_run(tmp_path / "two", wins, "ppo.actor_lr=0.001")]
+    assert "Within" in str(compare_runs([*runs, make_run(tmp_path / "training", {}, "ppo.steps=7")]))
+
+
 def test_the_seeds_that_are_left_of_failed_ones_carry_no_claim(tmp_path: Path) -> None:
     wins = {"base": [0] * 8, "vanilla": [1] * 8, "spa": [4, 3] * 4}
     runs = [make_run(tmp_path / f"{seed}", wins, seed=seed) for seed in (1, 2)]

@@ -60,6 +60,31 @@ def test_the_result_is_that_of_the_model(run: Path, evaluated: str, shown: bool)
     assert ("## Result" in export_files(run / MODEL)["README.md"]) == shown
 
 
+def test_the_verdict_of_another_variant_is_not_the_models(run: Path) -> None:
+    for name in ("base", "vanilla", "spa"):
+        folder = run / "variants" / name / "eval"
+        folder.mkdir(parents=True)
+        wins = [WorldResult(i, i, f"w{i}", 2, 4) for i in range(3)]
+        EvalResult(name, "Lake", wins, {"pass@1": 0.5}, ks=[1]).write(folder / "result.json")
+    model = str(run / MODEL)
+    done = {"seconds": 1.0, "model": model, "model_path": model_path(model, run)}
+    (run / "variants" / "vanilla" / "eval" / "done.json").write_text(json.dumps(done))
+    card = export_files(run / MODEL)["README.md"]
+    assert "only about this model" in card and "is not clearly above" not in card
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        (["sampling.temperature=0"], "    do_sample=False,\n    eos"),
+        (["sampling.top_p=0.9"], "    do_sample=True,\n    temperature=1.0,\n    top_p=0.9,\n    top_k=0,\n    eos"),
+    ],
+)
+def test_the_snippet_samples_as_it_was_measured(run: Path, settings: list[str], lines: str) -> None:
+    (run / "config.yaml").write_text(to_yaml(load_config(run / "config.yaml", [*settings, "sampling.stop=[]"])))
+    assert lines in export_files(run / MODEL)["README.md"]
+
+
 def test_the_task_of_a_stage_2_is_that_of_a_variant_that_shares_it(run: Path) -> None:
     mine = VariantConfig("mine", sft=True, rl=False, shares="ours", settings={"selfplay.state_format": "grid"})
     cfg = load_config(run / "config.yaml")

@@ -63,6 +63,13 @@ def test_intervals_are_placed_by_their_values() -> None:
     assert "<b>" in [text.text for text in parsed(svg).iter("text")]
 
 
+def test_long_names_keep_the_end_in_which_paths_differ() -> None:
+    names = [f"/home/someone/experiments/lakes/{name}" for name in ("first", "second")]
+    svg = interval_chart({n: {"Pass@1": Interval(0.5, 0.4, 0.6)} for n in names}, dict.fromkeys(names, "#000000"), "")
+    shown = [text.text for text in parsed(svg).iter("text") if text.text and text.text.startswith("…")]
+    assert [len(text) for text in shown] == [26, 26] and shown[0].endswith("/first") and shown[1].endswith("/second")
+
+
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img onerror=x>', "a\x00b\x1b[31m", "‮right"])
 def test_names_stay_text(name: str) -> None:
     root = parsed(line_chart([Line(name, [(1, 1.0)], "#000000")], Axes("x", "y")))

@@ -84,17 +84,12 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
     variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
     if variant is None:
         known = dict.fromkeys([*(each.name for each in record.variants()), *names])
-        others = [name for name in known if name not in variants and _without_rl(run, record.variant(name))]
-        if variants and others:
-            raise ValueError(f"{run} has models of {', '.join([*variants, *others])}: choose one with --variant")
-        if len(variants) != 1:
-            has = (
-                f"has {', '.join(variants)}: choose one with --variant"
-                if variants
-                else "has none (--sft takes stage 2's)"
-            )
-            raise ValueError(f"which model of {run}? Of those trained by PPO it {has}")
-        return variants_folder(run) / variants[0] / "ppo"
+        others = {name: folder for name in known if (folder := _without_rl(run, record.variant(name)))}
+        models = {name: variants_folder(run) / name / "ppo" for name in variants} | others
+        if len(models) != 1:
+            has = f"{', '.join(models)}: choose one with --variant" if models else "none (--sft takes stage 2's)"
+            raise ValueError(f"which model of {run}? It has {has}")
+        return next(iter(models.values()))
     if not variants:
         raise ValueError(f"{run} has no PPO model")
     return variants_folder(run) / choose(f"variant of {run}", variant, dict.fromkeys([*variants, *names])) / "ppo"
