@@ -27,7 +27,7 @@ def find_checkpoint(
     """A checkpoint of a run folder or stage folder, or the checkpoint itself.
 
     Args:
-        variant: of a run: whose stage 3 or, without RL, whose practice or stage 2; None: the only one trained by PPO.
+        variant: of a run: whose stage 3 or, without RL, whose practice or stage 2; None: the only one that was trained.
         sft: of a run: stage 2 instead.
         which: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation).
         step: of this step instead.
@@ -84,7 +84,7 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
     variants = sorted(path.parent.name for path in variants_folder(run).glob("*/ppo"))
     if variant is None:
         known = dict.fromkeys([*(each.name for each in record.variants()), *names])
-        others = {name: folder for name in known if (folder := _without_rl(run, record.variant(name)))}
+        others = {name: stage for name in known if (stage := _without_rl(run, record.variant(name)))}
         models = {name: variants_folder(run) / name / "ppo" for name in variants} | others
         if len(models) != 1:
             has = f"{', '.join(models)}: choose one with --variant" if models else "none (--sft takes stage 2's)"
