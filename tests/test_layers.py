@@ -27,6 +27,7 @@ LAYERS = [
     "pretrain",
     "report",
     "reproduce",
+    "cautions",
     "preflight",
     "dry_run",
     "pipeline",
