@@ -71,6 +71,29 @@ def test_random_tokens_of_the_grammar_are_responses_that_fit(world: str, mode: s
             assert not parsed.extra_actions and set(parsed.actions) <= set(names)
 
 
+class Doors:
+    """A plain class that names its actions at ``reset``."""
+
+    actions: tuple[str, ...] = ()
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        self.actions = ("red door", "blue door")
+        return "two doors", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        return action, 1.0, True, False, {}
+
+
+def test_actions_that_a_world_names_at_reset_are_those_of_the_grammar_and_the_prompt() -> None:
+    doors = Task(EnvConfig(id=f"{__name__}:Doors"), AgentConfig(style="paper", prompt="base"))
+    chat, grammar = constraint(doors)
+    for session in range(5):
+        assert set(parse_response(walk(chat, grammar, session), "base").actions) <= {"red door", "blue door"}
+    env = doors.make_env()
+    env.reset(seed=1)
+    assert "Your available actions are:\nred door, blue door" in doors.header(env)
+
+
 def policy(decoder: bool = True) -> Policy:
     """An untrained network: without a constraint it never writes a tag. ``decoder`` False: transformers' own forward pass."""
     model = network(vocab_size=520)

@@ -320,8 +320,8 @@ def test_wins_that_did_not_come_are_told() -> None:
     ("raw", "coordinates", "says"),
     [
         (10.0, 11.0, "familiar to this model; coordinates change little"),
-        (10.0, 100.0, "familiar to this model; with coordinates they look less so"),
-        (80.0, 210.0, "what stage 2 is for; with coordinates they look more so"),
+        (10.0, 100.0, "familiar to this model; coordinates raise it"),
+        (80.0, 210.0, "what stage 2 is for; coordinates raise it"),
         (10.0, None, "familiar to this model"),
     ],
 )

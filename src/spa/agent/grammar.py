@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 from spa.agent.chat import Chat
 from spa.agent.response import closing, opening
 from spa.agent.task import Task
+from spa.envs.checked import WorldError
 
 LEAST = 8  # tokens of each free text; fewer hold no state
 
@@ -22,7 +24,8 @@ def response_grammar(task: Task, chat: Chat, max_tokens: int) -> str:
         ValueError: they leave no room for text.
     """
     env, agent = task.make_env(), task.agent
-    env.reset(seed=0)  # some worlds name their actions from then on; one world stands for all
+    with suppress(WorldError):  # told of where it is played
+        env.reset(seed=0)  # some worlds name their actions from then on; one world stands for all
     separator, more = json.dumps(agent.action_sep), task.env.max_actions_per_turn - 1
     if env.actions:
         names = " | ".join(json.dumps(name) for name in env.actions)

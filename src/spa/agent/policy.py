@@ -247,16 +247,6 @@ class ServedPolicy(Policy):
     def close(self) -> None:
         pass
 
-    @contextmanager
-    def constrained(self, task: Task) -> Iterator[None]:
-        """``constrain`` for as long as the context lasts. Raises as it does."""
-        self.constrain(task)
-        engine: Any = self.engine
-        try:
-            yield
-        finally:
-            engine.constraint = None
-
     def play(
         self,
         task: Task,

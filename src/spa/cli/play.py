@@ -58,7 +58,6 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     Raises:
         ValueError: the variant has no model yet, or a wrong setting.
     """
-    _no_model(settings, str(folder))
     from spa.common.progress import note
     from spa.config.overrides import apply_overrides
     from spa.config.variants import played_config
@@ -66,6 +65,7 @@ def _of_run(folder: Path, settings: list[str], name: str | None, model: str | No
     from spa.runs.folder import RunFolder, variant_names, variants_folder
     from spa.runs.products import trained_model
 
+    _no_model(settings, str(folder))
     run = RunFolder(folder)
     cfg = run.config()
     names = variant_names(folder, cfg) or cfg.variants

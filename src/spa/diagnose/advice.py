@@ -175,14 +175,16 @@ def states_part(states: States) -> tuple[str, str]:
             figures,
             "coordinates lower it clearly: variants that show them (se, spa); longer texts repeat themselves, so try both",
         )
-    more = ""
+    familiar = min(values.values()) <= states.guess * FAR
+    suggestion = (
+        "not far from a guess: the states look familiar to this model"
+        if familiar
+        else "the states look unfamiliar to this model: what stage 2 is for"
+    )
     if states.raw is not None and states.coordinates is not None:
         worse = states.coordinates > states.raw / LOWER
-        more = "; with coordinates they look less so" if worse else "; coordinates change little"
-    if min(values.values()) <= states.guess * FAR:
-        return figures, "not far from a guess: the states look familiar to this model" + more
-    more = more.replace("less so", "more so")
-    return figures, "the states look unfamiliar to this model: what stage 2 is for" + more
+        suggestion += "; coordinates raise it" if worse else "; coordinates change little"
+    return figures, suggestion
 
 
 def coordinates_help(states: States) -> bool:
