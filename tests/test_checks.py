@@ -441,12 +441,21 @@ def test_quantized_weights_that_vllm_reads(tmp_path, monkeypatch) -> None:
             [f"variant {name} is not trained to predict single moves" for name in ("base", "vanilla", "spa")],
         ),
         (["run", "frozen_lake", *SMALL, "variants=[simulator,plan,spa_plan]"], []),
+        (
+            ["run", "frozen_lake", *SMALL, "variants=[vanilla]", "agent.planner=mcts", "ppo.start=builtin:tiny"],
+            ["variant base is not trained to predict"],
+        ),
     ],
 )
 def test_settings_in_vain_are_said(capsys, command: list[str], said: list[str]) -> None:
     assert main([*command, "ppo.steps=2", "--dry-run"]) == 0
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert len(notes) == len(said) and all(text in line for text, line in zip(said, notes, strict=True)), notes
+
+
+def test_a_state_format_among_the_worlds_own_settings(capsys, tmp_path) -> None:
+    mine = ["run", "frozen_lake", *SMALL, "variants=[spa]", "env.settings.state_format=coordinates"]
+    assert "set env.state_format, selfplay.state_format or" in refused(capsys, tmp_path / "out", *mine)
 
 
 def test_the_best_step_without_validation_rows(capsys, tmp_path) -> None:

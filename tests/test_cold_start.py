@@ -29,6 +29,7 @@ from spa.engines.base import Completion, Message, Reply
 from spa.engines.cooling import Cooled, cooled
 from spa.evaluate import play as play_module
 from spa.sft import selfplay as selfplay_module
+from spa.sft import warmup
 from spa.sft.selfplay import check_source, selfplay_task
 from spa.sft.warmup import cold_start, random_episodes, unplayed_worlds
 from tests.scripted import CHAT, LAKE, Scripted, lake_task, tiny_policy
@@ -250,6 +251,16 @@ def test_examples_show_actions_that_change_the_world() -> None:
     for _, response in examples:
         parsed = parse_response(response, mode="world_model")
         assert parsed.observation != parsed.prediction
+
+
+def test_few_good_examples_are_joined_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, task = selfplay_task(load_config("frozen_lake", ["selfplay.shots=2"]))
+    worlds = WorldSource(task, "selfplay", 2_000_000_000).take(4)
+    played = [next(random_episodes(task, worlds, 0)) for _ in range(6)]
+    for episode in played[1:]:
+        episode.turns[0].next_state = episode.turns[0].state
+    monkeypatch.setattr(warmup, "random_episodes", lambda *given: iter(played))
+    assert len(cold_start(cfg, task, worlds).examples) == 1 + 4
 
 
 @pytest.mark.parametrize(

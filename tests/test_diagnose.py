@@ -334,6 +334,15 @@ def test_random_play_is_advised_only_where_there_is_any() -> None:
     assert rules and not any("random" in rule for rule in rules)
 
 
+def test_the_time_of_a_variant_that_continues_one_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("{sft: false, rl: true, settings: {ppo.steps: 3}}")
+    (tmp_path / "longer.yaml").write_text("{sft: false, rl: true, continues: mine, settings: {ppo.steps: 5}}")
+    cfg = load_config("frozen_lake", [f"variants=[{tmp_path}/mine.yaml,{tmp_path}/longer.yaml]"])
+    monkeypatch.setattr(measure, "_ppo_step", lambda *given: 1.0)
+    longer = load_variant(f"{tmp_path}/longer.yaml")
+    assert measure._time(cfg, longer, tiny_policy(), None).stage_3 == 2.0
+
+
 def test_a_constrained_stage_1_is_measured_as_it_plays() -> None:
     pytest.importorskip("llguidance")
     wild = ["model=tiny", "sampling.temperature=2.5", "sampling.max_tokens=150", "sampling.stop=[]"]

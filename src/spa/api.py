@@ -113,7 +113,7 @@ def play(
     preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
     cfg = load_config(config, *settings, *preset)
     task = make_task(cfg)
-    check_planner(cfg, task.make_env())
+    check_planner(cfg, task.started_env())
     source = WorldSource(task, choose("split", split, SPLITS), first_seed(cfg.seeds, split), unique=True)
     chosen = source.take(skip + worlds)[skip:]
     policy = Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)

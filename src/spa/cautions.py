@@ -17,9 +17,10 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
         if tuned.model.dtype == "bfloat16" and not tuned.sft.lora_rank:
             yield f"stage 2: {vanish} sft.lora_rank=32"
     for variant in variants if stage == "run" else ():
-        each, rows = variant_config(cfg, variant), source_config(cfg, variant).selfplay.rows
-        untrained = not variant.sft and not each.ppo.start
-        if each.agent.planner != "none" and not each.planner.model and (untrained or rows != "transitions"):
+        each = variant_config(cfg, variant)
+        learns = variant.sft and source_config(cfg, variant).selfplay.rows == "transitions"
+        given = each.planner.model or (variant.rl and each.ppo.start)  # which may have learnt it
+        if each.agent.planner != "none" and not learns and not given:
             yield (
                 f"variant {variant.name} is not trained to predict single moves (sft: true with selfplay.rows=transitions), which "
                 f"agent.planner={each.agent.planner} asks about: its planner will play badly"

@@ -28,7 +28,7 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.envs.check_texts import CLOSE
-from spa.envs.checked import CheckedEnv, WorldError
+from spa.envs.checked import WorldError
 from spa.models.folders import check_folder, resolve_path
 from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
@@ -40,7 +40,6 @@ from spa.scale import launch, ranks
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
-    from spa.agent.task import Task
     from spa.envs import TextEnv
 
 
@@ -442,12 +441,12 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     from spa.agent.policy import make_task
     from spa.rl.curriculum import training_tasks
 
-    check_names(_started(make_task(cfg)).actions, cfg.agent.action_sep)
+    check_names(make_task(cfg).started_env().actions, cfg.agent.action_sep)
     check_variants(cfg, variants)
     for variant in variants:
         with _named(f"variant {variant.name}"):
             variant_cfg = variant_config(cfg, variant)
-            env = _started(make_task(variant_cfg, state_format=variant.state_format))
+            env = make_task(variant_cfg, state_format=variant.state_format).started_env()
             check_names(env.actions, variant_cfg.agent.action_sep)
             check_planner(variant_cfg, env)
             if variant.practice or variant_cfg.curriculum.imagined:
@@ -459,14 +458,6 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             plans = variant_cfg.agent.planner != "none" and variant_cfg.planner.model is None
             if needs_sft(cfg, variant) and (plans or imagines(cfg, variant)):
                 _check_format(learnt.make_env().state_format, env.state_format)
-
-
-def _started(task: Task) -> CheckedEnv:
-    """A world of the task, reset: some have names of actions from then on."""
-    env = task.make_env()
-    with suppress(WorldError):  # which is told of where it is played
-        env.reset(seed=0)
-    return env
 
 
 def _check_format(learnt: str, shown: str) -> None:

@@ -297,6 +297,18 @@ def test_wrong_files_are_explained(tmp_path, name: str, content: bytes, message:
     assert str(path) in str(error.value)
 
 
+def test_parquet_that_another_program_wrote(tmp_path) -> None:
+    texts = {"prompt": pa.array(["a"]), "response": pa.array(["b"])}
+    odd = tmp_path / "odd.parquet"
+    pq.write_table(pa.table(texts | {"when": pa.array([2**31 - 1], pa.date32())}), odd)
+    rows, skipped, _ = read_rows(odd)
+    assert len(rows) + skipped.total() == 1, "a column that is not ours is not read"
+    damaged = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
+    pq.write_table(pa.table(texts | {"response": damaged}), odd)
+    with pytest.raises(ValueError, match=r"odd\.parquet cannot be read as Parquet"):
+        read_rows(odd)
+
+
 def test_another_schema_in_parquet_and_a_missing_file(tmp_path) -> None:
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="no column prompt; it has text"):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 
 from spa.agent.chat import Chat
 from spa.agent.response import closing, opening
 from spa.agent.task import Task
-from spa.envs.checked import WorldError
 
 LEAST = 8  # tokens of each free text; fewer hold no state
 
@@ -23,9 +21,7 @@ def response_grammar(task: Task, chat: Chat, max_tokens: int) -> str:
     Raises:
         ValueError: they leave no room for text.
     """
-    env, agent = task.make_env(), task.agent
-    with suppress(WorldError):  # told of where it is played
-        env.reset(seed=0)  # some worlds name their actions from then on; one world stands for all
+    env, agent = task.started_env(), task.agent  # one world stands for all
     separator, more = json.dumps(agent.action_sep), task.env.max_actions_per_turn - 1
     if env.actions:
         names = " | ".join(json.dumps(name) for name in env.actions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,13 @@ class Task:
     def make_env(self) -> CheckedEnv:
         """A new world in the task's state format; a world without that setting has only one format."""
         return CheckedEnv(self._make_env, self.env.step_timeout, self.env.max_state_chars)
+
+    def started_env(self) -> CheckedEnv:
+        """``make_env``, reset with seed 0: some worlds name their actions only then. Where that fails, as it was made."""
+        env = self.make_env()
+        with suppress(WorldError):  # told of where it is played
+            env.reset(seed=0)
+        return env
 
     def _make_env(self) -> TextEnv:
         settings: dict[str, Any] = dict(self.env.settings)

@@ -121,7 +121,7 @@ def _asker(cfg: Config) -> Callable[[str], str]:
     from spa.agent.policy import make_task
     from spa.agent.response import match_action, split_actions
 
-    names, separator = make_task(cfg).make_env().actions, cfg.agent.action_sep
+    names, separator = make_task(cfg).started_env().actions, cfg.agent.action_sep
     if names:
         several = f"; up to {cfg.env.max_actions_per_turn}, separated by {separator}"
         print(f"Actions: {', '.join(names)}{several if cfg.env.max_actions_per_turn > 1 else ''}")

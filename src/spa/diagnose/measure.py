@@ -256,7 +256,7 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
 def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldResult]) -> Planned | str:
     """The planner's result on the base's worlds, or why it was not tried."""
     task, kind = make_task(cfg), cfg.agent.planner
-    env = task.make_env()
+    env = task.started_env()
     try:
         check_readable(env)
     except ValueError as error:

@@ -88,11 +88,11 @@ class WorldModel:
         self._world_model_task = dataclasses.replace(task, agent=agent)
         self._plain_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="base"))
         env = self._plain_task.make_env()
-        self.actions = tuple(env.actions)
         self._first_headers = Headers()  # of seed 0
         with suppress(WorldError):  # which need not be a world that is asked about
             env.reset(seed=0)
             self._first_headers = self.headers(env)
+        self.actions = tuple(env.actions)  # named at reset in some worlds
         self._known: dict[Asked[Question], Answer] = {}
         self.journal: Journal | None = None
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,14 +56,14 @@ def _mixture(cfg: Config) -> list[EnvConfig]:
 def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
     """The config of a world, one of ``mixed`` or packaged: of those with its id and tag (several, as with and without slipping),
     the first with the fewest other settings. The run's name does not say: a resumed run may have another."""
-    packaged = {name: read_yaml(conf_folder() / "env" / f"{name}.yaml")["env"] for name in names_of("env")}
-    configs = {**packaged, **{choice: dataclasses.asdict(block) for choice, block in mixed.items()}}
+    configs = {name: dataclasses.asdict(block) for name, block in mixed.items()}
+    configs |= {name: read_yaml(conf_folder() / "env" / f"{name}.yaml")["env"] for name in names_of("env")}
 
     def changed(name: str) -> int:
         settings = configs[name]["settings"]
         return sum(settings.get(key) != env.settings.get(key) for key in {*settings, *env.settings})
 
-    same = [name for name in {**mixed, **packaged} if (configs[name]["id"], configs[name]["tag"]) == (env.id, env.tag)]
+    same = [name for name, config in configs.items() if (config["id"], config["tag"]) == (env.id, env.tag)]
     return min(same, key=changed, default=None)
 
 
@@ -178,15 +176,14 @@ class Curriculum:
             self.history = []
             self.dealt = [0] * len(self.tasks)
 
-    def _worlds(self) -> list[str]:
-        """Digests of what defines the tasks' worlds: a config file of a mixture may be changed before the run is resumed."""
-        unset = dict.fromkeys(_OPERATION)
-        blocks = [dataclasses.asdict(task.env) | unset for task in self.tasks]
-        return [hashlib.sha256(json.dumps(block, sort_keys=True, default=str).encode()).hexdigest() for block in blocks]
+    def _worlds(self) -> list[dict[str, Any]]:
+        """What defines the worlds of a mixture, whose config files may be changed before the run is resumed."""
+        tasks = self.tasks if self.config.mixture else []
+        return [dataclasses.asdict(task.env) | dict.fromkeys(_OPERATION) for task in tasks]
 
     def state(self) -> dict[str, Any]:
         return {
-            "worlds": self._worlds() if self.config.mixture else [],
+            "worlds": self._worlds(),
             "cursors": [source.cursor for source in self.sources],
             "level": self.level,
             "history": list(self.history),

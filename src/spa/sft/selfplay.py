@@ -27,7 +27,6 @@ from spa.data.select import select_rows, split_rows
 from spa.data.transitions import repeat_rare, shuffle_moves, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed
-from spa.envs.checked import WorldError
 from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, play_chunks
 from spa.evaluate.world_model import world_model_metrics
@@ -87,7 +86,7 @@ def check_source(cfg: Config) -> None:
     if needs_random_play(cfg) or play.policy == "random":
         try:
             random_responder(make_task(cfg))
-        except (ValueError, WorldError) as error:
+        except ValueError as error:
             raise ValueError(f"random play ({_asking(play)}): {error}") from error
     if play.filter and play.rows == "written" and not cfg.agent.think:
         raise ValueError(

@@ -54,18 +54,19 @@ def unplayed_worlds(source: WorldSource, played: Sequence[World]) -> list[World]
 
 def cold_start(cfg: Config, task: Task, worlds: Sequence[World]) -> ColdStart:
     """The help that ``selfplay.shots`` and ``selfplay.tries`` give; the examples are first turns in ``worlds`` in which the world
-    accepted every action and changed, if random play has such within ``_PASSES``: a model copies what it is shown."""
+    accepted every action and changed, as far as ``_PASSES`` have them: a model copies what it is shown."""
     play = cfg.selfplay
     # Greedy sampling would repeat the rejected response.
     tries = play.tries if play.filter and cfg.sampling.temperature else 1
-    episodes: list[Episode] = []
     better: list[Episode] = []
+    others: list[Episode] = []
     for episode in islice(random_episodes(task, worlds, cfg.seeds.run), _PASSES * len(worlds) if play.shots else 0):
         first = episode.turns[0]
-        (better if not first.invalid and first.next_state != first.state else episodes).append(episode)
+        (better if not first.invalid and first.next_state != first.state else others).append(episode)
         if len(better) == len(worlds):
             break
-    rows = [rows_of(episode, window=1)[0] for episode in better or episodes]
+    shown = better if len(better) >= play.shots else better + others[: len(worlds)]
+    rows = [rows_of(episode, window=1)[0] for episode in shown]
     examples = tuple((row.prompt[-1]["content"], row.response) for row in rows)
     return ColdStart(play.shots, examples, tries, lambda response: rejection(response) is None)
 
