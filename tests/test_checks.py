@@ -226,7 +226,7 @@ def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
     assert main([command, "frozen_lake", *SMALL, "--out", str(tmp_path / "r"), "--quiet"]) == 2
     error = capsys.readouterr().err
-    assert "trainings take up to" in error and "and 1 MiB are free in" in error and error.count("\n") == 1
+    assert "take up to" in error and "and 1 MiB are free in" in error and error.count("\n") == 1
     assert not (tmp_path / "r").exists()
 
 
@@ -237,7 +237,7 @@ def test_a_finished_training_needs_no_disk(tmp_path, monkeypatch) -> None:
         check_disk(cfg, tmp_path, "run", variants)
     (tmp_path / "sft").mkdir()
     (tmp_path / "sft" / DONE).touch()
-    with pytest.raises(ValueError, match="the checkpoints of 1 trainings"):
+    with pytest.raises(ValueError, match="the checkpoints of 1 training take"):
         check_disk(cfg, tmp_path, "run", variants)
     (tmp_path / "variants" / "spa" / "ppo").mkdir(parents=True)
     (tmp_path / "variants" / "spa" / "ppo" / DONE).touch()

@@ -69,15 +69,22 @@ def test_inspect(data, capsys) -> None:
     assert "{<think>}[<observation>P_</observation>" in out
 
 
+def test_rows_without_a_think_block_begin_with_the_forced_answer(data, capsys) -> None:
+    write_rows(data / "train.parquet", [row("<answer>Up</answer>")])
+    assert main(["data", "inspect", str(data)]) == 0
+    assert "{<answer>}[Up</answer>" in capsys.readouterr().out
+
+
 def test_inspect_in_a_terminal(data, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["data", "inspect", str(data)]) == 0
     assert "<think><observation>P_</observation>" in re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
 
 
-def test_filter_keeps_the_split_of_a_verl_file(data) -> None:
-    write_rows(data / "val.parquet", [row()], "verl", split="val")
-    assert main(["data", "filter", str(data / "val.parquet"), "--out", str(data / "out.parquet")]) == 0
+@pytest.mark.parametrize("name", ["val.parquet", "held-out.parquet"])
+def test_filter_keeps_the_split_of_a_verl_file(data, name: str) -> None:
+    write_rows(data / name, [row()], "verl", split="val")
+    assert main(["data", "filter", str(data / name), "--out", str(data / "out.parquet")]) == 0
     assert pq.read_table(data / "out.parquet").to_pylist()[0]["extra_info"]["split"] == "val"
 
 

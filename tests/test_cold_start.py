@@ -272,6 +272,7 @@ def test_few_good_examples_are_joined_by_others(monkeypatch: pytest.MonkeyPatch)
         ),
         (["env.id=tests.test_cold_start:Free", "selfplay.shots=1"], r"random play \(selfplay\.shots\): "),
         (["agent.think=false"], r"agent\.think=true"),
+        (["selfplay.states=belief", "selfplay.policy=random"], "random play writes none"),
     ],
 )
 def test_a_stage_1_that_could_not_play_is_refused_beforehand(settings: list[str], says: str) -> None:

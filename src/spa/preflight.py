@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spa.agent.response import check_names
+from spa.agent.response import check_names, forced_tag
 from spa.cautions import cautions
 from spa.common.files import sweep
 from spa.common.lock import check_free, locked
@@ -147,9 +147,8 @@ def _check_evaluations(
 def _check_data(source: Config, data: Path, chat: Chat | None, local_only: bool) -> None:
     """Refuses data that stage 2 could not train on; ``chat`` is None where the model is still to be downloaded."""
     from spa.data.encode import check_rows
-    from spa.data.layouts import read_rows
+    from spa.data.layouts import data_files, read_rows
     from spa.models.load import context_length, load_config
-    from spa.sft.stage2 import data_files
     from spa.sft.train import check_validation
 
     train, val = data_files(data)
@@ -368,7 +367,7 @@ def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Ch
         check_vocabulary(tokenizer, config := load_config(path, cfg.model))
         if cfg.engine.kind != "vllm":  # it reads quantized weights itself
             check_quantization(config)
-    return Chat(tokenizer)
+    return Chat(tokenizer, forced=forced_tag(cfg.agent.think))
 
 
 def _check_players(

@@ -20,7 +20,7 @@ from spa.config.schema import SelfPlayConfig
 from spa.data.describe import describe, render_stats
 from spa.data.encode import encode_row, prompt_ids
 from spa.data.ground_truth import Row, rejection
-from spa.data.layouts import LAYOUTS, SCHEMAS, read_rows, write_rows
+from spa.data.layouts import LAYOUTS, SCHEMAS, data_files, read_rows, write_rows
 from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, pieces, plain, rich_text
 from spa.data.select import select_rows
 from spa.models.load import load_tokenizer
@@ -159,7 +159,8 @@ def test_what_is_written_is_read(tmp_path, layout: str, suffix: str, texts) -> N
     assert not skipped
     assert found == layout
     if layout in ("spa", "spa-json", "verl"):
-        assert [(one.task, one.extra) for one in read] == [(one.task, one.extra) for one in rows]
+        split = {"split": "train"} if layout == "verl" else {}
+        assert [(one.task, one.extra) for one in read] == [(one.task, one.extra | split) for one in rows]
 
 
 def test_columns_are_what_other_programs_expect(tmp_path) -> None:
@@ -317,6 +318,24 @@ def test_another_schema_in_parquet_and_a_missing_file(tmp_path) -> None:
         read_rows(tmp_path / "nowhere.parquet")
     with pytest.raises(ValueError, match="Did you mean 'messages'"):
         write_rows(tmp_path / "t.parquet", [row()], "message")
+
+
+def test_data_files(tmp_path) -> None:
+    with pytest.raises(ValueError, match="spa generate"):
+        data_files(tmp_path)
+    (tmp_path / "train.parquet").touch()
+    assert data_files(tmp_path) == (tmp_path / "train.parquet", None)
+    assert data_files(tmp_path / "train.parquet") == (tmp_path / "train.parquet", None)
+    (tmp_path / "val.parquet").touch()
+    assert data_files(tmp_path) == (tmp_path / "train.parquet", tmp_path / "val.parquet")
+    published = tmp_path / "published"
+    published.mkdir()
+    for name in ("wm_train.parquet", "wm_val.parquet"):
+        (published / name).touch()
+    assert data_files(published) == (published / "wm_train.parquet", published / "wm_val.parquet")
+    run = tmp_path / "run"
+    write_rows(run / "selfplay-plan" / "train.parquet", [row()])
+    assert data_files(run) == (run / "selfplay-plan" / "train.parquet", None), "the only stage 1 of a run"
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

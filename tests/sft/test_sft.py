@@ -22,7 +22,7 @@ from spa.engines.transformers import TransformersEngine
 from spa.models.load import context_length, load_model, load_tokenizer, save_model
 from spa.pretrain.network import TinySize, build_model
 from spa.runs.folder import changed_settings
-from spa.sft.stage2 import data_files, load_examples
+from spa.sft.stage2 import load_examples
 from spa.sft.train import SFTDiverged, SFTTrainer, loss_sums, mean_loss
 from tests.models.networks import random_model
 
@@ -259,21 +259,6 @@ def test_divergence_names_the_last_good_checkpoint(tmp_path) -> None:
     trainer.on_step = poison
     with pytest.raises(SFTDiverged, match=r"step 3.*global_step_2"):
         trainer.train()
-
-
-def test_data_files(tmp_path) -> None:
-    with pytest.raises(ValueError, match="spa generate"):
-        data_files(tmp_path)
-    (tmp_path / "train.parquet").touch()
-    assert data_files(tmp_path) == (tmp_path / "train.parquet", None)
-    assert data_files(tmp_path / "train.parquet") == (tmp_path / "train.parquet", None)
-    (tmp_path / "val.parquet").touch()
-    assert data_files(tmp_path) == (tmp_path / "train.parquet", tmp_path / "val.parquet")
-    published = tmp_path / "published"
-    published.mkdir()
-    for name in ("wm_train.parquet", "wm_val.parquet"):
-        (published / name).touch()
-    assert data_files(published) == (published / "wm_train.parquet", published / "wm_val.parquet")
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def _current_option(word: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 (a check failed), 2 (bad input, one line on stderr), 130 (Ctrl-C),
-    143 (SIGTERM).
+    141 (nobody reads the output), 143 (SIGTERM).
 
     ``SPA_DEBUG=1`` shows the traceback of an error.
     """
@@ -164,9 +164,9 @@ def _setting_hint(option: str) -> str:
 
 
 def _unread() -> int:
-    """Ends a command whose output nobody reads any more: ``spa config | head``."""
+    """Ends a command whose output nobody reads any more (``spa verify RUN | head``): it was not finished, so not 0."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+    return 128 + 13  # SIGPIPE, as of other programs
 
 
 def _fail(message: str, code: int) -> int:

@@ -47,7 +47,7 @@ def inspect(
     chosen = all_rows[row : row + rows]
     if not chosen:
         raise ValueError(f"{path} has {len(all_rows)} rows; there is no row {row}")
-    chat = _chat(model)
+    chat = _chat(model, all_rows)
     shown = []
     for number, one in enumerate(chosen, row):
         try:
@@ -83,7 +83,7 @@ def stats(
 
     choose("sft.loss", loss, choices(Config, "sft.loss"))
     rows, _, _ = _read(file)
-    result = describe(rows, _chat(model), loss=loss, max_length=max_length)
+    result = describe(rows, _chat(model, rows), loss=loss, max_length=max_length)
     print(json.dumps(result, indent=1, ensure_ascii=False) if as_json else render_stats(result))
 
 
@@ -114,7 +114,7 @@ def filter_rows(
     # By length only then: whether a row answers the plain prompt shows in the rows beside it.
     passed, reasons = select_rows(rows, replace(play, balance="none"), seed)
     if min_tokens or max_tokens:
-        passed, by_length = _by_length(passed, _chat(model), min_tokens, max_tokens)
+        passed, by_length = _by_length(passed, _chat(model, rows), min_tokens, max_tokens)
         reasons += by_length
     passed, uneven = select_rows(passed, replace(play, filter=False), seed)
     for reason, count in (reasons + uneven).most_common():
@@ -203,9 +203,9 @@ def export_verl(
 def _read(file: Path) -> tuple[list[Row], Path, str]:
     """The rows of a file, or of a stage's training file, its path and layout; says what was skipped."""
     from spa.common.progress import note
-    from spa.data.layouts import read_rows
+    from spa.data.layouts import data_files, read_rows
 
-    path = _training_file(file) if file.is_dir() else file
+    path = data_files(file)[0] if file.is_dir() else file
     rows, skipped, layout = read_rows(path)
     for reason, count in skipped.items():
         note(f"{count} rows of {path.name} skipped: {reason}")
@@ -214,20 +214,14 @@ def _read(file: Path) -> tuple[list[Row], Path, str]:
     return rows, path, layout
 
 
-def _training_file(folder: Path) -> Path:
-    """The rows of a folder of stage 1, or of the run's or only stage 1 of a run."""
-    places = [folder, folder / "selfplay", *sorted(folder.glob("selfplay-*"))]
-    found = [place / "train.parquet" for place in places if (place / "train.parquet").is_file()]
-    if len(found) > 1 and found[0].parent.parent == folder and found[0].parent.name != "selfplay":
-        raise ValueError(f"{folder} has several stages 1; give one: {', '.join(str(path.parent) for path in found)}")
-    return found[0] if found else folder / "train.parquet"
-
-
-def _chat(model: str) -> Chat:
+def _chat(model: str, rows: list[Row]) -> Chat:
+    """The chat of a model; responses begin with ``<answer>`` if those of the rows do (``agent.think=false``)."""
     from spa.agent.chat import Chat
+    from spa.agent.response import forced_tag
     from spa.models.load import load_tokenizer
 
-    return Chat(load_tokenizer(model))
+    brief = all(row.response.startswith(forced_tag(False)) for row in rows)
+    return Chat(load_tokenizer(model), forced=forced_tag(not brief))
 
 
 def _by_length(rows: list[Row], chat: Chat, low: int, high: int) -> tuple[list[Row], Counter[str]]:

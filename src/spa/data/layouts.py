@@ -109,7 +109,7 @@ def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
     answer = [{"role": "assistant", "content": row.response}]
     extra = {name: row.extra.get(name) for name, _ in _EXTRA}
     if layout == "verl":
-        extra = {"index": index, "split": split, **extra}
+        extra = {"index": index, "split": row.extra.get("split") or split, **extra}
     record: dict[str, Any] = {
         "data_source": row.task,
         "prompt": json.dumps(row.prompt, ensure_ascii=False) if layout == "spa-json" else row.prompt,
@@ -121,6 +121,31 @@ def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
         "completion": answer,
     }
     return {name: record[name] for name in SCHEMAS[layout].names}
+
+
+def data_files(data: Path) -> tuple[Path, Path | None]:
+    """The training file and the validation file (if any) of ``data``: a single file, a folder of stage 1 or of the original code, or
+    a run folder (its shared stage 1, or its only one).
+
+    Raises:
+        ValueError: none is there, or several.
+    """
+    if data.is_file():
+        return data, None
+    own = sorted(data.glob("selfplay-*"))
+    for places in ([data], [data / "selfplay"], own):
+        found = [
+            (place / f"{prefix}train.parquet", place / f"{prefix}val.parquet")
+            for place in places
+            for prefix in ("", "wm_")
+            if (place / f"{prefix}train.parquet").is_file()
+        ]
+        if places is own and len(found) > 1:
+            raise ValueError(f"{data} has several stages 1; give one: {', '.join(str(train.parent) for train, _ in found)}")
+        if found:
+            train, val = found[0]
+            return train, val if val.is_file() else None
+    raise ValueError(f"no training data: {data} holds no train.parquet; run `spa generate` first or set sft.data")
 
 
 def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], str]:
@@ -203,7 +228,7 @@ def known_extra(extra: Any) -> dict[str, Any]:
     if not isinstance(extra, dict):
         return {}
     fields = {}
-    for name, kind in _EXTRA:
+    for name, kind in [*_EXTRA, ("split", pa.string())]:
         value = extra.get(name)
         if pa.types.is_boolean(kind) and value in (0, 1):  # floats if pandas wrote the file
             value = bool(value)

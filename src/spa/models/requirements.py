@@ -52,7 +52,7 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     ).free
     if needed > free:
         raise ValueError(
-            f"the checkpoints of {len(trainings)} trainings take up to {size(needed)}, and {size(free)} are free in {out}: "
+            f"the checkpoints of {len(trainings)} training{'s' if len(trainings) > 1 else ''} take up to {size(needed)}, and {size(free)} are free in {out}: "
             "use another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
             "ppo.lora_rank"
         )

@@ -28,7 +28,7 @@ from spa.common.progress import note, progress
 from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
 from spa.data.ground_truth import Row, deduplicate, is_move
-from spa.data.layouts import read_rows, write_rows
+from spa.data.layouts import data_files, read_rows, write_rows
 from spa.data.transitions import (
     LAYOUTS,
     each_move_once,
@@ -45,7 +45,7 @@ from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, e
 from spa.planning.world_model import Headers, WorldModel
 from spa.runs.record import read_done
 from spa.runs.stage import Stage, model_of
-from spa.sft.stage2 import data_files, run_sft
+from spa.sft.stage2 import run_sft
 
 CHUNK = 256  # worlds imagined at once
 

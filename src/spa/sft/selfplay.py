@@ -88,6 +88,11 @@ def check_source(cfg: Config) -> None:
             random_responder(make_task(cfg))
         except ValueError as error:
             raise ValueError(f"random play ({_asking(play)}): {error}") from error
+    if play.states == "belief" and play.policy == "random":
+        raise ValueError(
+            "selfplay.states=belief keeps the states that a model wrote, and random play writes none: set "
+            "selfplay.policy=model or selfplay.states=truth"
+        )
     if play.filter and play.rows == "written" and not cfg.agent.think:
         raise ValueError(
             "stage 1 keeps responses that write states, and with agent.think=false there is no place for them: set "

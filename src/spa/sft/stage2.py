@@ -14,26 +14,12 @@ from spa.common.progress import note, progress
 from spa.config.schema import Config
 from spa.config.seeds import PROBE, stream_seed
 from spa.data.encode import Example, encode_rows
-from spa.data.layouts import read_rows
+from spa.data.layouts import data_files, read_rows
 from spa.models.load import context_length, load_config, load_tokenizer
 from spa.models.lora import add_lora
 from spa.sft.memory import check_memory
 from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
-
-
-def data_files(data: Path) -> tuple[Path, Path | None]:
-    """The training file and the validation file (if any) of a folder of stage 1 or of the original code, or a single file.
-
-    Raises:
-        ValueError: neither is there.
-    """
-    if data.is_file():
-        return data, None
-    for train, val in ((data / f"{prefix}train.parquet", data / f"{prefix}val.parquet") for prefix in ("", "wm_")):
-        if train.is_file():
-            return train, val if val.is_file() else None
-    raise ValueError(f"no training data: {data} holds no train.parquet; run `spa generate` first or set sft.data")
 
 
 def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], list[Example]]:
