@@ -407,6 +407,13 @@ def test_commands_without_a_model_import_no_torch(argv: list[str], tmp_path: Pat
     assert result.returncode == 0, result.stderr
 
 
+def test_an_output_that_lacks_a_sign_shows_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sokoban writes a box on its target as a sign that a Windows code page does not have."""
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    result = _python("-m", "spa", "config", "sokoban", "agent.action_sep='√'", cwd=tmp_path)
+    assert r"action_sep: \u221a" in result.stdout, result.stderr
+
+
 def _python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Another Python with the package that is being tested."""
     import spa

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import shlex
 import sys
@@ -114,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     if argv is None:  # as a program: worlds in files of the working directory are found, last of all
         sys.path.append(os.getcwd())
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Sokoban's root sign ends no command
+            sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = [_current_option(word) for word in _words_given]
