@@ -150,10 +150,10 @@ def test_a_world_without_listed_actions_is_not_planned_in(
     ]
     assert main(["diagnose", *settings]) == 0
     found = json.loads((tmp_path / "a.json").read_text())
-    assert "lists no actions" in found["planned"] and "planner.proposals" in found["planned"]
+    assert "without listed actions" in found["planned"] and "planner.proposals" in found["planned"]
     assert found["learned"]["turns"] > 0
     assert found["times"] == [] and found["total"] == 0
-    assert "not measured: the world lists no actions" in capsys.readouterr().out
+    assert "not measured: in a world without listed actions" in capsys.readouterr().out
     assert (out / "selfplay" / "train.parquet").is_file()
     assert list((out / "sft").rglob("model.safetensors"))
 

@@ -406,10 +406,6 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
         return
     if cfg.agent.planner == "beam" and not cfg.planner.width:
         raise ValueError("agent.planner=beam needs planner.width above 0: set planner.width=16")
-    if not env.actions and not cfg.planner.proposals:
-        raise ValueError(
-            "in a world without listed actions a planner searches what the policy proposes: set planner.proposals=8"
-        )
     if (cfg.planner.values or cfg.agent.planner == "best_of_n") and not cfg.practice.values:
         raise ValueError(
             "this planner needs move values, which practice trains: set practice.values=0.25 in a variant that practises"
@@ -418,11 +414,17 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
         from spa.planning.simulator import check_settable
 
         check_settable(env)
-    check_readable(env)
+    check_imaginable(cfg, env)
 
 
-def check_readable(env: TextEnv) -> None:
-    """Raises ValueError if the states of a world could not be read from a world model's answers."""
+def check_imaginable(cfg: Config, env: TextEnv) -> None:
+    """Raises ValueError if nothing could be imagined of a world: no action to ask about, or states that could not be read from a
+    world model's answers."""
+    if not env.actions and not cfg.planner.proposals:
+        raise ValueError(
+            "in a world without listed actions a planner, practice and imagined worlds search what the policy proposes: set "
+            "planner.proposals=8"
+        )
     with suppress(WorldError):  # which ends an episode of its own
         if CLOSE in env.reset(seed=0)[0]:
             raise ValueError(
@@ -448,8 +450,8 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             env = make_task(variant_cfg, state_format=variant.state_format).started_env()
             check_names(env.actions, variant_cfg.agent.action_sep)
             check_planner(variant_cfg, env)
-            if variant.practice or variant_cfg.curriculum.imagined:
-                check_readable(env)
+            if variant.practice or imagines(cfg, variant):
+                check_imaginable(variant_cfg, env)
             if variant.rl:
                 training_tasks(variant_cfg, state_format=variant.state_format)
             source = source_config(cfg, variant)

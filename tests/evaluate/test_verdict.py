@@ -122,7 +122,7 @@ def test_a_difference_of_one_common_seed_carries_no_claim() -> None:
     table["vanilla"] = VariantScore({2: 0.2})
     lines = verdict(table)
     assert lines[0] == (
-        "spa 50.0 is above its base 10.0 and is above plain RL 20.0 (one seed in common); 3 seeds: no claim."
+        "spa 50.0 is above its base 10.0 and is above plain RL 20.0 (one seed in common); 1 of 3 seeds: no claim."
     )
     assert lines[2] == "spa 50.0 is above vanilla 20.0: +30.0 [+27.0, +33.0] on what both have, 1 of 3 seeds."
 

@@ -160,6 +160,12 @@ def test_lora_parameters_are_counted_exactly() -> None:
     assert estimate(lora_rank=2).gradients == 4 * trained
 
 
+def test_memory_that_torch_keeps_for_later_tensors_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("mem_get_info", (10, 80)), ("memory_reserved", 50), ("memory_allocated", 20)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_memory(torch.device("cuda")) == 40
+
+
 def test_free_memory_of_this_machine() -> None:
     free = free_memory(torch.device("cpu"))
     assert free is None or 10**6 < free < 10**15
@@ -188,4 +194,4 @@ for length in range(200, 360):
 def test_bfloat16_products_of_many_lengths_keep_no_more_than_of_few() -> None:
     command = [sys.executable, "-c", _LENGTHS_OF_ALL_KINDS]
     few, many = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert many - few < 30, "MiB; 370 with oneDNN's own bounds"
+    assert many - few < 100, "MiB, 54 on some processors; 370 with oneDNN's own bounds"

@@ -52,21 +52,23 @@ def believed(table: Table, state: str, action: str, samples: int, least: float) 
 
 
 def layers(table: Table, depth: int, gamma: float, samples: int, least: float) -> set[str]:
-    """States in which actions are asked about: by breadth, no further than the layer in which a way ends with a gain."""
+    """States in which actions are asked about: by breadth, no further than the layer in which a move ends with a gain that no open
+    way has already."""
     asked: set[str] = set()
     layer = {"0": 0.0}  # with the best return of the ways there
     for level in range(depth):
         asked |= set(layer)
         following: dict[str, float] = {}
-        won = False
+        won = 0.0
         for state, gained in layer.items():
             for action in table[state]:
                 for one in believed(table, state, action, samples, least):
                     after = gained + gamma**level * one.reward
-                    won |= one.ended and after > 0 and samples == 1
+                    if one.ended and one.reward > 0 and samples == 1:
+                        won = max(won, after)
                     if not one.ended and one.state not in asked:
                         following[one.state] = max(after, following.get(one.state, after))
-        if won or not following:
+        if not following or won > max(0.0, *following.values()):
             break
         layer = following
     return asked

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from spa.agent.chat import Chat
-from spa.agent.response import tagged
+from spa.agent.response import closing, tagged
 from spa.agent.task import Task
 from spa.config.schema import Config, ModelConfig
 
@@ -17,8 +17,9 @@ ROOM = 1.5  # of the longest true answer: the rest is for thoughts
 _known: dict[tuple[str, str | None, bool, str], int] = {}
 
 
-def true_answers(task: Task) -> Iterator[str]:
-    """Answers without thoughts, each with the true states before and after as many random actions as a turn may have."""
+def true_answers(task: Task, *, moves: bool = False) -> Iterator[str]:
+    """Answers without thoughts, each with the true states before and after as many random actions as a turn may have; with
+    ``moves`` only the state after them, as a planner's model writes it."""
     env = task.make_env()
     for seed in range(WORLDS):
         rng = np.random.default_rng(seed)
@@ -31,21 +32,24 @@ def true_answers(task: Task) -> Iterator[str]:
             actions.append(action)
             after, _, terminated, truncated, _ = env.step(action)
             ended = terminated or truncated
+        if moves:
+            yield after + closing("prediction")
+            continue
         thoughts = tagged("observation", state, "\n") + tagged("prediction", after, "\n")
         yield tagged("think", thoughts) + tagged("answer", f" {task.agent.action_sep} ".join(actions))
     env.close()
 
 
-def longest_answer(task: Task, model: str, settings: ModelConfig | None = None) -> int | None:
-    """Tokens of the longest of some true answers to the world-model prompt; None without a tokenizer or if the world fails."""
+def longest_answer(task: Task, model: str, settings: ModelConfig | None = None, *, moves: bool = False) -> int | None:
+    """Tokens of the longest of some ``true_answers``; None without a tokenizer or if the world fails."""
     settings = settings or ModelConfig()
     # The revision is that of model.path alone.
     source = (model, settings.revision if settings.path == model else None, settings.trust_remote_code)
-    key = *source, repr((task.env, task.agent.action_sep))
+    key = *source, repr((task.env, task.agent.action_sep, moves))
     if key not in _known:
         try:
             chat = _chat(*source)
-            _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task))
+            _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task, moves=moves))
         except Exception:  # of the tokenizer or of a world: reported where they are used
             return None
     return _known[key]
@@ -75,15 +79,22 @@ def length_notes(task: Task, config: Config) -> list[str]:
 
     Random play has no limit; the model that stage 2 teaches to write true states has one.
     """
-    play = config.selfplay
+    play, limit = config.selfplay, config.sampling.max_tokens
     random = play.policy == "random"
+    if play.rows == "transitions":
+        state = longest_answer(task, config.model.path, config.model, moves=True) or 0
+        if state > limit:
+            return [
+                f"note: a state in {task.tag} takes up to {state} tokens, and sampling.max_tokens={limit} cuts off what a planner, "
+                "practice and imagined worlds ask of the model"
+            ]
     if task.agent.prompt != "world_model" or (config.engine.kind == "openai" and not random):
         return []
     if random and (not task.agent.think or play.states == "belief" or config.sft.loss == "masked"):
         return []  # no states are taught
     writer = config.model.path if random else play.model or config.model.path
     longest = longest_answer(task, writer, config.model) or 0
-    limit, hint = config.sampling.max_tokens, task.env.response_hint
+    hint = task.env.response_hint
     what = f"note: a true answer in {task.tag} takes up to {longest} tokens"
     notes = []
     if longest > limit:

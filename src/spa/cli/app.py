@@ -437,7 +437,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             launch.check(cfg, variants)
             launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
         else:
-            with ranks.joined(cfg.scale):
+            with ranks.joined(cfg.scale, cfg.model.device):
                 folder = ranks.gather(folder)[0]  # its name has the time
                 work(pipeline, cfg, variant, folder)
 

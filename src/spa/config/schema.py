@@ -221,10 +221,10 @@ class PlannerConfig:
     exploration: NonNegative = setting(1.25, "mcts: weight of the prior (PUCT).")
     samples: Positive = setting(1, "Predictions per move: 1 = the likeliest, more are sampled (stochastic worlds).")
     proposals: Count = setting(0, "Actions sampled from the policy: mcts' prior, or all actions if none are listed.")
-    gamma: Share = setting(0.95, "Discount per action.")
+    gamma: Share = setting(0.95, "Discount per action; with 1 a detour is as good as the shortest way.")
     min_probability: Share = setting(0.2, "Expand only predictions at least this likely (of several samples, all).")
     optimism: NonNegative = setting(0.1, "Value of a state at which the search stops, in units of reward.")
-    max_questions: Count = setting(0, "Queries of the model per decision; 0 = no limit.")
+    max_questions: Count = setting(0, "Moves asked about per decision, not samples and proposals; 0 = no limit.")
     values: Flag = setting(False, "Also query the [values](planning.md#move-values) of moves.")
     model: str | None = setting(
         None,

@@ -124,8 +124,9 @@ def _record(row: Row, layout: str, index: int, split: str) -> dict[str, Any]:
 
 
 def data_files(data: Path) -> tuple[Path, Path | None]:
-    """The training file and the validation file (if any) of ``data``: a single file, a folder of stage 1 or of the original code, or
-    a run folder (its shared stage 1, or its only one).
+    """The training file and the validation file (if any) of ``data``.
+
+    ``data`` is a single file, a folder of stage 1 or of the original code, or a run folder (its shared stage 1, or its only one).
 
     Raises:
         ValueError: none is there, or several.
@@ -141,7 +142,9 @@ def data_files(data: Path) -> tuple[Path, Path | None]:
             if (place / f"{prefix}train.parquet").is_file()
         ]
         if places is own and len(found) > 1:
-            raise ValueError(f"{data} has several stages 1; give one: {', '.join(str(train.parent) for train, _ in found)}")
+            raise ValueError(
+                f"{data} has several stages 1; give one: {', '.join(str(train.parent) for train, _ in found)}"
+            )
         if found:
             train, val = found[0]
             return train, val if val.is_file() else None

@@ -47,7 +47,7 @@ from spa.evaluate.probe import measure_episodes
 from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
 from spa.models.load import check_model
 from spa.planning.play import play_with_planner
-from spa.preflight import check_readable, check_settings
+from spa.preflight import check_imaginable, check_settings
 from spa.rl.trainer import PPOTrainer
 from spa.rl.update import update
 from spa.sft.selfplay import check_source, selfplay, selfplay_task, training_rows
@@ -258,12 +258,10 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
     task, kind = make_task(cfg), cfg.agent.planner
     env = task.started_env()
     try:
-        check_readable(env)
+        check_imaginable(cfg, env)
     except ValueError as error:
         return str(error)
     actions = len(env.actions)
-    if not actions and not cfg.planner.proposals:
-        return "the world lists no actions; planner.proposals=8 or so searches what the policy proposes"
     if actions > MOST_ACTIONS and kind == "lookahead":
         return f"{actions} listed actions are too many for a lookahead; agent.planner=mcts can search them"
     most = min(cfg.planner.max_questions or MOST_QUESTIONS, MOST_QUESTIONS)

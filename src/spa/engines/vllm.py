@@ -6,7 +6,7 @@ import gc
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from spa.common.errors import first_line
@@ -15,6 +15,7 @@ from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.base import Completion, Engine, Later, OnCompletion, arrived, check_engine, check_finite
 from spa.engines.cooling import cooling
 from spa.engines.draws import stream
+from spa.models.memory import give_back
 
 
 class VLLMEngine(Engine):
@@ -56,6 +57,7 @@ class VLLMEngine(Engine):
         if not torch.cuda.is_available():
             # A prompt that is read in parts rewinds its request's generator, which torch's for the CPU cannot do.
             settings["enable_chunked_prefill"] = False
+        give_back()
         try:
             with _environment(in_process=trained or world):
                 self._llm: Any = vllm.LLM(
@@ -72,7 +74,7 @@ class VLLMEngine(Engine):
                     seed=0,  # unused: each request has its own seed
                     **settings,
                 )
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ValueError, RuntimeError, OSError, AssertionError) as error:
             raise ValueError(f"vLLM cannot load {path}: {first_line(error)}") from error
         if trained:
             self.sleep()  # until the first push
@@ -154,6 +156,7 @@ class VLLMEngine(Engine):
         All of vLLM's interface for weights is here; ``agreement.check`` tells whether it did what it says.
         """
         if self._sleeps and not self._current:
+            give_back()  # vLLM wakes up in memory of the driver's
             self._llm.wake_up(tags=["weights"])
         self._load(model)
         if self._sleeps and not self._current:
@@ -172,12 +175,17 @@ class VLLMEngine(Engine):
         self._current = False
 
     def close(self) -> None:
+        if self._sleeps and not self._current:
+            give_back()
+            with suppress(RuntimeError):  # awake, since on CUDA it cannot free what it has unmapped (dev/traps.md)
+                self._llm.wake_up()
         shutdown = getattr(getattr(getattr(self._llm, "llm_engine", None), "engine_core", None), "shutdown", None)
         if shutdown:
             with _process_group_kept() if self._joins else nullcontext():
                 shutdown()
         self._llm = None
         gc.collect()
+        give_back()
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def state_perplexity(
     if not states:
         raise ValueError("no states to score")
     rows, characters = [], 0
-    header = task.header(task.make_env()) if context == "prompt" else ""
+    header = task.header(task.started_env()) if context == "prompt" else ""
     for state in states:
         ids, positions, length = _bare(chat, state) if context == "bare" else _prompted(chat, task, header, state)
         if positions:
@@ -143,6 +143,7 @@ def _bare(chat: Chat, state: str) -> tuple[list[int], list[int], int]:
 def _prompted(chat: Chat, task: Task, header: str, state: str) -> tuple[list[int], list[int], int]:
     """Like ``_bare`` for a state in the first user message, located by text offsets: tokens that cross its borders count."""
     user = header + task.turn_text(1, state, task.env.max_actions)
+    place = len(header) + task.turn_text(1, "\0", task.env.max_actions).index("\0")
     text = chat.opening_text(task.system, user)
     # Some templates strip their input.
     at = text.rfind(user.strip())
@@ -150,7 +151,7 @@ def _prompted(chat: Chat, task: Task, header: str, state: str) -> tuple[list[int
         raise ValueError(
             "the chat template changes the user's text, so the state cannot be found in it; use context=bare"
         )
-    start = at + user.index(state, len(header)) - (len(user) - len(user.lstrip()))
+    start = at + place - (len(user) - len(user.lstrip()))
     end = start + len(state)
     encoded = chat.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     positions = [i for i, (low, high) in enumerate(encoded["offset_mapping"]) if low < end and start < high]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from spa.common.progress import duration
@@ -50,8 +50,11 @@ class VariantScore:
 
     def mean_with(self, other: VariantScore) -> float:
         """The mean over the shared seeds; over all where none is shared."""
-        shared = self.by_seed.keys() & other.by_seed.keys() or self.by_seed.keys()
-        return sum(self.by_seed[seed] for seed in shared) / len(shared)
+        return self.mean_of(self.by_seed.keys() & other.by_seed.keys() or self.by_seed.keys())
+
+    def mean_of(self, seeds: Collection[int]) -> float:
+        """The mean over some seeds."""
+        return sum(self.by_seed[seed] for seed in seeds) / len(seeds)
 
 
 def main_variant(variants: Iterable[str]) -> str | None:
@@ -102,6 +105,10 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
     """``"spa 50.4 is not above its base 51.6 and ...; plain RL fell below the base; one seed, 6 PPO steps: no claim."``"""
     score, relations = variants[name], []
     seeds = len(score.by_seed)
+    rivals = [variants[other] for other in (BASE, PLAIN_RL) if other in score.differences and other in variants]
+    shared = set(score.by_seed)
+    for rival in rivals:
+        shared &= rival.by_seed.keys()
     better = seeds > 1
     for other, what in ((BASE, "its base"), (PLAIN_RL, "plain RL")):
         difference = score.differences.get(other)
@@ -111,14 +118,16 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
             continue
         common = score.seeds_with(variants[other])
         alone = " (one seed in common)" if common < 2 <= seeds else ""
-        relations.append(f"{_relation(difference)} {what} {_percent(variants[other].mean_with(score))}{alone}")
+        theirs = variants[other].mean_of(shared) if shared else variants[other].mean_with(score)
+        relations.append(f"{_relation(difference)} {what} {_percent(theirs)}{alone}")
         better = better and common > 1 and difference.low > 0
-    parts = [f"{name} {_percent(score.mean)} {' and '.join(relations)}"]
+    parts = [f"{name} {_percent(score.mean_of(shared) if shared else score.mean)} {' and '.join(relations)}"]
     fall = variants[PLAIN_RL].differences.get(BASE) if PLAIN_RL in variants and BASE in variants else None
     if fall is not None and fall.high < 0:
         parts.append("plain RL fell below the base")
     steps = f", {score.steps} PPO steps" if score.steps else ""
-    parts.append(f"{'one seed' if seeds == 1 else f'{seeds} seeds'}{steps}")
+    compared = f"{len(shared)} of {seeds} seeds" if 0 < len(shared) < seeds else f"{seeds} seeds"
+    parts.append(f"{'one seed' if seeds == 1 else compared}{steps}")
     failed = [other for other in (name, BASE, PLAIN_RL) if other in variants and variants[other].failed]
     claim = "better than both" if better else "no claim"
     if failed:

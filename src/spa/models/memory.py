@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -246,11 +247,19 @@ def _trusted(config: Any) -> bool:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that a process can still allocate on a device, or None if unknown."""
+    """Bytes that a process can still allocate on a device, or None if unknown. On CUDA what torch keeps for itself is free, too."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     values = [value for value in (_meminfo("MemAvailable"), _cgroup_free()) if value is not None]
     return min(values) if values else None
+
+
+def give_back() -> None:
+    """Gives the GPU memory that torch keeps for later tensors back to the driver, for a library that allocates there itself."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _meminfo(name: str) -> int | None:

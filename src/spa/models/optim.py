@@ -26,7 +26,8 @@ def adamw(
         settings.append({"params": matrices, "lr": lr, "peak_lr": lr, "weight_decay": weight_decay})
         settings.append({"params": vectors, "lr": lr, "peak_lr": lr, "weight_decay": 0.0})
     beta1, beta2 = betas
-    return torch.optim.AdamW([s for s in settings if s["params"]], betas=(beta1, beta2), eps=eps)
+    # foreach, the default on CUDA, makes a copy of all of a group's weights for a moment.
+    return torch.optim.AdamW([s for s in settings if s["params"]], betas=(beta1, beta2), eps=eps, foreach=False)
 
 
 def lr_factor(step: int, *, warmup: int, total: int, schedule: str = "constant", decay: int = 0) -> float:

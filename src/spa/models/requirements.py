@@ -51,8 +51,9 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
         next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
     ).free
     if needed > free:
+        what = "1 training" if len(trainings) == 1 else f"{len(trainings)} trainings"
         raise ValueError(
-            f"the checkpoints of {len(trainings)} training{'s' if len(trainings) > 1 else ''} take up to {size(needed)}, and {size(free)} are free in {out}: "
+            f"the checkpoints of {what} take up to {size(needed)}, and {size(free)} are free in {out}: "
             "use another disk with --out, fewer variants, sft.keep_checkpoints=1 ppo.keep_checkpoints=1, or sft.lora_rank and "
             "ppo.lora_rank"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from spa.config.schema import Config, PlannerConfig
 from spa.config.seeds import first_seed
 from spa.envs import TextEnv, make_env
 from spa.envs.spaces import AnyText
+from spa.envs.tables import version
 from spa.models.folders import identity
 from spa.planning.journal import journaled
 from spa.planning.play import search_all
@@ -91,8 +92,15 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     return {**record, "actions": 0, "worlds": {"train": world_keys(worlds)}}
 
 
-@lru_cache(maxsize=4)
 def _read(path: str) -> list[dict[str, Any]]:
+    try:
+        return _parsed(*version(Path(path)))
+    except OSError as error:
+        raise ValueError(f"cannot read imagined worlds from {path}: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _parsed(path: str, changed: int, size: int) -> list[dict[str, Any]]:
     try:
         loaded = parse(list[dict[str, Any]], Path(path).read_bytes())
         if not loaded or not all(isinstance(one["start"], str) and isinstance(one["moves"], dict) for one in loaded):
@@ -119,6 +127,8 @@ class ImaginedWorld(TextEnv):
     ) -> None:
         self._worlds = _read(path)
         real = make_env(world, **(settings or {}))
+        with suppress(Exception):  # some worlds name their actions at reset; what fails is told of where it is played
+            real.reset(seed=0)
         self.rules, self.actions, self.symbols = real.rules, tuple(real.actions), dict(real.symbols)
         self._real = real
         self.state_format = state_format

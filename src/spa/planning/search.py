@@ -11,10 +11,10 @@ number that the world's prompts state; the limit of turns may leave fewer to pla
 * ``best_of_n`` imagines no states: it takes the plain policy's proposal that the model values most.
 
 The value of a plan is its imagined discounted reward. A leaf state is worth ``planner.optimism``, so that the unexplored is
-better than a lost world, and near better than far; with ``planner.values`` the model estimates it. Without a gain or a leaf in
-reach all actions are equal. A gain is weighted by the model's probability of the answer that predicts it; answers below
-``planner.min_probability`` are discarded. With several sampled answers (``planner.samples``), their frequencies take the place of
-the probability.
+better than a loss at once (after enough costly steps a loss is better), and near better than far; with ``planner.values`` the
+model estimates it. Without a gain or a leaf in reach all actions are equal. A gain is weighted by the model's probability of the
+answer that predicts it; answers below ``planner.min_probability`` are discarded. With several sampled answers
+(``planner.samples``), their frequencies take the place of the probability.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ def lookahead(
 def expand(
     graph: ImaginedGraph, actions: Sequence[str], depth: int, actions_left: int, *, stop_at_goal: bool
 ) -> Generator[list[Question], list[Answer], None]:
-    """Queries the actions in all states of the graph up to ``depth``; with ``stop_at_goal``, stops after the layer in which a
-    path is first imagined to end the episode with a gain."""
+    """Queries the actions in all states of the graph up to ``depth``; with ``stop_at_goal``, stops after the layer in which an
+    action is first imagined to end the episode with a gain, unless a path that goes on has already gained more."""
     config = graph.config
     frontier = [graph.states[0]]
     returns = {graph.states[0]: 0.0}
@@ -239,15 +239,16 @@ def expand(
         left -= len(moves) * _each(config)
         answers = yield from _what_if(moves, config)
         best_return: dict[str, float] = {}
-        goal = False
+        won = 0.0
         for move, (imagined, worth) in zip(moves, answers, strict=True):
             new = graph.add(move.state, move.action, imagined, worth)
             for answer in graph.edges[graph.index[move.state]][move.action]:
                 gained = returns[move.state] + config.gamma**layer * answer.reward
-                goal |= answer.ended and gained > 0 and config.samples == 1
+                if answer.ended and answer.reward > 0 and config.samples == 1:
+                    won = max(won, gained)
                 if answer.state in new or (answer.state in best_return and not answer.ended):
                     best_return[answer.state] = max(gained, best_return.get(answer.state, -math.inf))
-        if not best_return or (goal and stop_at_goal):
+        if not best_return or (stop_at_goal and won > max(0.0, *best_return.values())):
             return
         frontier = list(best_return)
         if config.width:

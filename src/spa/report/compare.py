@@ -26,6 +26,7 @@ from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
 from spa.runs.folder import RunFolder, changed_settings, failure, flat_definition, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
+from spa.runs.trainings import NO_TRAINING, trainings
 
 _NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
 _NOTE = (
@@ -360,7 +361,15 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
                         apart[other] = _interval(_differences(mine, theirs, both, 1), -1)
             by_seed = {seed: float(_table(mine, [seed], sorted(common), 1).mean()) for seed in mine}
             failed = any(failure(path, name) for seed, path in group.folders.items() if seed not in mine)
-            scores[name] = VariantScore(by_seed, apart, failed=failed)
+            took = [trainings(group.folders[seed]).get(name, NO_TRAINING) for seed in mine]
+            scores[name] = VariantScore(
+                by_seed,
+                apart,
+                steps=max(each.steps for each in took),
+                seconds=float(np.mean([each.seconds for each in took])),
+                tokens=float(np.mean([result.tokens for result in mine.values()])),
+                failed=failed,
+            )
         if sentences := verdict(scores):
             out[group.label] = sentences
     return out

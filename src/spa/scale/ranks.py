@@ -50,8 +50,8 @@ def under_torchrun() -> bool:
 
 
 @contextmanager
-def joined(config: ScaleConfig) -> Iterator[None]:
-    """Joins the ranks that torchrun started; elsewhere does nothing."""
+def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
+    """Joins the ranks that torchrun started; elsewhere does nothing. ``device``: ``model.device``."""
     global _rank, _world, _shards
     if not under_torchrun():
         yield
@@ -63,11 +63,12 @@ def joined(config: ScaleConfig) -> Iterator[None]:
 
     die_with_parent()  # else a rank would go on and hold the run's lock
     number = _world_size()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if torch.cuda.is_available() and device != "cpu":
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        torch.cuda.set_device(local if torch.cuda.device_count() > 1 else 0)  # one: a scheduler shows each rank its own
     else:
         _give_memory_back()
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and device != "cpu" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     except dist.DistError as error:

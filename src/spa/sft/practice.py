@@ -268,7 +268,8 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
         note(
             f"practice: no path to a reward was imagined from any of {len(worlds)} start states within {planner.depth} actions, so "
             "there is nothing to learn and the policy stays that of stage 2; check the world model (imagination/ in the "
-            f"evaluation), planner.depth and planner.min_probability{advice}"
+            "evaluation), planner.depth, planner.min_probability and, where gains are small or steps cost, planner.optimism "
+            f"(a state counts if it is worth more than this){advice}"
         )
     # Transitions alone: the other rows answer the plain prompt as the base does, and would contradict the plans.
     past = [row for part in transition_files for row in read_rows(part)[0] if is_move(row)]
