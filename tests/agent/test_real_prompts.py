@@ -115,6 +115,14 @@ def test_limits_that_cut_true_answers_off_are_named() -> None:
     assert length_notes(make_task(config(), prompt="world_model"), config()) == []
 
 
+def test_a_limit_that_cuts_off_what_a_planner_asks_is_named() -> None:
+    asked = dataclasses.replace(config(max_tokens=16), selfplay=SelfPlayConfig(rows="transitions"))
+    (note,) = length_notes(make_task(asked, prompt="base"), asked)
+    assert "sampling.max_tokens=16 cuts off what a planner" in note
+    roomy = dataclasses.replace(asked, sampling=SamplingConfig())
+    assert length_notes(make_task(roomy, prompt="base"), roomy) == []
+
+
 @pytest.mark.parametrize(
     ("play", "loss", "notes"),
     [({}, "think_answer", 1), ({}, "masked", 0), ({"states": "belief"}, "think_answer", 0)],

@@ -286,6 +286,17 @@ def test_in_the_prompt_exactly_the_state_is_scored(policies, monkeypatch, style:
     assert seen == states
 
 
+@pytest.mark.parametrize("style", ["paper", "terse"])
+def test_a_state_is_scored_where_the_prompt_shows_it(policies, style: str) -> None:
+    """A state such as 1 also stands in "Turn 1"."""
+    _, policy, _, _ = policies["sokoban"]
+    task = make_task(load_config("sokoban", [f"agent.style={style}"]))
+    ids, positions, _ = _prompted(policy.chat, task, task.header(task.make_env()), "1")
+    before = policy.tokenizer.decode(ids[: positions[0]])
+    assert before.endswith("State:\n") if style == "paper" else "Turn" not in before
+    assert "1" in policy.tokenizer.decode([ids[at] for at in positions])
+
+
 def test_a_template_that_strips_is_no_obstacle_and_one_that_rewrites_is(policies) -> None:
     cfg, policy, _, _ = policies["sokoban"]
     cfg = load_config("sokoban", ["agent.style=paper"])

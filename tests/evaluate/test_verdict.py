@@ -127,6 +127,15 @@ def test_a_difference_of_one_common_seed_carries_no_claim() -> None:
     assert lines[2] == "spa 50.0 is above vanilla 20.0: +30.0 [+27.0, +33.0] on what both have, 1 of 3 seeds."
 
 
+def test_where_plain_rl_lacks_a_seed_all_means_are_of_the_common_ones() -> None:
+    table = variants([0.1, 0.1, 0.1], [0.2, 0.2, 0.2], [0.6, 0.6, 0.3])
+    table["vanilla"] = VariantScore({0: 0.2, 1: 0.2})
+    assert (
+        verdict(table)[0]
+        == "spa 60.0 is above its base 10.0 and is above plain RL 20.0; 2 of 3 seeds: better than both."
+    )
+
+
 def test_bimodal_seeds_are_named() -> None:
     lines = verdict(variants([0.14, 0.14, 0.14], [0.15, 0.16, 0.55], [0.60, 0.61, 0.62]))
     assert lines[-1].startswith("The seeds of vanilla look bimodal (2 at 15.0 to 16.0, 1 at 55.0)")

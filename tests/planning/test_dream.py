@@ -69,6 +69,29 @@ def test_a_move_that_was_not_imagined_cuts_the_episode_off(path: str) -> None:
     assert env.step("Up")[:4] == ("P_G", 0.0, False, True)
 
 
+def test_names_that_a_world_gives_at_reset_are_known(path: str) -> None:
+    env = ImaginedWorld(path, "tests.planning.test_dream:Late", LAKE)
+    assert tuple(env.actions) == ("Left", "Down", "Right", "Up")
+
+
+class Late(FrozenLake):
+    """Has its actions from ``reset`` on."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.names, self.actions = self.actions, ()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.actions = self.names
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_file_that_was_made_again_is_read_again(path: str) -> None:
+    assert ImaginedWorld(path, "frozen_lake", LAKE).reset(seed=0)[0] == "P_G"
+    Path(path).write_text(json.dumps(WORLDS[1:]))
+    assert ImaginedWorld(path, "frozen_lake", LAKE).reset(seed=0)[0] == "PO_"
+
+
 def test_a_missing_file_is_one_line() -> None:
     with pytest.raises(ValueError, match="cannot read imagined worlds"):
         ImaginedWorld("nowhere.json", "frozen_lake", LAKE)

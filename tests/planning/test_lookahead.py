@@ -152,6 +152,17 @@ def test_a_plan_is_a_chain_of_what_was_believed(table: Table, depth: int) -> Non
     assert 1 <= len(plan.path) <= depth
 
 
+def test_where_every_step_pays_the_search_does_not_stop_at_an_end() -> None:
+    """Of a dead end after two steps and a way that goes on, after a first layer in which an action ends the episode."""
+    way = {str(number): {"on": (seen(str(number + 1), 1.0),), "fall": (seen(END, 1.0, True),)} for number in range(9)}
+    dead = {"dead": {name: (seen(END, 1.0, True),) for name in ("on", "fall")}}
+    root = {"0": {"on": (seen("dead", 1.0),), "fall": (seen("1", 1.0),)}}
+    model = of_table({**way, **dead, **root})
+    plan = decide("lookahead", "0", model, depth=5)
+    assert plan.path[0][0] == "fall" and len(plan.path) == 5
+    assert plan.values["on"] == pytest.approx(1 + 0.95)
+
+
 def test_every_lake_within_reach_is_solved_on_a_shortest_way() -> None:
     task = lake_task(1)
     lengths = []

@@ -193,6 +193,19 @@ def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[st
     )
 
 
+def test_practice_where_nothing_could_be_imagined_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "state_format: grid\nsft: true\npractice: true\nrl: false\n"
+        "settings: {selfplay.rows: transitions, selfplay.prompt: base, selfplay.filter: false, selfplay.state_format: grid}\n"
+    )
+    command = ["run", "sudoku", "model=tiny", f"variants=[{tmp_path}/mine.yaml]", "--dry-run"]
+    assert main(command) == 2
+    assert "planner.proposals=8" in capsys.readouterr().err
+    assert main([*command, "planner.proposals=4"]) == 0
+
+
 def test_the_plan_names_the_planner_that_evaluation_plays_with(capsys: pytest.CaptureFixture[str]) -> None:
     for settings, told in (([], False), (["agent.planner=beam", "planner.width=4", "planner.depth=3"], True)):
         assert main(["run", "frozen_lake", "model=tiny", "variants=[vanilla]", *settings, "--dry-run"]) == 0
