@@ -7,19 +7,15 @@ import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from spa.cli import main
-from spa.config.load import load_config, load_variant
 from spa.config.schema import ModelConfig
 from spa.models.folders import resolve_path
 from spa.models.load import check_vocabulary, load_model, load_tokenizer, save_model
-from spa.models.requirements import check_disk
-from spa.runs.record import DONE
 from tests.models.networks import random_model, with_images
 from tests.test_pipeline import SMALL
 
@@ -219,57 +215,6 @@ def test_a_device_that_is_not_there(capsys, tmp_path, monkeypatch, device: str, 
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     line = refused(capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"model.device={device}")
     assert line == f"Error: {message}"
-
-
-@pytest.mark.parametrize("command", ["run", "ppo"])
-def test_a_full_disk(capsys, tmp_path, monkeypatch, command: str) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
-    assert main([command, "frozen_lake", *SMALL, "--out", str(tmp_path / "r"), "--quiet"]) == 2
-    error = capsys.readouterr().err
-    assert "take up to" in error and "and 1 MiB are free in" in error and error.count("\n") == 1
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_finished_training_needs_no_disk(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
-    cfg, variants = load_config("frozen_lake", SMALL), [load_variant("spa")]
-    with pytest.raises(ValueError, match="the checkpoints of 2 trainings"):
-        check_disk(cfg, tmp_path, "run", variants)
-    (tmp_path / "sft").mkdir()
-    (tmp_path / "sft" / DONE).touch()
-    with pytest.raises(ValueError, match="the checkpoints of 1 training take"):
-        check_disk(cfg, tmp_path, "run", variants)
-    (tmp_path / "variants" / "spa" / "ppo").mkdir(parents=True)
-    (tmp_path / "variants" / "spa" / "ppo" / DONE).touch()
-    check_disk(cfg, tmp_path, "run", variants)
-
-
-def test_a_full_disk_counts_what_stage_3_keeps(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
-
-    def taken(*settings: str) -> int:
-        command = ["ppo", "frozen_lake", *SMALL, "ppo.critic=model", *settings, "--out", str(tmp_path / "r"), "--quiet"]
-        assert main(command) == 2
-        number, unit, _ = capsys.readouterr().err.partition("take up to ")[2].split(maxsplit=2)
-        assert unit == "MiB,"
-        return int(number)
-
-    assert taken("ppo.estimator=grpo") == taken("algorithm=grpo") < taken()
-    assert taken("ppo.use=best") > taken("ppo.use=last")
-    before = taken()
-    (kept := tmp_path / "r/variants/vanilla/ppo/checkpoints/global_step_1/trainer_state").mkdir(parents=True)
-    (kept / "model-00001.safetensors").write_bytes(b"0" * 2**20)
-    assert taken() == before - 1
-
-
-def test_a_full_disk_counts_what_stage_2_keeps(capsys, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
-    sizes = []
-    for block in ("settings", "source"):
-        path = variant_file(tmp_path, f"sft: true\nrl: false\n{block}: {{sft.keep_checkpoints: 50}}")
-        assert main(["run", "frozen_lake", *SMALL, f"variants=[{path}]", "--out", str(tmp_path / "r"), "--quiet"]) == 2
-        sizes.append(capsys.readouterr().err.partition("take up to ")[2].partition(",")[0])
-    assert sizes[0] == sizes[1] != ""
 
 
 KL = "ppo.kl_loss_coef=0.1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +183,6 @@ class VLLMEngine(Engine):
             with _process_group_kept() if self._joins else nullcontext():
                 shutdown()
         self._llm = None
-        gc.collect()
         give_back()
 
 

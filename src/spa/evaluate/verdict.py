@@ -105,10 +105,8 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
     """``"spa 50.4 is not above its base 51.6 and ...; plain RL fell below the base; one seed, 6 PPO steps: no claim."``"""
     score, relations = variants[name], []
     seeds = len(score.by_seed)
-    rivals = [variants[other] for other in (BASE, PLAIN_RL) if other in score.differences and other in variants]
-    shared = set(score.by_seed)
-    for rival in rivals:
-        shared &= rival.by_seed.keys()
+    rivals = [variants[other].by_seed for other in (BASE, PLAIN_RL) if other in score.differences and other in variants]
+    shared = set(score.by_seed).intersection(*rivals)
     better = seeds > 1
     for other, what in ((BASE, "its base"), (PLAIN_RL, "plain RL")):
         difference = score.differences.get(other)
@@ -121,7 +119,7 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
         theirs = variants[other].mean_of(shared) if shared else variants[other].mean_with(score)
         relations.append(f"{_relation(difference)} {what} {_percent(theirs)}{alone}")
         better = better and common > 1 and difference.low > 0
-    parts = [f"{name} {_percent(score.mean_of(shared) if shared else score.mean)} {' and '.join(relations)}"]
+    parts = [f"{name} {_percent(score.mean_of(shared or score.by_seed))} {' and '.join(relations)}"]
     fall = variants[PLAIN_RL].differences.get(BASE) if PLAIN_RL in variants and BASE in variants else None
     if fall is not None and fall.high < 0:
         parts.append("plain RL fell below the base")

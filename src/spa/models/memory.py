@@ -257,8 +257,8 @@ def free_memory(device: torch.device) -> int | None:
 
 def give_back() -> None:
     """Gives the GPU memory that torch keeps for later tensors back to the driver, for a library that allocates there itself."""
+    gc.collect()
     if torch.cuda.is_available():
-        gc.collect()
         torch.cuda.empty_cache()
 
 

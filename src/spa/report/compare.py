@@ -348,6 +348,7 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
         if not group.results:  # not evaluated yet
             continue
         scores: dict[str, VariantScore] = {}
+        trained = {seed: trainings(path) for seed, path in group.folders.items()}
         # One set of worlds for all sentences, as far as there is one.
         shared = set.intersection(*(_common(name, groups) for name in group.results))
         for name, mine in group.results.items():
@@ -361,7 +362,7 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
                         apart[other] = _interval(_differences(mine, theirs, both, 1), -1)
             by_seed = {seed: float(_table(mine, [seed], sorted(common), 1).mean()) for seed in mine}
             failed = any(failure(path, name) for seed, path in group.folders.items() if seed not in mine)
-            took = [trainings(group.folders[seed]).get(name, NO_TRAINING) for seed in mine]
+            took = [trained[seed].get(name, NO_TRAINING) for seed in mine]
             scores[name] = VariantScore(
                 by_seed,
                 apart,
