@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -193,5 +194,6 @@ for length in range(200, 360):
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_bfloat16_products_of_many_lengths_keep_no_more_than_of_few() -> None:
     command = [sys.executable, "-c", _LENGTHS_OF_ALL_KINDS]
-    few, many = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert many - few < 30, "MiB; 370 with oneDNN's own bounds"
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back to the system: the rest is kept
+    few, many = map(int, subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.split())
+    assert many - few < 10, "MiB; 30 and more with oneDNN's own bounds"
