@@ -253,6 +253,12 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x").mkdir()
     Path("x/config.yaml").touch()
+    Path("x/run.json").write_text('{"commands": [{"command": "generate"}]}')
+
+
+def opened() -> None:
+    """As a stage that has saved its settings in ``x``."""
+    Path("x/run.json").write_text('{"commands": [{"command": "generate"}, {"command": "run"}]}')
 
 
 @pytest.mark.usefixtures("begun")
@@ -267,10 +273,23 @@ def test_ctrl_c_says_how_to_go_on(
     calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str], hint: str
 ) -> None:
     def interrupted(*args: Any, **kwargs: Any) -> None:
+        opened()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules["spa.pipeline"], argv[0], interrupted)
     assert fails(130, argv, capsys) == f"Interrupted. {hint}"
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_command_that_has_not_saved_its_settings_is_not_continued_with_those_of_the_command_before(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["spa.pipeline"], "evaluate", interrupted)
+    line = fails(130, ["eval", "sokoban", "eval.worlds=7", "--variant", "spa", "--out", "x"], capsys)
+    assert line == "Interrupted. Nothing was written: give the same command again"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
@@ -289,7 +308,9 @@ def test_a_command_that_reads_its_config_can_be_stopped(
 def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    def terminated(*args: Any, **kwargs: Any) -> None:
+    def terminated(_: Any, folder: Path, **kwargs: Any) -> None:
+        if folder == Path("x"):
+            opened()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 

@@ -418,7 +418,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         *(["--variant", chosen] if chosen else []),
         *(["--model", options.model] if options.model else []),
     ]
-    with interruptible(lambda: _how_to_resume(words, folder)):
+    record = RunFolder(folder).info()
+    with interruptible(lambda: _how_to_resume(words, folder, record)):
         pipeline = importlib.import_module("spa.pipeline")
         variants = [variant] if variant else variants_of(cfg) if command == "run" else []
         unused = [*launch.unused(cfg, settings), *overruled(cfg, settings, variants)]
@@ -442,8 +443,11 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
                 work(pipeline, cfg, variant, folder)
 
 
-def _how_to_resume(words: Sequence[str], folder: Path) -> str:
-    if not (folder / "config.yaml").is_file():
+def _how_to_resume(words: Sequence[str], folder: Path, before: dict[str, Any]) -> str:
+    """``before``: the folder's record when the command began, which adds its own line where it saves its settings."""
+    from spa.runs.folder import RunFolder
+
+    if RunFolder(folder).info() == before:
         return "Nothing was written: give the same command again"
     return f"Continue with: spa {shlex.join([*words, '--out', str(folder), '--resume'])}"
 
