@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from spa.envs.checked import CheckedEnv
 from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
 from spa.evaluate.roles import PLANNED
+from spa.evaluate.searched import Searched
 from spa.evaluate.summary import EvalResult
 from spa.models.folders import identity
 from spa.planning.journal import journaled
@@ -37,6 +38,7 @@ from spa.runs.stage import model_of
 PREFIX = "imagination/"
 CHUNK = 64  # worlds played at once
 BELIEVABLE = 0.9  # share of expected wins below which something is said
+EXACT = 0.95  # the same of the search's questions
 
 
 def evaluate_planner(
@@ -52,13 +54,17 @@ def evaluate_planner(
 
     Its metrics include the cost per episode, cached answers excluded: ``planner/questions``, ``planner/tokens_read`` and
     ``planner/tokens_written``; and ``planner/wins_expected`` per episode with the share ``planner/wins_true`` of them
-    (``expected_wins``). Its ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
+    (``expected_wins``), and where possible what ``Searched`` measures. Its ``world_model`` is ``imagination_metrics`` on the first
+    ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
     asked_model = identity(cfg.planner.model or model)
     answers = out / "planner_answers.jsonl"
     with planning_model(cfg, policy, task) as world_model, journaled(world_model, answers, asked_model):
-        episodes = plan_chunks(cfg, world_model, task, worlds, 1, PLANNER, f"planning with {name}")
+        searched = Searched(world_model, seed)
+        episodes = plan_chunks(
+            cfg, world_model, task, worlds, 1, PLANNER, f"planning with {name}", on_chunk=searched.add
+        )
         usage = world_model.usage
         asked = worlds[: cfg.eval.world_model_worlds]
         depth = min(cfg.planner.depth, task.env.max_actions)
@@ -67,14 +73,20 @@ def evaluate_planner(
     result = EvalResult.from_episodes(title, episodes, [1], cfg.eval.bootstrap, seed, accuracy)
     for key in ("questions", "tokens_read", "tokens_written"):
         result.metrics[f"planner/{key}"] = getattr(usage, key) / len(episodes)
+    deterministic = cfg.planner.samples == 1
+    if deterministic and cfg.planner.model != SIMULATOR:
+        result.metrics |= searched.metrics(policy, task, episodes, cfg.planner.min_probability)
+    exact = result.metrics.get("planner/questions_exact", 1.0)
+    true = 1.0
     if wins := expected_wins(episodes):
         true = sum(wins) / len(wins)
         result.metrics |= {"planner/wins_expected": len(wins) / len(episodes), "planner/wins_true": true}
-        if true < BELIEVABLE and cfg.planner.samples == 1:
-            note(
-                f"{title}: of {len(wins)} moves that it expected to win, {true:.0%} did. A search finds the wins that its model "
-                "only imagines; fewer epochs of stage 2 (sft.epochs) or more self-play may help"
-            )
+    if deterministic and (true < BELIEVABLE or exact < EXACT):
+        found = [f"of {len(wins)} moves that it expected to win, {true:.0%} did"] if wins else []
+        found += [f"of the answers to its search {exact:.0%} are the world's"] if exact < 1 else []
+        note(
+            f"{title}: {', and '.join(found)}. Another training of stage 2 (seeds.run), or self-play in more worlds, may do better"
+        )
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
     return result
@@ -115,14 +127,16 @@ def plan_chunks(
     purpose: int,
     title: str,
     store: EpisodeStore | None = None,
+    on_chunk: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
-    """Like ``play_chunks``, with ``agent.planner``."""
+    """Like ``play_chunks``, with ``agent.planner``; ``on_chunk`` is called before the model forgets a chunk's answers."""
 
     def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
         kind = cfg.agent.planner  # which plays its chunk as a whole
         played = play_with_planner(
             world_model, task, chunk, kind, cfg.planner, seed=seed, group_size=samples, on_turn=on_turn
         )
+        on_chunk()
         world_model.forget()
         return played
 

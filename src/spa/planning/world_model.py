@@ -135,6 +135,14 @@ class WorldModel:
         self._known.update(zip(choices, self._choose(choices), strict=True))
         self._known.update(zip(worths, self._spread(self._value, worths, self._reading(0.0)), strict=True))
 
+    def answered(self) -> dict[Move, tuple[Imagined, ...]]:
+        """What is in the cache about moves in worlds with the headers of the world of seed 0."""
+        return {
+            question: answers
+            for (question, headers), answers in self._known.items()
+            if isinstance(question, Move) and headers == self._first_headers
+        }
+
     def forget(self) -> None:
         """Empties the cache, e.g. after further training."""
         self._known.clear()
