@@ -32,7 +32,7 @@ from spa.cli.verify import verify
 from spa.cli.view import view
 from spa.common.errors import error_message
 from spa.common.secrets import print_traceback, redact
-from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
+from spa.common.signals import Interrupted, Terminated, interruptible, terminated_as_interrupted
 from spa.config.overrides import current_name
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except Interrupted as error:
         return _fail("" if is_rank() else str(error), error.code)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:  # typer makes an Abort of one while it reads the words
+        if isinstance(error, Terminated) or isinstance(error.__context__, Terminated):
+            return _fail("Terminated.", 143)
         return _fail("Interrupted.", 130)
     except SystemExit as error:  # ours returns codes
         if getattr(error.__context__, "errno", None) == errno.EPIPE:  # typer ends so
