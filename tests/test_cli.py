@@ -304,6 +304,23 @@ def test_a_command_that_reads_its_config_can_be_stopped(
     assert fails(code, ["run", "sokoban", "--out", "x"], capsys) == word
 
 
+@pytest.mark.parametrize("place", ["_current_option", "_Commands.parse_args"])
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
+def test_a_command_can_be_stopped_while_its_words_are_read(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    code: int,
+    place: str,
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(f"spa.cli.app.{place}", interrupted)
+    word = "Interrupted." if code == 130 else "Terminated."
+    assert fails(code, ["run", "sokoban", "--out", "x"], capsys) == word
+
+
 @pytest.mark.usefixtures("begun")
 def test_sigterm_says_it_too(calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)

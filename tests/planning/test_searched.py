@@ -16,7 +16,7 @@ from spa.evaluate.planned import evaluate_planner
 from spa.evaluate.searched import Searched
 from spa.planning.play import play_with_planner
 from spa.planning.search import Imagined, Move
-from spa.planning.world_model import WorldModel
+from spa.planning.world_model import Headers, WorldModel
 from tests.planning.tools import TrueEngine, oracle, player_of, seen, start_of, true_moves
 from tests.scripted import lake_task, tiny_config
 
@@ -37,6 +37,25 @@ def test_the_answers_to_a_search_are_compared_with_the_world(
     assert "planner/questions_exact" not in result.metrics, "chance may be the reason"
 
 
+def test_a_planner_whose_search_is_told_untruths_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = tiny_config()
+    cfg.agent.planner, cfg.eval.world_model_worlds = "lookahead", 0
+    monkeypatch.setattr(Searched, "metrics", lambda *_: {"planner/questions_exact": 0.5})
+    evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path)
+    assert "of the answers to its search 50% are the world's" in "".join(capsys.readouterr())
+
+
+def test_questions_about_worlds_with_other_headers_are_left_out() -> None:
+    model = WorldModel(player_of(TrueEngine(TASK)), TASK)
+    move = Move(start_of(TASK, WORLDS[0]), "Left")
+    model.ask([move], [Headers("other rules", "other rules")])
+    assert model.answered() == {}
+    (answer,) = model.ask([move])
+    assert model.answered() == {move: answer}
+
+
 class Told(WorldModel):
     """Has answered what it is given."""
 
@@ -52,7 +71,7 @@ def shares_of(
 ) -> dict[str, float]:
     searched = Searched(Told(answers), 0)
     searched.add()
-    found = searched.metrics(player_of(TrueEngine(TASK)), task, episodes, least)
+    found = searched.metrics(player_of(TrueEngine(TASK)), task, episodes, PlannerConfig(min_probability=least))
     return {name.removeprefix("planner/questions_"): value for name, value in found.items()}
 
 

@@ -32,16 +32,23 @@ from spa.cli.verify import verify
 from spa.cli.view import view
 from spa.common.errors import error_message
 from spa.common.secrets import print_traceback, redact
-from spa.common.signals import Interrupted, Terminated, interruptible, terminated_as_interrupted
+from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
 from spa.config.overrides import current_name
 
 if TYPE_CHECKING:
     from spa.config.schema import Config, VariantConfig
+    from spa.runs.folder import RunFolder
 
 
 class _Commands(TyperGroup):
+    """Stopped by Ctrl-C or SIGTERM, typer itself would end with 130 and say nothing."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with interruptible(lambda: ""):
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
-        with interruptible(lambda: ""):  # typer would end with 130 and say nothing, also on SIGTERM
+        with interruptible(lambda: ""):
             return super().invoke(ctx)
 
 
@@ -126,10 +133,9 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except Interrupted as error:
         return _fail("" if is_rank() else str(error), error.code)
-    except (KeyboardInterrupt, typer.Abort) as error:  # typer makes an Abort of one while it reads the words
-        if isinstance(error, Terminated) or isinstance(error.__context__, Terminated):
-            return _fail("Terminated.", 143)
-        return _fail("Interrupted.", 130)
+    except (KeyboardInterrupt, typer.Abort) as error:
+        stopped = Interrupted("", error)
+        return _fail(str(stopped), stopped.code)
     except SystemExit as error:  # ours returns codes
         if getattr(error.__context__, "errno", None) == errno.EPIPE:  # typer ends so
             return _unread()
@@ -420,8 +426,9 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         *(["--variant", chosen] if chosen else []),
         *(["--model", options.model] if options.model else []),
     ]
-    record = RunFolder(folder).info()
-    with interruptible(lambda: _how_to_resume(words, folder, record)):
+    run = RunFolder(folder)
+    record = run.info()
+    with interruptible(lambda: _how_to_resume(words, run, record)):
         pipeline = importlib.import_module("spa.pipeline")
         variants = [variant] if variant else variants_of(cfg) if command == "run" else []
         unused = [*launch.unused(cfg, settings), *overruled(cfg, settings, variants)]
@@ -445,13 +452,11 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
                 work(pipeline, cfg, variant, folder)
 
 
-def _how_to_resume(words: Sequence[str], folder: Path, before: dict[str, Any]) -> str:
-    """``before``: the folder's record when the command began, which adds its own line where it saves its settings."""
-    from spa.runs.folder import RunFolder
-
-    if RunFolder(folder).info() == before:
+def _how_to_resume(words: Sequence[str], run: RunFolder, before: dict[str, Any]) -> str:
+    """``before``: the record of the run folder when the command began; a command that saves its settings adds an entry."""
+    if run.info() == before:
         return "Nothing was written: give the same command again"
-    return f"Continue with: spa {shlex.join([*words, '--out', str(folder), '--resume'])}"
+    return f"Continue with: spa {shlex.join([*words, '--out', str(run.path), '--resume'])}"
 
 
 def _config(options: _Options) -> Config:

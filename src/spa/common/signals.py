@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 class Interrupted(Exception):
     """A command was stopped by Ctrl-C (``code`` 130) or SIGTERM (143); the message says how to resume."""
 
-    def __init__(self, how: str, cause: KeyboardInterrupt) -> None:
+    def __init__(self, how: str, cause: BaseException) -> None:
         terminated = isinstance(cause, Terminated)
         super().__init__(f"{'Terminated' if terminated else 'Interrupted'}. {how}".rstrip())
         self.code = 143 if terminated else 130

@@ -38,7 +38,7 @@ from spa.runs.stage import model_of
 PREFIX = "imagination/"
 CHUNK = 64  # worlds played at once
 BELIEVABLE = 0.9  # share of expected wins below which something is said
-EXACT = 0.95  # the same of the search's questions
+EXACT = 0.95  # share of exact answers to a search below which something is said
 
 
 def evaluate_planner(
@@ -75,7 +75,7 @@ def evaluate_planner(
         result.metrics[f"planner/{key}"] = getattr(usage, key) / len(episodes)
     deterministic = cfg.planner.samples == 1
     if deterministic and cfg.planner.model != SIMULATOR:
-        result.metrics |= searched.metrics(policy, task, episodes, cfg.planner.min_probability)
+        result.metrics |= searched.metrics(policy, task, episodes, cfg.planner)
     exact = result.metrics.get("planner/questions_exact", 1.0)
     true = 1.0
     if wins := expected_wins(episodes):

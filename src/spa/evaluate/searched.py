@@ -9,8 +9,9 @@ import numpy as np
 from spa.agent.episode import Episode
 from spa.agent.policy import Policy
 from spa.agent.task import Task
+from spa.config.schema import PlannerConfig
 from spa.data.transitions import transitions_of
-from spa.planning.search import Imagined, Move
+from spa.planning.search import Imagined, Move, believes
 from spa.planning.simulator import Simulator
 from spa.planning.world_model import WorldModel
 
@@ -21,7 +22,7 @@ _PLAYED = 64  # moves by which the world set to a state is compared with the one
 class Searched:
     """A sample of the moves that a search asked about, with the answers.
 
-    Of deterministic worlds with one header alone: in another world of its own rules the same state may go on otherwise.
+    Only of worlds with the header of the world of seed 0: in a world with other rules the same state may lead elsewhere.
 
     Args:
         seed: for the sample.
@@ -38,17 +39,16 @@ class Searched:
         chosen = self._rng.permutation(len(known))[:_EACH]
         self._sample += [known[number] for number in sorted(chosen)]
 
-    def metrics(self, policy: Policy, task: Task, episodes: Sequence[Episode], least: float) -> dict[str, float]:
-        """Shares of the sample, in the names of ``planner.json``; empty where the world cannot be set to a state, or plays other
-        than in ``episodes`` then.
+    def metrics(
+        self, policy: Policy, task: Task, episodes: Sequence[Episode], config: PlannerConfig
+    ) -> dict[str, float]:
+        """Shares of the answers in the sample that the planner believed, named as in ``planner.json``. Empty if the world cannot
+        be set to a state, or if a world so set does not repeat the moves of ``episodes``.
 
         * ``planner/questions_possible``: about a state in which the world can be.
         * ``planner/questions_exact``: of these, answered with the world's next state, reward (to six decimals) and end.
-
-        Args:
-            least: the probability from which an answer counts; a planner drops the others.
         """
-        sample = [(move, seen) for move, seen in self._sample if seen.probability > 0 and seen.probability >= least]
+        sample = [(move, seen) for move, seen in self._sample if believes(seen, config)]
         played = [move for episode in episodes for turn in episode.turns for move in transitions_of(turn)][:_PLAYED]
         try:
             world = Simulator(policy, task)
@@ -65,4 +65,4 @@ class Searched:
 
 
 def _same(one: Imagined, other: Imagined) -> bool:
-    return (one.state, round(one.reward, 6), one.ended) == (other.state, round(other.reward, 6), other.ended)
+    return (one.state, one.ended) == (other.state, other.ended) and abs(one.reward - other.reward) < 1e-6

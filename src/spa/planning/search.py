@@ -101,6 +101,12 @@ class Plan:
         }
 
 
+def believes(answer: Imagined, config: PlannerConfig) -> bool:
+    """Whether a planner uses an answer. With several samples, it uses all complete ones."""
+    least = config.min_probability if config.samples == 1 else 0.0
+    return answer.probability > 0 and answer.probability >= least
+
+
 class ImaginedGraph:
     """States imagined from one start, and the predicted results of the actions queried in them."""
 
@@ -114,7 +120,7 @@ class ImaginedGraph:
 
     def add(self, state: str, action: str, answers: Sequence[Imagined], worth: float | None = None) -> list[str]:
         """Adds the answers to a question and the action's predicted value; returns the new non-terminal states."""
-        believed = tuple(answer for answer in answers if self.believes(answer))
+        believed = tuple(answer for answer in answers if believes(answer, self.config))
         here = self.index[state]
         self.edges.setdefault(here, {})[action] = believed
         new = []
@@ -134,11 +140,6 @@ class ImaginedGraph:
     def answers(self, state: str, action: str) -> tuple[Imagined, ...] | None:
         """The believed answers about an action; None if it was not queried."""
         return self.edges.get(self.index[state], {}).get(action)
-
-    def believes(self, answer: Imagined) -> bool:
-        """Whether an answer is used. With several samples, all complete ones are."""
-        least = self.config.min_probability if self.config.samples == 1 else 0.0
-        return answer.probability > 0 and answer.probability >= least
 
     def weight(self, answer: Imagined) -> float:
         """The weight of a gain predicted by an answer."""
