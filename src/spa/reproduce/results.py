@@ -84,7 +84,8 @@ class VariantNumbers:
 
     def table(self, k: int, seeds: Sequence[int]) -> NDArray[np.float64]:
         """Pass@k of (seeds, worlds)."""
-        return np.stack([pass_at_k(self.successes[s], np.full(len(self.successes[s]), self.samples), k) for s in seeds])
+        won_SW = np.array([self.successes[seed] for seed in seeds])
+        return pass_at_k(won_SW.ravel(), np.full(won_SW.size, self.samples), k).reshape(won_SW.shape)
 
 
 ByVariant = dict[str, VariantNumbers]  # variant ->
