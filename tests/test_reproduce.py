@@ -415,6 +415,8 @@ def test_differences_to_the_variants_named_on_the_command_line(finished: list[Ce
     assert "spa" in header
     assert main([*command, "--versus", "spaa"]) == 2
     assert "Did you mean 'spa'?" in capsys.readouterr().err
+    assert main([*command, "--versus", "spa+lookhead"]) == 2
+    assert "Did you mean 'lookahead'?" in capsys.readouterr().err
 
 
 def test_a_terminated_reproduction_leaves_no_run_behind(tmp_path: Path, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spa.cli import main
 from spa.reproduce.results import Numbers
 from spa.reproduce.stored import to_json
 
@@ -47,6 +48,13 @@ def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
 @pytest.mark.parametrize("name", PUBLISH["FIGURES"])
 def test_the_figures_are_drawn_from_the_stored_numbers(name: str) -> None:
     assert (DOCS / "images" / name).read_text(encoding="utf-8") == PUBLISH["figure"](name)
+
+
+def test_differences_to_a_planner_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["reproduce", "--scale", "main", "--worlds", "sokoban", "--numbers", str(DOCS / "results" / "main.json")]
+    assert main([*command, "--versus", "plan,search+lookahead"]) == 0
+    header = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| Pass@1 minus"))
+    assert [cell.strip() for cell in header.split("|")[-3:-1]] == ["plan", "search+lookahead"]
 
 
 @pytest.fixture

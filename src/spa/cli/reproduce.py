@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -48,7 +48,8 @@ def reproduce(
     from spa.common.names import choose
     from spa.common.signals import interruptible
     from spa.config.overrides import split_override
-    from spa.config.schema import Config
+    from spa.config.schema import Config, Planner
+    from spa.evaluate.roles import PLANNED
     from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.page import write_reproduction
@@ -83,7 +84,12 @@ def reproduce(
         chosen.override("seeds", [int(seed) for seed in given])
     if versus:
         known = dict.fromkeys(name for world in chosen.worlds for name in chosen.variants_of(world))
-        chosen.versus = [choose("variant of the chosen worlds", name, list(known)) for name in versus.split(",")]
+        chosen.versus = versus.split(",")
+        for name in chosen.versus:
+            variant, planned, planner = name.partition(PLANNED)
+            choose("variant of the chosen worlds", variant, known)
+            if planned:
+                choose("planner", planner, get_args(Planner)[1:])
 
     def show(numbers: Numbers, folder: Path | None) -> None:
         """Prints the tables; writes them, the numbers and the report to ``folder``, if there is one."""

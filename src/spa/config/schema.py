@@ -43,6 +43,7 @@ from spa.config.training import SFTConfig as SFTConfig
 
 SEED_RANGE = 10**9  # number of consecutive seeds in a split
 SIMULATOR = "simulator"  # as planner.model
+Planner = Literal["none", "lookahead", "beam", "mcts", "best_of_n"]
 
 
 @dataclass(config=STRICT)
@@ -95,7 +96,7 @@ class AgentConfig:
     think: Flag = setting(True, "Force responses to begin with `<think>`; false: with `<answer>`.")
     action_sep: Text = setting("||", "Separates the actions of an answer.")
     window: Count = setting(0, "Turns of history that the model sees; 0 = all (one token sequence per episode).")
-    planner: Literal["none", "lookahead", "beam", "mcts", "best_of_n"] = setting(
+    planner: Planner = setting(
         "none", "Who acts in evaluation ([planners](planning.md#planners); beyond the paper)."
     )
     format_penalty: Annotated[Number, Field(le=0)] = setting(
