@@ -96,9 +96,7 @@ class AgentConfig:
     think: Flag = setting(True, "Force responses to begin with `<think>`; false: with `<answer>`.")
     action_sep: Text = setting("||", "Separates the actions of an answer.")
     window: Count = setting(0, "Turns of history that the model sees; 0 = all (one token sequence per episode).")
-    planner: Planner = setting(
-        "none", "Who acts in evaluation ([planners](planning.md#planners); beyond the paper)."
-    )
+    planner: Planner = setting("none", "Who acts in evaluation ([planners](planning.md#planners); beyond the paper).")
     format_penalty: Annotated[Number, Field(le=0)] = setting(
         -0.1, "Reward of a turn with a dropped action, no valid action or a bad format."
     )
