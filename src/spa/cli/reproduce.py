@@ -89,7 +89,7 @@ def reproduce(
             variant, planned, planner = name.partition(PLANNED)
             choose("variant of the chosen worlds", variant, known)
             if planned:
-                choose("planner", planner, get_args(Planner)[1:])
+                choose("planner", planner, get_args(Planner)[1:])  # all but none
 
     def show(numbers: Numbers, folder: Path | None) -> None:
         """Prints the tables; writes them, the numbers and the report to ``folder``, if there is one."""
