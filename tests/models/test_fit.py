@@ -40,6 +40,25 @@ def test_settings_that_are_named_make_it_fit(big: str, stage: str, check) -> Non
     check(apply_overrides(cfg, [f"{stage}.memory_check=false"]))
 
 
+@pytest.mark.parametrize(("stage", "check"), [("sft", sft.check_memory), ("ppo", ppo.check_memory)])
+def test_vllm_leaves_room_for_what_training_keeps(big: str, stage: str, check) -> None:
+    """Weights and Adam's states stay while it plays; the share that is named is the largest that does."""
+    cfg = config(big, "engine.kind=vllm", "model.device_memory=80", "ppo.critic=head")
+    with pytest.raises(ValueError, match=f"{stage.upper()} of .* keeps .* engine.gpu_memory_utilization=0.9 ") as error:
+        check(cfg)
+    found = re.search(r"set it to ([\d.]+) or less;", str(error.value))
+    assert found and "\n" not in str(error.value)
+    states = 3 * 4 * memory.count_parameters(BIG)
+    assert 0.94 * 80 * GIB - states < 80 * GIB * float(found[1]) < 0.97 * 80 * GIB - states
+    check(apply_overrides(cfg, [f"engine.gpu_memory_utilization={found[1]}"]))
+    with pytest.raises(ValueError, match="is too much"):
+        check(apply_overrides(cfg, [f"engine.gpu_memory_utilization={float(found[1]) + 0.01}"]))
+    check(apply_overrides(cfg, [f"{stage}.memory_check=false"]))
+    check(apply_overrides(cfg, ["engine.kind=transformers"]))
+    if stage == "sft":
+        check(apply_overrides(cfg, ["sft.eval_worlds=0"]))
+
+
 def test_gpus_that_share_the_weights(big: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = config(big, "model.device_memory=40")
     with pytest.raises(ValueError, match="; or 2 GPUs, which share the weights"):

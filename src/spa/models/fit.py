@@ -22,10 +22,12 @@ _USABLE = 0.97  # share of a GPU's memory that its driver leaves
 
 
 class Need(Protocol):
-    """An estimate in bytes; ``process`` is there before the stage begins."""
+    """An estimate in bytes; ``process`` is there before the stage begins, ``kept`` also while an engine of its own plays."""
 
     @property
     def process(self) -> int: ...
+    @property
+    def kept(self) -> int: ...
     @property
     def total(self) -> int: ...
 
@@ -69,7 +71,8 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
     """Refuses a stage that does not fit; a note says so if its memory cannot be estimated.
 
     Raises:
-        ValueError: it does not; the message says how much it needs and which settings make it fit.
+        ValueError: it does not; the message says how much it needs and which settings make it fit. Or vLLM is to take memory that
+            training keeps.
     """
     room = available(cfg)
     if room is None:
@@ -81,6 +84,8 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
         note(f"{stage.upper()} of {cfg.model.path}: memory is not checked ({error})")
         return
     if fits(cfg, need, room):
+        if cfg.engine.kind == "vllm" and device == "cuda" and (stage != "sft" or cfg.sft.eval_worlds):
+            _check_vllm(cfg, stage, need, room)
         return
     settings = settings_that_fit(
         cfg, lambda candidate: fits(candidate, estimate(candidate, device, shards), room), advice
@@ -106,6 +111,20 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
         f"{stage.upper()} of {cfg.model.path} needs about {need}, but {where}. {helps}; or {stage}.memory_check=false to try "
         "anyway"
     )
+
+
+def _check_vllm(cfg: Config, stage: str, need: Need, room: int) -> None:
+    """Refuses a share of the GPU for vLLM that overlaps with what training keeps there while vLLM plays."""
+    whole = int(cfg.model.device_memory * GIB) or torch.cuda.mem_get_info(pick_device(cfg.model.device))[1]
+    kept = need.kept + (need.process if cfg.model.device_memory else 0)
+    most = (room - kept) / whole
+    share = cfg.engine.gpu_memory_utilization
+    if share > most:
+        raise ValueError(
+            f"{stage.upper()} of {cfg.model.path} keeps {size(kept)} on the GPU while vLLM plays, so "
+            f"engine.gpu_memory_utilization={share:g} of its {size(whole)} is too much: set it to {int(100 * most) / 100:g} or "
+            f"less; or {stage}.memory_check=false to try anyway"
+        )
 
 
 def settings_that_fit(cfg: Config, fit: Callable[[Config], bool], advice: Advice) -> list[str]:

@@ -39,6 +39,10 @@ class MemoryEstimate:
     saving: int = 0
 
     @property
+    def kept(self) -> int:
+        return self.weights + self.optimizer
+
+    @property
     def total(self) -> int:
         step = self.gradients + self.activations + self.logits + self.fragmentation + self.gathered
         return self.process + self.weights + self.optimizer + max(step, self.saving)

@@ -35,6 +35,10 @@ class PlayMemory:
     process: int
 
     @property
+    def kept(self) -> int:
+        return self.weights
+
+    @property
     def total(self) -> int:
         return self.process + self.weights + self.copy + self.cache
 
@@ -62,6 +66,10 @@ class PPOMemory:
     rollout: int
     process: int
     saving: int = 0
+
+    @property
+    def kept(self) -> int:
+        return self.states
 
     @property
     def total(self) -> int:
