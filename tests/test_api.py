@@ -57,8 +57,10 @@ def test_a_run_knows_its_results(run: spa.Run) -> None:
 def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give one of base, vanilla, spa"):
         run.episodes()
-    with pytest.raises(ValueError, match="unknown stage 'evaluation'"):
+    with pytest.raises(ValueError, match="unknown stage with episodes 'evaluation'"):
         run.episodes("spa", "evaluation")
+    with pytest.raises(ValueError, match=r"stage with episodes 'sft'.* eval, world_model, planner, selfplay"):
+        run.episodes("spa", "sft")
     with pytest.raises(ValueError, match="variant of this run 'vagen'"):
         run.metrics("vagen")
     with pytest.raises(ValueError, match="no episode file"):

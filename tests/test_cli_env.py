@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +80,7 @@ LAKE = {"is_slippery": False, "desc": ["SFG", "HFF"], "map_name": None}
 
 
 def test_play_wins_by_names_and_numbers() -> None:
-    won, text = play("gym:FrozenLake", "Right", "sideways", "3", **LAKE)
+    won, text = play("gym:FrozenLake", "right", "sideways", "3", **LAKE)
     assert won
     assert "Reward 0, total 0." in text and "Not a valid action. Reward 0, total 0." in text
     assert "Reward 1, total 1.\nSolved." in text
@@ -221,7 +222,11 @@ def test_a_configs_name_is_its_world(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_a_worlds_id_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "gym:Taxi-v4", "--dry-run", "env.max_turns=50", "env.max_actions=50"]) == 0
+    command = ["run", "gym:Taxi-v4", "--dry-run", "env.max_turns=50", "env.max_actions=50"]
+    assert main(command) == 2  # Taxi has no more worlds
+    few = r"only \d\d distinct worlds for split 'val' \(64 asked for by ppo.val_worlds\) and \d\d .* by eval.worlds\): ask"
+    assert re.search(few, capsys.readouterr().err)
+    assert main([*command, "ppo.val_worlds=32", "eval.worlds=32"]) == 0
     printed = capsys.readouterr().out
     assert "name: Taxi-v4\n" in printed
     assert "# world: Taxi-v4 (gym:Taxi-v4), 50 turns of 5 actions, 50 in all" in printed

@@ -208,11 +208,13 @@ class Run:
         asks for predictions) or ``planner``, or of ``selfplay`` (of the run without a variant).
 
         Raises:
-            ValueError: the stage has none yet.
+            ValueError: the stage has none yet, or never has.
         """
         from spa.agent.episode import read_episodes
+        from spa.common.names import choose
         from spa.evaluate.samples import SAMPLES, read_samples
 
+        choose("stage with episodes", stage, ["eval", "world_model", "planner", "selfplay"])
         folder = self._stage(variant, "eval" if stage in ("planner", "world_model") else stage)
         if stage == "planner":
             return list(read_episodes(folder / "planner_episodes.jsonl"))

@@ -176,10 +176,23 @@ class Illegible(TextEnv):
         return f"world {seed}", {}
 
     def step(self, action):
-        return "next", 0.5, False, False, {}
+        return "next", 0.5, False, False, {"success": False}
 
     def render(self):
         return ""
+
+
+class SaysNoSuccess(Illegible):
+    """The contract's key is misspelt: nothing fills it in for a ``TextEnv``."""
+
+    actions = ("go",)
+
+    def reset(self, *, seed=None, options=None):
+        self.key = "succes" if seed == BAD else "success"
+        return f"world {seed}", {}
+
+    def step(self, action):
+        return "next", 0.5, False, False, {self.key: False}
 
 
 def die(self: Any) -> None:
@@ -298,6 +311,10 @@ def test_a_world_that_is_not_made() -> None:
 
 def test_a_world_whose_prompt_cannot_be_written() -> None:
     check_alone(play(task_of("Illegible")), "prompt: actions: TypeError: 'int' object is not iterable")
+
+
+def test_a_world_that_does_not_say_whether_the_goal_is_reached() -> None:
+    check_alone(play(task_of("SaysNoSuccess")), "info of step() has no 'success'")
 
 
 class NeverMade(Fine):

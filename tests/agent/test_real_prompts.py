@@ -10,6 +10,7 @@ import pytest
 from spa.agent.chat import Chat
 from spa.agent.lengths import length_notes, longest_answer, true_answers
 from spa.agent.policy import make_task
+from spa.agent.random_engine import PLAIN_THOUGHT
 from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -133,6 +134,10 @@ def test_after_random_play_the_limit_counts_where_states_are_taught(
     random = dataclasses.replace(
         config(hint=10, max_tokens=20), selfplay=SelfPlayConfig(policy="random", **play), sft=SFTConfig(loss=loss)
     )
-    found = length_notes(make_task(random, prompt="world_model"), random)
+    task = make_task(random, prompt="world_model")
+    found = length_notes(task, random)
     assert len(found) == notes
+    rows = [row for row in true_answers(task, random=True) if PLAIN_THOUGHT in row]
+    assert len(rows) == 8 and all(row.replace(PLAIN_THOUGHT, "") in true_answers(task) for row in rows)
+    assert not found or f"up to {longest_answer(task, 'builtin:tiny', random=True)} tokens" in found[0]
     assert all("sampling.max_tokens=20 cuts it off once the model plays" in text for text in found)

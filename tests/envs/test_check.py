@@ -19,6 +19,7 @@ from spa.envs import TextEnv, make_env
 from spa.envs.check import Finding, _step_after_end, check_world, each_finding
 from spa.envs.check_markov import outcomes
 
+LUCK = "reset() takes the option noise_seed"
 ENOUGH = "the state says enough to predict the next one"
 NAMED = "actions and symbols can be named in a prompt"
 
@@ -357,9 +358,9 @@ def test_a_good_world_has_no_problems(world):
         (UsesGlobalState, "the global random state is left alone", "changed the global state"),
         (ReadsGlobalState, "the global random state is left alone", "depends on the global state"),
         (KeepsTheSeed, "reset() without a seed goes on", "always gives the same world"),
-        (RefusesOptions, "reset() takes the option noise_seed", "KeyError: 'what is this?'"),
+        (RefusesOptions, LUCK, "KeyError: 'what is this?'"),
         (GoesOn, "a finished or never reset episode refuses steps", "step() after the end did not raise"),
-        (NumpyFlags, "states, rewards and flags have their types", "terminated must be bool, not bool"),
+        (NumpyFlags, "states, rewards and flags have their types", "terminated must be bool, not numpy.bool"),
         (NotANumber, "states, rewards and flags have their types", "must be a finite number"),
         (RenderLies, "states, rewards and flags have their types", "return different texts"),
         (ContentChanges, "content stays the same for an episode", "info['content'] changed after"),
@@ -407,7 +408,8 @@ def test_broken_worlds_fail(world, question, problem):
 def test_what_is_only_worth_knowing_is_a_warning(world, question, problem):
     findings = check(world)
     assert [one.line() for one in findings.values() if one.failed] == []
-    assert {key for key, one in findings.items() if not one.ok} == {question}
+    one_luck = {LUCK} if world in (OwnNoise, OwnDrawsSometimes, NoiseOfTheSeed) else set()
+    assert {key for key, one in findings.items() if not one.ok} == {question} | one_luck
     assert problem in findings[question].problem
     assert findings[question].line().startswith("warning ")
 

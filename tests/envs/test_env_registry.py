@@ -91,6 +91,8 @@ def test_registering_twice_is_harmless():
         ("spa.envs:Sokobn", "spa.envs has no 'Sokobn'. Did you mean 'Sokoban'\\?"),
         ("no_such_module:World", "there is no module 'no_such_module'"),
         ("spa.envs:", "spa.envs has no ''"),
+        ("code:KeyDoor", "code has no 'KeyDoor'. It was imported from .*code.py"),
+        ("vault.Vault", "unknown world 'vault.Vault'.* A class of your own is written module:Class"),
         (":World", "is not a module name"),
         ("a b:World", "'a b' is not a module name"),
         (

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from spa.agent.chat import Chat
+from spa.agent.random_engine import fixed_thought
 from spa.agent.response import closing, tagged
 from spa.agent.task import Task
 from spa.config.schema import Config, ModelConfig
@@ -17,9 +18,9 @@ ROOM = 1.5  # of the longest true answer: the rest is for thoughts
 _known: dict[tuple[str, str | None, bool, str], int] = {}
 
 
-def true_answers(task: Task, *, moves: bool = False) -> Iterator[str]:
-    """Answers without thoughts, each with the true states before and after as many random actions as a turn may have; with
-    ``moves`` only the state after them, as a planner's model writes it."""
+def true_answers(task: Task, *, moves: bool = False, random: bool = False) -> Iterator[str]:
+    """Answers without thoughts, or with that of ``random`` play, each with the true states before and after as many random actions
+    as a turn may have; with ``moves`` only the state after them, as a planner's model writes it."""
     env = task.make_env()
     for seed in range(WORLDS):
         rng = np.random.default_rng(seed)
@@ -35,21 +36,25 @@ def true_answers(task: Task, *, moves: bool = False) -> Iterator[str]:
         if moves:
             yield after + closing("prediction")
             continue
-        thoughts = tagged("observation", state, "\n") + tagged("prediction", after, "\n")
+        thought = fixed_thought(env) if random else ""
+        thoughts = tagged("observation", state, "\n") + thought + tagged("prediction", after, "\n")
         yield tagged("think", thoughts) + tagged("answer", f" {task.agent.action_sep} ".join(actions))
     env.close()
 
 
-def longest_answer(task: Task, model: str, settings: ModelConfig | None = None, *, moves: bool = False) -> int | None:
+def longest_answer(
+    task: Task, model: str, settings: ModelConfig | None = None, *, moves: bool = False, random: bool = False
+) -> int | None:
     """Tokens of the longest of some ``true_answers``; None without a tokenizer or if the world fails."""
     settings = settings or ModelConfig()
     # The revision is that of model.path alone.
     source = (model, settings.revision if settings.path == model else None, settings.trust_remote_code)
-    key = *source, repr((task.env, task.agent.action_sep, moves))
+    key = *source, repr((task.env, task.agent.action_sep, moves, random))
     if key not in _known:
         try:
             chat = _chat(*source)
-            _known[key] = max(len(chat.encode(answer)) + 1 for answer in true_answers(task, moves=moves))
+            answers = true_answers(task, moves=moves, random=random)
+            _known[key] = max(len(chat.encode(answer)) + 1 for answer in answers)
         except Exception:  # of the tokenizer or of a world: reported where they are used
             return None
     return _known[key]
@@ -93,7 +98,7 @@ def length_notes(task: Task, config: Config) -> list[str]:
     if random and (not task.agent.think or play.states == "belief" or config.sft.loss == "masked"):
         return []  # no states are taught
     writer = config.model.path if random else play.model or config.model.path
-    longest = longest_answer(task, writer, config.model) or 0
+    longest = longest_answer(task, writer, config.model, random=random) or 0
     hint = task.env.response_hint
     what = f"note: a true answer in {task.tag} takes up to {longest} tokens"
     notes = []

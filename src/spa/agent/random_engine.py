@@ -13,6 +13,7 @@ from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine, Message, Reply
+from spa.envs.checked import CheckedEnv
 
 THOUGHT = "I will push the box to the target."  # the paper's fixed thought, for Sokoban
 PLAIN_THOUGHT = "I will try these actions."  # of other worlds
@@ -65,6 +66,10 @@ class RandomReplies:
         return Reply(self.respond(np.random.default_rng(seed)), "stop")
 
 
+def fixed_thought(env: CheckedEnv) -> str:
+    return THOUGHT if "box" in env.symbols.values() else PLAIN_THOUGHT
+
+
 def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
     """Uniformly random actions, one to ``env.max_actions_per_turn``, in the format of the task's prompt mode.
 
@@ -76,7 +81,7 @@ def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
     env = task.make_env()
     env.reset(seed=0)  # one world stands for all: actions are blind to the state
     env.sample_action(np.random.default_rng(0))
-    thought = THOUGHT if "box" in env.symbols.values() else PLAIN_THOUGHT
+    thought = fixed_thought(env)
 
     def respond(rng: np.random.Generator) -> str:
         count = int(rng.integers(1, task.env.max_actions_per_turn + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ SHARES = {"test": (0.0, 0.15), "val": (0.15, 0.25), "selfplay": (0.25, 0.5), "tr
 SPLITS: tuple[str, ...] = tuple(SHARES)
 WORLD_SPLITS = ("train", "val", "test")  # splits that a world may declare
 _GIVE_UP = 20_000  # candidates in a row without a new world
-_CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long
+_CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long at most
+_FEW = 0.8  # share of new worlds among them below which it looks on
 _ALL_NEW = 64  # different ones in a row after which worlds are not few
 
 
@@ -108,7 +110,7 @@ class WorldSource:
                 raise ValueError(f"the seeds of split {self.split!r} are used up")
             if fruitless >= _GIVE_UP:
                 found = len(self._taken) if self.unique else len(worlds)
-                raise ValueError(_too_few(self.task, self.split, found, count))
+                raise ValueError(_too_few(self.task, (self.split, found, count, None)))
             seed = self.first_seed + self.cursor
             self.cursor += 1
             world, key, split = self.look(seed)
@@ -145,8 +147,8 @@ def check_enough(
 ) -> None:
     """Refuses a task whose distinct worlds are clearly too few, before a source looks for them in vain.
 
-    It looks at up to 500 seeds for two seconds, fewer where all worlds differ, and judges only where the last half of 500 gave no
-    new world.
+    It looks at 500 seeds, fewer where all worlds differ, more where many are alike, for at most two seconds, and judges only where
+    the last half gave no new world.
 
     Args:
         counts: distinct worlds needed, by split.
@@ -158,26 +160,36 @@ def check_enough(
     if task.env.disjoint == "seed" or not any(counts.values()):
         return
     source = WorldSource(task, "val", first_seed)
-    splits: dict[str, str] = {}  # by key
+    known: set[str] = set()
+    missing = Counter(counts)
     looks = last_new = 0
     end = time.monotonic() + _SECONDS
-    while looks < _CHECKED and time.monotonic() < end and not len(splits) == looks == _ALL_NEW:
+    while +missing and time.monotonic() < end and not len(known) == looks == _ALL_NEW:
+        if looks >= _CHECKED and (last_new <= looks / 2 or len(known) > _FEW * looks):
+            break
         _, key, split = source.look(first_seed + looks)
         looks += 1
-        if key not in splits:
-            splits[key], last_new = split, looks
+        if key not in known:
+            known.add(key)
+            missing[split] -= 1
+            last_new = looks
     if looks < _CHECKED or last_new > looks / 2:
         return
-    for split, count in counts.items():
-        if (found := list(splits.values()).count(split)) < count:
-            raise ValueError(_too_few(task, split, found, count, (settings or {}).get(split, "")))
+    if +missing:
+        few = [
+            (split, counts[split] - count, counts[split], (settings or {}).get(split))
+            for split, count in (+missing).items()
+        ]
+        raise ValueError(_too_few(task, *few))
 
 
-def _too_few(task: Task, split: str, found: int, count: int, setting: str = "") -> str:
-    return (
-        f"world {task.env.id!r} gave only {found} distinct worlds for split {split!r} ({count} asked for"
-        f"{f' by {setting}' if setting else ''}): ask for fewer, choose larger worlds or set env.disjoint=seed"
-    )
+def _too_few(task: Task, *few: tuple[str, int, int, str | None]) -> str:
+    """Of splits, each with the worlds that were found and asked for, and the setting that asks."""
+    parts = [
+        f"{found} distinct worlds for split {split!r} ({count} asked for{f' by {setting}' if setting else ''})"
+        for split, found, count, setting in few
+    ]
+    return f"world {task.env.id!r} gave only {' and '.join(parts)}: ask for fewer, choose larger worlds or set env.disjoint=seed"
 
 
 def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:

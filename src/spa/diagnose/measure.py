@@ -17,7 +17,7 @@ from spa.agent.episode import Episode
 from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource
+from spa.agent.worlds import World, WorldSource, check_enough
 from spa.common.errors import error_message
 from spa.common.progress import note, progress
 from spa.config.load import load_variant
@@ -101,6 +101,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
     begun = time.perf_counter()
     cfg = dataclasses.replace(cfg, engine=EngineConfig())  # here the trained model plays, whichever engine plays later
     task = make_task(cfg)
+    check_enough(task, {"val": worlds}, cfg.seeds.val, {"val": "--worlds"})
     chosen = WorldSource(task, "val", cfg.seeds.val, unique=True).take(worlds)
     hidden = _hidden(task)
     policy = Policy.load(cfg)

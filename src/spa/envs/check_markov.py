@@ -40,7 +40,8 @@ class Outcomes:
     """Whether a state and an action have one outcome.
 
     ``kind`` is ``certain`` (they do), ``chance`` (they do for the same noise), ``hidden`` (they do not: something that counts is
-    not shown) or ``unclear`` (chance or hidden). ``text`` says how often they did not, with an example, or what was compared.
+    not shown), ``unclear`` (chance or hidden) or ``unknown`` (no pair was met again). ``text`` says how often they did not, with
+    an example, or what was compared.
     """
 
     kind: str
@@ -60,8 +61,11 @@ def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
     noisy = _noise(make)
     played, every = _meet(make, episodes)
     if not (split := _split(every)):
-        met = _compared(every) or "no"
-        return Outcomes("certain", f"{played} episodes, {met} pairs of state and action met in more than one way")
+        met = _compared(every)
+        text = f"{played} episodes, {met or 'no'} pairs of state and action met in more than one way"
+        if noisy and not met:
+            return Outcomes("chance", f"noise: the same actions end differently with other noise; {text}")
+        return Outcomes("certain" if met else "unknown", text)
     found = f"{_share(split, every)} have more than one outcome"
     if not noisy:
         return Outcomes("hidden", f"hides information: {found}; {_example(split)}")
@@ -105,6 +109,17 @@ def _meet(make: Callable[[], TextEnv], episodes: int, *, fixed: bool = False) ->
     return played, table
 
 
+def ignores_noise_seed(make: Callable[[], TextEnv]) -> bool:
+    """Whether what happens after ``reset`` depends on generators of the world (``np_random``), but never on ``noise_seed``."""
+    end = time.monotonic() + _SECONDS / 4
+
+    def differ(by_option: bool) -> bool:
+        seeds = (seed for seed in range(_WORLDS) if time.monotonic() < end)
+        return any(_differ(make, seed, by_option=by_option, fixed=False) for seed in seeds)
+
+    return differ(by_option=False) and not differ(by_option=True)
+
+
 def _noise(make: Callable[[], TextEnv], *, fixed: bool = False) -> bool:
     """Whether the same actions may do something else for another ``noise_seed`` or with other generators (``np_random``).
 
@@ -124,9 +139,9 @@ def _differ(make: Callable[[], TextEnv], seed: int, *, by_option: bool, fixed: b
     played = []
     for luck in range(3):
         rng = np.random.default_rng(seed)
-        state, _ = env.reset(seed=seed, options={"noise_seed": luck if by_option else 0})
+        state, _ = env.reset(seed=seed, options={"noise_seed": 3 * seed + luck if by_option else 0})
         if not by_option:
-            _fix_noise(env, (luck,))
+            _fix_noise(env, (seed, luck))
         happened = []
         for _ in range(_MOVES):
             action = env.sample_action(rng)

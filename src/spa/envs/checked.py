@@ -114,7 +114,13 @@ class CheckedEnv(TextEnv):
         return self.call("reset", lambda world: checked_reset(world.reset(seed=seed, options=options), self._max_chars))
 
     def step(self, action: str) -> Step:
-        return self.call("step", lambda world: checked_step(world.step(action), self._max_chars))
+        def step(world: TextEnv) -> Step:
+            result = checked_step(world.step(action), self._max_chars)
+            if "success" not in result.info:  # or the world would never be won
+                raise WorldError("info of step() has no 'success', which says whether the goal is reached now")
+            return result
+
+        return self.call("step", step)
 
     def render(self) -> Any:
         """The world's picture: text, or pixels that no model reads."""

@@ -8,6 +8,7 @@ import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from spa.agent.response import match_action
 from spa.envs.checked import CheckedEnv, WorldError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _help(env: TextEnv, actions: Sequence[str], arrows: Mapping[str, str]) -> st
 
 
 def _read(line: str, actions: Sequence[str], arrows: Mapping[str, str]) -> str:
-    """The action or command that a line means."""
+    """The action or command that a line means; actions may differ in case, as in a model's answer."""
     if line in actions:
         return line
     if line in arrows:
@@ -112,7 +113,8 @@ def _read(line: str, actions: Sequence[str], arrows: Mapping[str, str]) -> str:
     if actions and line.isascii() and line.isdecimal() and 1 <= int(line[:4]) <= len(actions):
         return actions[int(line) - 1]
     short = {"q": "quit", "r": "reset"} if actions else {}
-    return short.get(line.casefold(), line.casefold() if line.casefold() in ("quit", "reset") else line)
+    command = short.get(line.casefold(), line.casefold())
+    return command if command in ("quit", "reset") else match_action(line, actions) or line
 
 
 def keys(read: Callable[[], str], pending: Callable[[], bool]) -> Iterator[str]:

@@ -90,7 +90,8 @@ def make_env(name: str, **settings: Any) -> TextEnv:
     elif ":" in name:
         make = _world_class(name)
     else:
-        raise ValueError(f"unknown world {name!r}.{did_you_mean(name, env_names())}")
+        own = " A class of your own is written module:Class." if "." in name else ""
+        raise ValueError(f"unknown world {name!r}.{did_you_mean(name, env_names())}{own}")
     return _build(make, name, settings)
 
 
@@ -189,7 +190,9 @@ def _import(path: str, name: str) -> Any:
     except AttributeError:
         public = [known for known in vars(module) if not known.startswith("_")]
         near = did_you_mean(attribute, public) if attribute else ""
-        hint = near if "Did you mean" in near else ""
+        hint = (
+            near if "Did you mean" in near else f" It was imported from {getattr(module, '__file__', 'Python itself')}."
+        )
         raise ValueError(f"unknown world {name!r}: {module_name} has no {attribute!r}.{hint}") from None
     return value
 
@@ -202,7 +205,9 @@ def _import_module(module: str, name: str) -> Any:
     except Exception as error:  # of the module's own code, too
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (module == missing or module.startswith(missing + ".")):
-            raise ValueError(f"unknown world {name!r}: there is no module {missing!r} to import") from None
+            raise ValueError(
+                f"unknown world {name!r}: there is no module {missing!r} to import, here or in Python's path"
+            ) from None
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(
             f"world {name!r}: module {module!r} cannot be imported: {type(error).__name__}: {error_message(error)} "
