@@ -21,6 +21,7 @@ from spa.config.variants import (
     imagines,
     needs_sft,
     practice_variants,
+    selfplay_folder,
     selfplay_variants,
     sft_folder,
     sft_variants,
@@ -34,6 +35,7 @@ from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
 from spa.runs.products import check_evaluated, check_inputs, trained_model
 from spa.runs.record import DONE
+from spa.runs.same_world import changed_world
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 from spa.scale import launch, ranks
@@ -129,6 +131,11 @@ def check_command(
             _check_data(source_config(cfg, each), data, chat, local_only)
     for text in dict.fromkeys(cautions(cfg, stage, variants)):
         note(f"note: {text}")
+    players: Sequence[VariantConfig | None] = variants or [None]
+    played = {selfplay_folder(out, each): each for each in players}
+    for folder, each in played.items():
+        if text := changed_world(source_config(cfg, each), folder):
+            note(text)
 
 
 def _check_evaluations(
