@@ -65,7 +65,7 @@ def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
         text = f"{played} episodes, {met or 'no'} pairs of state and action met in more than one way"
         if noisy and not met:
             return Outcomes("chance", f"noise: the same actions end differently with other noise; {text}")
-        return Outcomes("certain" if met else "unknown", text)
+        return Outcomes("certain", text) if met else Outcomes("unknown", f"nothing could be compared: {text}")
     found = f"{_share(split, every)} have more than one outcome"
     if not noisy:
         return Outcomes("hidden", f"hides information: {found}; {_example(split)}")
