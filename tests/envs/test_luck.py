@@ -72,7 +72,7 @@ def test_luck(world, ignores, kind, advice) -> None:
     assert ("no pairs" in found.text) == (world is not Few)
     assert advice in hidden_part(found)[1]
     warnings = [one.problem for one in check_world(world, seeds=2, episodes=10) if "noise_seed" in one.question]
-    assert [("ignores noise_seed" in text) for text in warnings] == [ignores]
+    assert [("ignores noise_seed: reseed it in reset()" in text) for text in warnings] == [ignores]
 
 
 @pytest.mark.parametrize("name", ["frozen_lake", "gym:Taxi-v4", "gym:CliffWalking"])
