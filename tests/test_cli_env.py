@@ -221,7 +221,8 @@ def test_a_configs_name_is_its_world(capsys: pytest.CaptureFixture[str], monkeyp
     assert "P" in capsys.readouterr().out
 
 
-def test_a_worlds_id_is_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worlds_id_is_a_config(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spa.agent.worlds._SECONDS", 60.0)
     command = ["run", "gym:Taxi-v4", "--dry-run", "env.max_turns=50", "env.max_actions=50"]
     assert main(command) == 2  # Taxi has no more worlds
     few = r"only \d\d distinct worlds for split 'val' \(64 asked for by ppo.val_worlds\) and \d\d .* by eval.worlds\): ask"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.agent.response import check_names, forced_tag
-from spa.cautions import cautions
+from spa.cautions import cautions, changed_world
 from spa.common.files import sweep
 from spa.common.lock import check_free, locked
 from spa.common.progress import note
@@ -35,7 +35,6 @@ from spa.models.requirements import check_disk, check_lora
 from spa.runs.folder import RunFolder
 from spa.runs.products import check_evaluated, check_inputs, trained_model
 from spa.runs.record import DONE
-from spa.runs.same_world import changed_world
 from spa.runs.stage import model_of
 from spa.runs.trackers import check_trackers
 from spa.scale import launch, ranks

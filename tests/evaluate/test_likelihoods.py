@@ -150,7 +150,7 @@ def test_a_world_that_ignores_the_state_has_no_other_move() -> None:
 
         def step(self, action):
             self.state = f"a door after {action}"
-            return self.state, 0.0, False, False, {}
+            return self.state, 0.0, False, False, {"success": False}
 
         def render(self) -> str:
             return self.state

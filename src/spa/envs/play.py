@@ -8,7 +8,6 @@ import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from spa.agent.response import match_action
 from spa.envs.checked import CheckedEnv, WorldError
 
 if TYPE_CHECKING:
@@ -114,7 +113,9 @@ def _read(line: str, actions: Sequence[str], arrows: Mapping[str, str]) -> str:
         return actions[int(line) - 1]
     short = {"q": "quit", "r": "reset"} if actions else {}
     command = short.get(line.casefold(), line.casefold())
-    return command if command in ("quit", "reset") else match_action(line, actions) or line
+    if command in ("quit", "reset"):
+        return command
+    return next((name for name in actions if name.casefold() == line.casefold()), line)
 
 
 def keys(read: Callable[[], str], pending: Callable[[], bool]) -> Iterator[str]:
