@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,9 +70,9 @@ def changed_world(source: Config, selfplay: Path) -> str:
         source: the config of that stage.
         selfplay: its folder.
     """
-    if not (file := selfplay / "episodes.jsonl").is_file():
-        return ""
-    played = next((each for each in read_episodes(file) if each.turns), None)
+    played = None
+    with suppress(ValueError):  # no episodes, or damaged ones, which `spa verify` reports
+        played = next((each for each in read_episodes(selfplay / "episodes.jsonl") if each.turns), None)
     if played is None:
         return ""
     task = Task(replace(source.env, state_format=source.selfplay.state_format), source.agent)
