@@ -64,7 +64,7 @@ def written_format(cfg: Config, variant: VariantConfig) -> str:
 
 
 def changed_world(source: Config, selfplay: Path) -> str:
-    """A note if the first world of stage 1 begins otherwise now; "" if it does not, or if none was played.
+    """What to say if the first world of stage 1 begins otherwise now; "" if it does not, or if none was played.
 
     Args:
         source: the config of that stage.
@@ -86,6 +86,6 @@ def changed_world(source: Config, selfplay: Path) -> str:
     if (state, content_of(state, info)) == (played.turns[0].state, played.content):
         return ""
     return (
-        f"note: world {task.env.id!r} has changed since {selfplay} was played: seed {played.seed} begins otherwise, so stages 1 "
+        f"world {task.env.id!r} has changed since {selfplay} was played: seed {played.seed} begins otherwise, so stages 1 "
         "and 2 are of another world than what follows; generate into a new folder unless this is meant (spa verify says more)"
     )

@@ -128,13 +128,11 @@ def check_command(
             _, data = check_inputs(cfg, "sft", each, out)
             assert data is not None
             _check_data(source_config(cfg, each), data, chat, local_only)
-    for text in dict.fromkeys(cautions(cfg, stage, variants)):
-        note(f"note: {text}")
     players: Sequence[VariantConfig | None] = variants or [None]
     played = {selfplay_folder(out, each): each for each in players}
-    for folder, each in played.items():
-        if text := changed_world(source_config(cfg, each), folder):
-            note(text)
+    changed = (changed_world(source_config(cfg, each), folder) for folder, each in played.items())
+    for text in dict.fromkeys([*cautions(cfg, stage, variants), *filter(None, changed)]):
+        note(f"note: {text}")
 
 
 def _check_evaluations(

@@ -67,6 +67,7 @@ class RandomReplies:
 
 
 def fixed_thought(env: CheckedEnv) -> str:
+    """What random play thinks in every turn: the paper's sentence where there are boxes."""
     return THOUGHT if "box" in env.symbols.values() else PLAIN_THOUGHT
 
 

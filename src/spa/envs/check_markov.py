@@ -111,13 +111,7 @@ def _meet(make: Callable[[], TextEnv], episodes: int, *, fixed: bool = False) ->
 
 def ignores_noise_seed(make: Callable[[], TextEnv]) -> bool:
     """Whether what happens after ``reset`` depends on generators of the world (``np_random``), but never on ``noise_seed``."""
-    end = time.monotonic() + _SECONDS / 4
-
-    def differ(by_option: bool) -> bool:
-        seeds = (seed for seed in range(_WORLDS) if time.monotonic() < end)
-        return any(_differ(make, seed, by_option=by_option, fixed=False) for seed in seeds)
-
-    return differ(by_option=False) and not differ(by_option=True)
+    return _any_differ(make, by_option=False) and not _any_differ(make, by_option=True)
 
 
 def _noise(make: Callable[[], TextEnv], *, fixed: bool = False) -> bool:
@@ -125,13 +119,14 @@ def _noise(make: Callable[[], TextEnv], *, fixed: bool = False) -> bool:
 
     ``fixed``: although ``_fix_noise`` is called before each move.
     """
+    return any(_any_differ(make, by_option=by_option, fixed=fixed) for by_option in (True, False))
+
+
+def _any_differ(make: Callable[[], TextEnv], *, by_option: bool, fixed: bool = False) -> bool:
+    """``_differ`` for some seed, as far as time allows."""
     end = time.monotonic() + _SECONDS / 4
-    return any(
-        _differ(make, seed, by_option=by_option, fixed=fixed)
-        for seed in range(_WORLDS)
-        for by_option in (True, False)
-        if time.monotonic() < end
-    )
+    seeds = (seed for seed in range(_WORLDS) if time.monotonic() < end)
+    return any(_differ(make, seed, by_option=by_option, fixed=fixed) for seed in seeds)
 
 
 def _differ(make: Callable[[], TextEnv], seed: int, *, by_option: bool, fixed: bool) -> bool:

@@ -22,7 +22,7 @@ _USABLE = 0.97  # share of a GPU's memory that its driver leaves
 
 
 class Need(Protocol):
-    """An estimate in bytes; ``process`` is there before the stage begins, ``kept`` also while an engine of its own plays."""
+    """An estimate in bytes; ``process`` is there before the stage begins, ``kept`` stays while vLLM plays."""
 
     @property
     def process(self) -> int: ...
