@@ -80,7 +80,7 @@ LAKE = {"is_slippery": False, "desc": ["SFG", "HFF"], "map_name": None}
 
 
 def test_play_wins_by_names_and_numbers() -> None:
-    won, text = play("gym:FrozenLake", "right", "sideways", "3", **LAKE)
+    won, text = play("gym:FrozenLake", "Right", "sideways", "3", **LAKE)
     assert won
     assert "Reward 0, total 0." in text and "Not a valid action. Reward 0, total 0." in text
     assert "Reward 1, total 1.\nSolved." in text
@@ -93,6 +93,24 @@ def test_play_resets_and_quits() -> None:
     assert "Lost.\n" in text and "The episode is over: reset or quit." in text
     assert text.count("P_G\nO__") == 2  # the start, and again after the reset
     assert "_PG\nO__" in text and "_√" not in text  # what follows the q is not played
+
+
+def test_actions_may_differ_in_case_as_in_an_answer() -> None:
+    class Door:
+        actions = ("Pull Up", "Q")
+
+        def reset(self, *, seed=None, options=None):
+            return "a door", {}
+
+        def step(self, action):
+            return f"done {action}", 0, False, False, {}
+
+    from spa.envs import AdaptedEnv
+
+    out = io.StringIO()
+    play_world(AdaptedEnv(Door()), 0, iter(["pull up", "Q", "q", "never"]), out)
+    text = out.getvalue()
+    assert "done Pull Up" in text and "done Q" in text and "never" not in text and text.endswith("Stopped.\n")
 
 
 def test_in_a_world_of_free_text_only_whole_words_are_commands(monkeypatch) -> None:

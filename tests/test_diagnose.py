@@ -181,7 +181,7 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
         (["frozen_lake", "agent.think=false"], "agent.think=true"),
         (["frozen_lake", "--json", "no/such/found.json"], "--json"),
         (["frozen_lake", "--out", "full"], "not empty"),
-        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "ask for fewer"),
+        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "(500 asked for by --worlds): ask for fewer"),
     ],
 )
 def test_mistakes_are_one_line_before_any_work(
