@@ -169,6 +169,9 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
     assert any("have a valid action" in rule for rule in found["verdict"])
 
 
+FEW = ["ppo.val_worlds=8", "eval.worlds=8", "sft.eval_worlds=8"]
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
@@ -181,7 +184,8 @@ def test_a_base_without_a_valid_action_is_played_at_random(tmp_path: Path, monke
         (["frozen_lake", "agent.think=false"], "agent.think=true"),
         (["frozen_lake", "--json", "no/such/found.json"], "--json"),
         (["frozen_lake", "--out", "full"], "not empty"),
-        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "(500 asked for by --worlds): ask for fewer"),
+        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "ask for fewer"),
+        (["gym:Taxi-v4", *FEW, "--worlds", "500"], "(500 asked for by --worlds): ask for fewer"),
     ],
 )
 def test_mistakes_are_one_line_before_any_work(
@@ -191,6 +195,7 @@ def test_mistakes_are_one_line_before_any_work(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     monkeypatch.setattr(measure.Policy, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("spa.agent.worlds._SECONDS", 60.0)
     assert main(["diagnose", *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
