@@ -304,7 +304,9 @@ def test_a_command_that_reads_its_config_can_be_stopped(
     assert fails(code, ["run", "sokoban", "--out", "x"], capsys) == word
 
 
-@pytest.mark.parametrize("place", ["_current_option", "_Commands.parse_args"])
+@pytest.mark.parametrize(
+    "place", ["spa.cli.app._current_option", "typer.core.TyperGroup.make_context", "typer.core.TyperGroup.invoke"]
+)
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 def test_a_command_can_be_stopped_while_its_words_are_read(
     capsys: pytest.CaptureFixture[str],
@@ -316,7 +318,7 @@ def test_a_command_can_be_stopped_while_its_words_are_read(
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr(f"spa.cli.app.{place}", interrupted)
+    monkeypatch.setattr(place, interrupted)
     word = "Interrupted." if code == 130 else "Terminated."
     assert fails(code, ["run", "sokoban", "--out", "x"], capsys) == word
 
@@ -458,3 +460,10 @@ def _python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
     environment = {**os.environ, "PYTHONPATH": str(Path(spa.__file__).parents[1])}
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+def test_a_shell_completes_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_SPA_COMPLETE", "complete_bash"), ("COMP_WORDS", "spa gen"), ("COMP_CWORD", "1")):
+        monkeypatch.setenv(name, value)
+    assert main([]) == 0
+    assert capsys.readouterr() == ("generate\n", "")

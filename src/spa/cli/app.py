@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.main import get_command
 
 from spa import __version__
 from spa.cli.arguments import split_words
@@ -40,21 +39,8 @@ if TYPE_CHECKING:
     from spa.runs.folder import RunFolder
 
 
-class _Commands(TyperGroup):
-    """Stopped by Ctrl-C or SIGTERM, typer itself would end with 130 and say nothing."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with interruptible(lambda: ""):
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: Any) -> Any:
-        with interruptible(lambda: ""):
-            return super().invoke(ctx)
-
-
 app = typer.Typer(
     name="spa",
-    cls=_Commands,
     help="Teach a language-model agent how a world works, then reward it for winning: self-play, SFT, PPO.",
     epilog="NAME is a config (sokoban, frozen_lake, sudoku, ...; spa env list shows all) or a YAML file; "
     "spa config NAME shows its settings.",
@@ -129,16 +115,14 @@ def _main(argv: Sequence[str] | None) -> int:
         words = [_current_option(word) for word in _words_given]
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts
             words.append("--resume")
-        code = app(args=words, prog_name="spa", standalone_mode=False)
+        code = _call(words)
         sys.stdout.flush()
     except Interrupted as error:
         return _fail("" if is_rank() else str(error), error.code)
-    except (KeyboardInterrupt, typer.Abort) as error:
+    except KeyboardInterrupt as error:
         stopped = Interrupted("", error)
         return _fail(str(stopped), stopped.code)
     except SystemExit as error:  # ours returns codes
-        if getattr(error.__context__, "errno", None) == errno.EPIPE:  # typer ends so
-            return _unread()
         return _fail(f"Error: a world or library asked to end the program (SystemExit: {error})", 2)
     except BrokenPipeError:
         return _unread()
@@ -157,6 +141,22 @@ def _main(argv: Sequence[str] | None) -> int:
             print_traceback(type(error), error, error.__traceback__)
         return _fail(f"Error: {error_message(error)}", 2)
     return code if isinstance(code, int) else 0
+
+
+def _call(words: list[str]) -> Any:
+    """What a command returns. Not by typer's own ``main``, which takes a Ctrl-C in its own lines and says nothing."""
+    command = get_command(app)
+    try:
+        try:
+            if "_SPA_COMPLETE" in os.environ:
+                command(prog_name="spa")
+            context = command.make_context("spa", words)
+        except SystemExit as end:  # a shell has its completions
+            return end.code
+        with context:
+            return command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
 
 
 def _is_users(error: Exception) -> bool:
