@@ -98,7 +98,7 @@ def test_actions_that_a_world_names_at_reset_are_those_of_the_grammar_and_the_pr
 
 def policy(decoder: bool = True) -> Policy:
     """An untrained network: without a constraint it never writes a tag. ``decoder`` False: transformers' own forward pass."""
-    model = network(vocab_size=520)
+    model = network(vocab_size=600)
     engine = TransformersEngine(model, 0, TOKENIZER)
     if not decoder:
         engine.decoder = None

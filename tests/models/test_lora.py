@@ -8,6 +8,7 @@ import torch
 from spa.config.schema import ModelConfig, SFTConfig
 from spa.models.load import load_model, load_state, load_tokenizer, save_model
 from spa.models.lora import adapter_state, add_lora, load_adapter_state, merged_state
+from tests.models.networks import random_model
 
 pytest.importorskip("peft")
 IDS = torch.arange(5, 45)[None]
@@ -103,3 +104,12 @@ def test_adapters_of_a_bfloat16_model_are_float32() -> None:
 def test_unknown_layers_are_named(targets: list[str]) -> None:
     with pytest.raises(ValueError, match=r"lora_targets=\['query'\] names no layer.*q_proj"):
         adapted(lora_targets=targets)
+
+
+def test_a_mixture_of_experts_comes_back_from_its_checkpoint(tmp_path) -> None:
+    model = random_model("qwen3_moe", num_experts=8, moe_intermediate_size=16)
+    add_lora(model, SFTConfig(lora_alpha=8), 4)
+    expected = logits(shaken(model))
+    save_model(model, load_tokenizer("builtin:tiny"), tmp_path / "mixture")
+    again = load_model(ModelConfig(path=str(tmp_path / "mixture"), device="cpu"))
+    assert torch.allclose(logits(again), expected, atol=1e-5)

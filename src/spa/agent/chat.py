@@ -65,6 +65,8 @@ class Chat:
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         names = dict.fromkeys([*tokenizer.all_special_tokens, *added])
         control = [name for name in names if len(name) > 1 and not TAG.search(name)]
+        # Reasoning models have <think> as a special token.
+        self._unwritten = {tokenizer.convert_tokens_to_ids(name) for name in names if not TAG.search(name)}
         self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
         self.forced, self.forced_ids = self._boundary(forced)
         self._closing = self._check_template()
@@ -93,8 +95,9 @@ class Chat:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: list[int]) -> str:
-        """Text of response ids, without the end-of-turn and other special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """Text of response ids, without the end-of-turn and other special tokens, except tags."""
+        written = [i for i in ids if i not in self._unwritten]
+        return str(self.tokenizer.decode(written, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
         template = self.tokenizer.chat_template

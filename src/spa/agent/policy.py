@@ -171,7 +171,7 @@ class Policy:
         chat, limit = self.chat, sampling_for(task, self.sampling).max_tokens
         engine.constraint = Constraint(
             self.tokenizer,
-            self.model.config.vocab_size,
+            self.model.config.get_text_config().vocab_size,
             response_grammar(task, chat, limit),
             forced=chat.forced_ids,
             stop_ids=chat.stop_ids,

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spa.envs.check_texts import TAG
+
 
 def check_installed() -> None:
     """Raises ValueError if llguidance is missing; the message says what to install."""
@@ -70,7 +72,9 @@ class Constraint:
             _check(matcher)
             self._matchers[session] = matcher, len(ids)
         bits = np.frombuffer(b"".join(masks), dtype=np.uint8).reshape(len(masks), -1)
-        return torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little")[:, : self.size].astype(bool))
+        known = np.unpackbits(bits, axis=1, bitorder="little")[:, : self.size].astype(bool)
+        # Many embeddings have rows beyond the tokenizer's ids, and the masks none.
+        return torch.from_numpy(np.pad(known, ((0, 0), (0, self.size - known.shape[1]))))
 
 
 class _Vocabulary:
@@ -89,7 +93,8 @@ class _Vocabulary:
             raise ValueError(f"llguidance cannot read this tokenizer: {error}") from error
         self.eos_token_id = stop_ids[0]
         self.tokens = [native.decode_bytes([index]) for index in range(len(tokenizer))]
-        special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        added = tokenizer.added_tokens_decoder.items()
+        special = {index for index, token in added if token.special and not TAG.search(token.content)}
         self.special_token_ids = sorted(special.union(stop_ids))
         self._encode = tokenizer.encode
 

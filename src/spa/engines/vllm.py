@@ -232,7 +232,8 @@ def _pack_tied_head(model: Any) -> None:
 
 
 def _until(strings: Sequence[str]) -> dict[str, Any]:
-    return {"stop": list(strings), "include_stop_str_in_output": True}
+    # A tag may be a special token.
+    return {"stop": list(strings), "include_stop_str_in_output": True, "skip_special_tokens": False}
 
 
 def _completion(output: Any, stop_ids: frozenset[int]) -> Completion:

@@ -30,18 +30,20 @@ def add_lora(model: Any, config: SFTConfig | PPOConfig, rank: int, seed: int = 0
     """
     stage = "ppo" if isinstance(config, PPOConfig) else "sft"
     peft, targets = _peft(stage), config.lora_targets
-    if targets != ["all-linear"]:
-        linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)]
-        if unknown := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
-            raise ValueError(
-                f"{stage}.lora_targets={unknown} names no layer of {type(model).__name__}; its linear layers are "
-                f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
-            )
+    linear = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear | Conv1D)}
+    if targets == ["all-linear"]:  # peft's own would include the fused experts of a mixture, which cannot be merged
+        head = model.get_output_embeddings()
+        targets = sorted({name.rpartition(".")[2] for name, each in linear.items() if each is not head})
+    elif unknown := [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]:
+        raise ValueError(
+            f"{stage}.lora_targets={unknown} names no layer of {type(model).__name__}; its linear layers are "
+            f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}"
+        )
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        target_modules=targets,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
