@@ -361,6 +361,28 @@ def test_quantized_weights_whose_package_is_missing(capsys, tmp_path, method: st
         assert f"{folder}: its weights are quantized: " in line and "`pip install " in line
 
 
+def test_quantized_weights_that_load_are_not_trained(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("spa.models.load.check_quantization", lambda config: None)
+    folder = damaged(tmp_path / "m", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    for lora in ("sft.lora_rank=0", "ppo.lora_rank=8 sft.lora_rank=8"):
+        line = refused(capsys, tmp_path / "r", "run", "frozen_lake", *SMALL, f"model={folder}", *lora.split())
+        assert f"model.path={folder}: its weights are quantized, which stages 2 and 3 cannot train" in line
+    assert main(["eval", "frozen_lake", *SMALL, "--model", str(folder), "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(("command", "stage"), [(["sft"], "sft"), (["run", "variants=[vanilla]"], "ppo")])
+def test_sliding_windows_are_not_packed(capsys, tmp_path, command: list[str], stage: str) -> None:
+    folder = tmp_path / "m"
+    save_model(random_model("gemma3_text", vocab_size=512, sliding_window=64), load_tokenizer("builtin:tiny"), folder)
+    given = ["run", "frozen_lake", *SMALL, *command[1:], f"model={folder}"]
+    line = refused(capsys, tmp_path / "r", *given, f"{stage}.packing=true")
+    assert (
+        f"model.path={folder}: it has sliding-window attention, which cannot be packed: use {stage}.packing=false"
+        in line
+    )
+    assert main([*given, "--dry-run"]) == 0
+
+
 def test_quantized_weights_that_vllm_reads(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("spa.engines.base.check_engine", lambda *given, **more: None)
     folder = damaged(tmp_path / "m", quantization_config={"quant_method": "gptq", "bits": 4})

@@ -166,26 +166,28 @@ def _check_data(source: Config, data: Path, chat: Chat | None, local_only: bool)
 
 
 def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
-    """Refuses stages 2 and 3 of a model that cannot be scored, and where they cannot fit; a model whose config is not at hand is
-    left out."""
-    from spa.models.families import logit_scale
-    from spa.models.load import check_quantization, load_config
+    """Refuses stages 2 and 3 of a model that cannot be scored, trained or packed, and where they do not fit; a model whose config
+    is not at hand is left out."""
+    from spa.models.families import check_packing, logit_scale
+    from spa.models.load import check_trainable, load_config
     from spa.rl import memory as ppo
     from spa.sft import memory as sft
 
-    checks: list[tuple[Config, Callable[..., None]]] = [
-        (source_config(cfg, each), sft.check_memory) for each in sft_variants(cfg, stage, variants)
+    checks: list[tuple[Config, str, Callable[..., None]]] = [
+        (source_config(cfg, each), "sft", sft.check_memory) for each in sft_variants(cfg, stage, variants)
     ]
     if stage in ("run", "ppo"):
-        checks += [(variant_config(cfg, each), ppo.check_memory) for each in variants if each.rl]
-    for stage_cfg, check in checks:
+        checks += [(variant_config(cfg, each), "ppo", ppo.check_memory) for each in variants if each.rl]
+    for stage_cfg, name, check in checks:
         try:
             model = load_config(stage_cfg.model.path, stage_cfg.model, local_only=local_only)
         except ValueError:
             continue
         with _named(f"model.path={stage_cfg.model.path}"):
             logit_scale(model)
-            check_quantization(model)
+            check_trainable(model)
+            if getattr(stage_cfg, name).packing:
+                check_packing(model, f"{name}.packing")
         check(stage_cfg, local_only=local_only)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from spa.config.schema import ModelConfig, SFTConfig
 from spa.models.load import load_model, load_state, load_tokenizer, save_model
 from spa.models.lora import adapter_state, add_lora, load_adapter_state, merged_state
-from tests.models.networks import random_model
+from tests.models.networks import network, random_model
 
 pytest.importorskip("peft")
 IDS = torch.arange(5, 45)[None]
@@ -104,6 +106,18 @@ def test_adapters_of_a_bfloat16_model_are_float32() -> None:
 def test_unknown_layers_are_named(targets: list[str]) -> None:
     with pytest.raises(ValueError, match=r"lora_targets=\['query'\] names no layer.*q_proj"):
         adapted(lora_targets=targets)
+
+
+def test_adapters_of_a_tied_head_part_it_from_the_embeddings(tmp_path) -> None:
+    model = network(vocab_size=512, tie_word_embeddings=True)
+    add_lora(model, SFTConfig(lora_alpha=8, lora_targets=["lm_head"]), 4)
+    expected = logits(shaken(model))
+    save_model(model, load_tokenizer("builtin:tiny"), tmp_path / "parted")
+    assert not json.loads((tmp_path / "parted" / "config.json").read_text())["tie_word_embeddings"]
+    assert torch.allclose(
+        logits(load_model(ModelConfig(path=str(tmp_path / "parted"), device="cpu"))), expected, atol=1e-5
+    )
+    assert model.config.tie_word_embeddings
 
 
 def test_a_mixture_of_experts_comes_back_from_its_checkpoint(tmp_path) -> None:

@@ -53,10 +53,16 @@ class Chat:
 
     Raises:
         TemplateError: no template, or one whose rendering of n messages is not a prefix of that of n+1.
+        ValueError: the tokenizer is not a fast one (no character offsets).
     """
 
     def __init__(self, tokenizer: Any, forced: str = forced_tag(True)) -> None:
         self.tokenizer = tokenizer
+        if not tokenizer.is_fast:
+            raise ValueError(
+                f"the tokenizer of {tokenizer.name_or_path!r} is not a fast one, and SFT masks need its character offsets: "
+                "convert it to tokenizer.json"
+            )
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned checkpoint "
@@ -232,19 +238,13 @@ class Chat:
     def response_ids(self, text: str) -> list[int]:
         """The ids of ``encode_response`` without offsets, in half the time."""
         start = len(self.forced) if self.forced and text.startswith(self.forced) else 0
-        if not self.tokenizer.is_fast or self._control.search(text):
+        if self._control.search(text):
             return [*(self.forced_ids if start else ()), *self._encode_text(text[start:])]
         rest = self.tokenizer.backend_tokenizer.encode(text[start:], add_special_tokens=False).ids
         return [*(self.forced_ids if start else ()), *rest]
 
     def encode_response(self, text: str) -> EncodedResponse:
-        """Tokenises a response text as a rollout does: first the forced tag, then the rest.
-
-        Raises:
-            ValueError: the tokenizer is not a fast one (no character offsets).
-        """
-        if not self.tokenizer.is_fast:
-            raise ValueError("SFT masks need a fast tokenizer (character offsets); convert this one to tokenizer.json")
+        """Tokenises a response text as a rollout does: first the forced tag, then the rest."""
         num_forced = start = 0
         ids: list[int] = []
         offsets: list[Span] = []
@@ -266,9 +266,6 @@ class Chat:
         Many tokenizers merge the end of a question with its answer, as in ``>-``. After the whole question the model would have to
         write what it never saw in training, so the question ends before the first token that one of the texts ``following``
         changes; the answer must begin with the rest (token healing).
-
-        Raises:
-            ValueError: as ``encode_response``, if there is such a token.
         """
         tail = text[max(0, text.rfind("<")) :]
         unsettled = max((self._unsettled(tail, answer) for answer in following), default=0)
@@ -291,9 +288,6 @@ class Chat:
 
         These are the tokens of ``rests``, and those at the end of ``prefix`` that one of them changes: sums over all of them can be
         compared.
-
-        Raises:
-            ValueError: as ``encode_response``.
         """
         before = self.encode_response(prefix)
         wholes = [self.encode_response(prefix + rest).ids for rest in rests]

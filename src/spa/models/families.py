@@ -21,6 +21,17 @@ def is_llama_like(model: Any) -> bool:
     )
 
 
+def check_packing(config: Any, setting: str) -> None:
+    """Refuses to pack rows of a model with sliding windows.
+
+    Raises:
+        ValueError: it has them; the message says to set ``setting`` to false.
+    """
+    text = config.get_text_config()
+    if getattr(text, "use_sliding_window", True) and getattr(text, "sliding_window", None):
+        raise ValueError(f"it has sliding-window attention, which cannot be packed: use {setting}=false")
+
+
 def logit_scale(config: Any) -> float:
     """What the model multiplies the products of its output head by: Cohere and Falcon-H1 multiply, Granite divides.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -162,13 +163,33 @@ def check_quantization(config: Any) -> None:
     """
     from transformers.quantizers import AutoHfQuantizer
 
-    parts = (config, config.get_text_config())
-    quantized = next((found for part in parts if (found := getattr(part, "quantization_config", None))), None)
+    quantized = _quantization(config)
     try:
         if quantized and AutoHfQuantizer.supports_quant_method(quantized):  # others are loaded as they are
             AutoHfQuantizer.from_config(quantized, pre_quantized=True).validate_environment(device_map=None)
     except Exception as error:  # mostly ImportError
         raise ValueError(f"its weights are quantized: {error_message(error)}") from error
+
+
+def check_trainable(config: Any) -> None:
+    """Refuses weights that stay quantized once loaded: no step would change them, and no adapter could be merged into them.
+
+    Raises:
+        ValueError: as ``check_quantization``, or they stay so.
+    """
+    check_quantization(config)
+    quantized = _quantization(config)
+    settings = quantized if isinstance(quantized, dict) else vars(quantized) if quantized else {}
+    if quantized and not settings.get("dequantize"):
+        raise ValueError(
+            "its weights are quantized, which stages 2 and 3 cannot train: use the original weights, with LoRA "
+            "(sft.lora_rank, ppo.lora_rank) and model.dtype=bfloat16 where memory is short"
+        )
+
+
+def _quantization(config: Any) -> Any:
+    parts = (config, config.get_text_config())
+    return next((found for part in parts if (found := getattr(part, "quantization_config", None))), None)
 
 
 def weight_bytes(config: ModelConfig) -> int:
@@ -306,7 +327,12 @@ def _write_model(
     if lora.has_lora(model):
         weights = lora.merged_state(model) if weights is None else weights
         lora.save_adapter(model, folder / "adapter", adapters)
-    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
+    parted = weights is not None and _parted(model, weights)
+    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)  # which empties it
+    if parted:  # vLLM and llama.cpp leave out the head of a model that ties it
+        path = folder / "config.json"
+        settings = json.loads(path.read_text(encoding="utf-8")) | {"tie_word_embeddings": False}
+        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     tokenizer.save_pretrained(folder)
     if state is not None:
         with open(folder / "trainer_state.pt", "wb") as file:  # given a path, torch does not say why it cannot write
@@ -329,16 +355,22 @@ def save_checkpoint(
 
     weights = on_main_cpu(lora.merged_state(model) if lora.has_lora(model) else model.state_dict())
     adapters = on_main_cpu(dict(lora.adapter_weights(model)))
-    head = weights.get("lm_head.weight")
-    if head is not None and getattr(model.config, "tie_word_embeddings", False):
-        others = (value for value in weights.values() if value is not head and value.shape == head.shape)
-        if any(torch.equal(head, value) for value in others):  # adapters of the head or the embeddings part them
-            del weights["lm_head.weight"]
+    if getattr(model.config, "tie_word_embeddings", False) and not _parted(model, weights):
+        weights.pop("lm_head.weight", None)
     with shared_folder(folder) as temporary:
         if ranks.is_main():
             _write_model(model, tokenizer, temporary, state, weights, adapters)
         save_tensors(temporary, optimizer, modules)
         ranks.on_main(lambda: manifest.write_manifest(temporary))
+
+
+def _parted(model: Any, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether adapters of the head or of the embeddings part the weights that the model ties."""
+    head = weights.get("lm_head.weight")
+    if head is None or not getattr(model.config, "tie_word_embeddings", False):
+        return False
+    others = (value for value in weights.values() if value is not head and value.shape == head.shape)
+    return not any(torch.equal(head, value) for value in others)
 
 
 def load_sharded(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spa.common.errors import first_line
 from spa.common.sequences import common_length
-from spa.models.families import is_llama_like
+from spa.models.families import check_packing, is_llama_like
 from spa.models.forward import hidden_states, probe_ids, trunk
 
 NAME = "spa_packed"
@@ -181,11 +181,7 @@ def enable_packing(model: Any, setting: str = "sft.packing") -> None:
         model.set_attn_implementation(NAME)
     except (ValueError, AttributeError) as error:
         raise ValueError(f"rows cannot be packed with {type(model).__name__} ({error}); use {setting}=false") from error
-    config = model.config.get_text_config()
-    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
-        raise ValueError(
-            f"{type(model).__name__} has sliding-window attention, which cannot be packed; use {setting}=false"
-        )
+    check_packing(model.config, setting)
     if not (is_llama_like(model) or hasattr(model, "sharded_trunk")):
         try:
             difference = _packed_difference(model)
