@@ -210,6 +210,28 @@ def test_short_of_memory_rounds_have_fewer_rows_and_the_same_samples(holds: int,
         talk(model)
 
 
+def test_rounds_have_the_rows_that_the_free_memory_has_room_for(monkeypatch) -> None:
+    model = network("mistral", sliding_window=64)
+    expected = ids(talk(model))
+    forward, shapes = model.forward, []
+
+    def watched(input_ids, **given):
+        shapes.append(tuple(input_ids.shape))
+        return forward(input_ids=input_ids, **given)
+
+    monkeypatch.setattr(model, "forward", watched)
+    # A token has keys and values of 2 layers, 2 heads, 8 numbers of 4 bytes; 60% of the memory is for 200 tokens.
+    monkeypatch.setattr("spa.engines.rounds.free_memory", lambda device: 200 * (2 * 2 * 2 * 8 * 4) / 0.6 + 1)
+    assert ids(talk(model)) == expected
+    read = [(rows, tokens + 12) for rows, tokens in shapes if tokens > 1]
+    assert all(rows * tokens <= 200 for rows, tokens in read)
+    assert any((rows + 1) * tokens > 200 for rows, tokens in read)
+    monkeypatch.setattr("spa.engines.rounds.free_memory", lambda device: 0)
+    shapes.clear()
+    assert ids(talk(model)) == expected
+    assert {rows for rows, _ in shapes} == {1}
+
+
 def test_rounds_give_every_session_its_turns() -> None:
     class Echo(Engine):
         def __init__(self) -> None:

@@ -18,7 +18,7 @@ from tests.models.networks import BIG, network
 
 @pytest.fixture
 def small(tmp_path: Path) -> str:
-    network("qwen2").config.save_pretrained(tmp_path)
+    network("qwen2", max_position_embeddings=4096).config.save_pretrained(tmp_path)
     return str(tmp_path)
 
 
@@ -63,6 +63,18 @@ def test_keys_and_values_of_a_rollout(small: str) -> None:
     assert (
         estimated(small, *settings, "agent.window=1", "sampling.batch_size=8").rollout == 9 * (PROMPT + 100) * a_token
     )
+
+
+def test_a_long_row_has_a_pass_of_its_own_however_few_tokens_a_pass_is_to_have(small: str) -> None:
+    settings = ["sampling.max_tokens=100", "env.max_turns=5", "ppo.critic=head"]
+    few, as_many, long = (
+        estimated(small, *settings, f"ppo.micro_batch_tokens={tokens}", f"agent.window={window}").activations
+        for tokens, window in ((64, 1), (PROMPT + 100, 1), (64, 5))
+    )
+    assert few == as_many < long
+    # As many as the model can attend to.
+    beyond, all_of_it = (estimated(small, *settings, f"env.max_turns={turns}", "agent.window=0") for turns in (50, 7))
+    assert beyond.row == all_of_it.row > estimated(small, *settings, "agent.window=0").row
 
 
 def test_the_packaged_models_fit_where_they_say(tmp_path: Path) -> None:

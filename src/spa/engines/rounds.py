@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +15,17 @@ from spa.engines.base import Completion, Engine, check_finite
 from spa.engines.draws import uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import sample
+from spa.models.memory import UnknownSizes, cache_bytes, free_memory
 
 
 class Rounds(Engine):
-    """transformers' own forward pass: all contexts of a round in left-padded batches, smaller ones once memory has run out."""
+    """transformers' own forward pass: all contexts of a round in left-padded batches, of as many rows as ``share`` of the free
+    memory has room for the keys and values of; smaller ones once a GPU's memory has run out."""
 
-    def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None) -> None:
+    def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None, share: float = 0.6) -> None:
         self.model, self.grammar = model, grammar
         self.pad_id = pad_id
-        self.stops = stops
+        self.stops, self.share = stops, share
         self.most: int | None = None  # rows at once, once memory has run out
 
     def complete(
@@ -40,6 +43,7 @@ class Rounds(Engine):
         out: dict[int, Completion] = {}
         while len(out) < len(order):
             chosen = order[len(out) :][: min(self.most or sampling.batch_size, sampling.batch_size)]
+            chosen = chosen[: self._room(len(contexts[chosen[-1]]) + sampling.max_tokens)]
             draws = np.array([uniforms(sampling.max_tokens, streams[i]) for i in chosen])
             try:
                 batch = self._batch([contexts[i] for i in chosen], sampling, draws)
@@ -54,6 +58,15 @@ class Rounds(Engine):
                 if self.model.device.type == "cuda":
                     torch.cuda.empty_cache()
         return [out[i] for i in range(len(contexts))]
+
+    def _room(self, tokens: int) -> int:
+        """How many rows of this length fit, at least one. A CPU's memory must not run out: the kernel would end the process."""
+        try:
+            size = tokens * cache_bytes(self.model.config, self.model.dtype.itemsize)
+        except UnknownSizes:
+            return sys.maxsize
+        free = free_memory(self.model.device)
+        return sys.maxsize if free is None else max(1, int(self.share * free) // size)
 
     def _batch(
         self,

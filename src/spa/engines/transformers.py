@@ -106,7 +106,7 @@ class TransformersEngine(Engine):
             if self.decoder is None:
                 from spa.engines.rounds import Rounds
 
-                play = Rounds(self.model, self.pad_id, stops, self.constraint)
+                play = Rounds(self.model, self.pad_id, stops, self.constraint, _SHARE / self.processes)
                 play.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
             else:
                 self.decoder.refresh()

@@ -9,7 +9,7 @@ from typing import Any
 from spa.config.schema import Config
 from spa.config.training import WITH_VALUES
 from spa.models.fit import check_fits
-from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
+from spa.models.load import compute_dtype_bytes, context_length, load_config, weight_bytes
 from spa.models.memory import (
     PROCESS,
     MemoryEstimate,
@@ -107,12 +107,17 @@ def _engine(cfg: Config, model: Any, device: str, *, adapters: bool = False) -> 
         copy = count_parameters(model) * itemsize
     else:
         copy = blocked_bytes(model, adapters=adapters) if device == "cpu" and cfg.model.dtype == "float32" else 0
-    turns = cfg.agent.window or cfg.env.max_turns
-    return copy, turns * (PROMPT + cfg.sampling.max_tokens) * cache_bytes(model, itemsize)
+    return copy, _longest(cfg, model) * cache_bytes(model, itemsize)
+
+
+def _longest(cfg: Config, model: Any) -> int:
+    """Tokens of a row of full-length responses."""
+    tokens = (cfg.agent.window or cfg.env.max_turns) * (PROMPT + cfg.sampling.max_tokens)
+    return min(tokens, context_length(model) or tokens)
 
 
 def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool = False) -> PPOMemory:
-    """A ``spa.models.fit.Estimate`` of actor, critic, reference and rollout. The KV cache is counted for full-length responses.
+    """A ``spa.models.fit.Estimate`` of actor, critic, reference and rollout, all of full-length responses.
 
     Args:
         local_only: no download.
@@ -121,10 +126,12 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
     weights = weight_bytes(cfg.model)
     compute = min(weights, compute_dtype_bytes(config.precision))
 
+    tokens = max(config.micro_batch_tokens, _longest(cfg, model))  # a longer row has a pass of its own
+
     def network(rank: int, scored: int) -> MemoryEstimate:
         return estimate_training(
             model,
-            tokens=config.micro_batch_tokens,
+            tokens=tokens,
             scored=scored,
             weight_bytes=weights,
             compute_bytes=compute,
@@ -134,7 +141,7 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
             shards=shards,
         )
 
-    networks = [network(config.lora_rank, config.micro_batch_tokens)]
+    networks = [network(config.lora_rank, tokens)]
     if config.critic == "model" and config.estimator in WITH_VALUES:
         networks.append(network(config.critic_lora_rank, 0))
     states = sum(each.weights + each.optimizer for each in networks)
