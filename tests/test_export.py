@@ -17,11 +17,13 @@ from spa.agent.chat import Chat
 from spa.agent.episode import read_episodes
 from spa.agent.response import parse_response
 from spa.cli import main
+from spa.common.manifest import MANIFEST
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
-from spa.models.export import export
+from spa.models.export import export, find_checkpoint
 from spa.models.folders import resolve_path
 from spa.models.load import load_model, load_tokenizer
+from spa.report.model_card import export_files
 from spa.runs.stage import model_of
 from tests.scripted import same
 from tests.test_pipeline import SMALL
@@ -133,6 +135,25 @@ def test_the_bases_sampling_settings_are_left_out(run, tmp_path) -> None:
     (tmp_path / "used" / "generation_config.json").write_text(json.dumps(shipped))
     export(tmp_path / "used", to, files={})
     assert json.loads((to / "generation_config.json").read_text()) == {"eos_token_id": 2, "transformers_version": "5"}
+
+
+def test_a_turn_that_does_not_end_with_the_tokenizers_own_token(run, tmp_path) -> None:
+    shutil.copytree(run, copy := tmp_path / "run")
+    checkpoint = find_checkpoint(copy, variant="spa")
+    tokenizer = load_tokenizer(str(checkpoint))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "</turn>"]})
+    tokenizer.chat_template = (  # as Gemma's
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}<turn>{{ m.role }}\n"
+        "{{ m.content }}</turn>\n{% endfor %}{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(checkpoint)
+    (checkpoint / MANIFEST).unlink()
+    (copy / "config.yaml").write_text((copy / "config.yaml").read_text().replace("style: terse", "style: paper"))
+    files = export_files(checkpoint)
+    stops = sorted([tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("</turn>")])
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == stops
+    assert f"eos_token_id={stops}," in files["README.md"]
+    assert '"role": "user"' in files["README.md"] and '"role": "system"' not in files["README.md"]
 
 
 def test_an_exported_model_is_played_by_its_folder(run, tmp_path, capsys) -> None:

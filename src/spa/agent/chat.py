@@ -176,11 +176,13 @@ class Chat:
 
     def opening_text(self, system: str | None, user: str) -> str:
         """System message, first user message and generation prompt as rendered by the template."""
+        return self._render(self.messages(system, user), generate=True)
+
+    def messages(self, system: str | None, user: str) -> list[dict[str, str]]:
+        """The first messages of a conversation, as the template takes them."""
         if system is None or not self._has_system:
-            user = user if system is None else f"{system}\n\n{user}"
-            return self._render([{"role": "user", "content": user}], generate=True)
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        return self._render(messages, generate=True)
+            return [{"role": "user", "content": user if system is None else f"{system}\n\n{user}"}]
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
     def opening(self, system: str | None, user: str, shots: Sequence[Mapping[str, str]] = ()) -> list[int]:
         """Ids of ``opening_text``, with examples before the first user message.

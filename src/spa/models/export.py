@@ -144,9 +144,9 @@ def export(
                     (shutil.copytree if path.is_dir() else shutil.copy)(path, folder / path.name)
             if dtype:
                 _convert(checkpoint, folder, dtype)
-            _drop_sampling(folder / "generation_config.json")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
+        _drop_sampling(folder / "generation_config.json")
 
 
 def _drop_sampling(path: Path) -> None:

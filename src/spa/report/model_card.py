@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from spa.agent.chat import Chat
 from spa.agent.policy import make_task, sampling_for
 from spa.common.cache import CACHED
 from spa.common.tables import markdown_table
@@ -29,6 +30,7 @@ from spa.config.variants import (
 from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table, scores
 from spa.evaluate.verdict import main_variant, verdict
 from spa.models.folders import resolve_path
+from spa.models.load import load_tokenizer
 from spa.runs.folder import TASK, RunFolder, variant_names, variants_folder
 from spa.runs.products import is_of_model
 from spa.runs.record import read_done, taught_nothing
@@ -50,7 +52,7 @@ output = model.generate(
     attention_mask=ids.new_ones(ids.shape),
     max_new_tokens={max_tokens},
     {sampling},{stop}
-    eos_token_id=tokenizer.eos_token_id,
+    eos_token_id={eos},
     pad_token_id=tokenizer.pad_token_id,
 )
 print(forced + tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
@@ -145,7 +147,20 @@ def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool 
         if base.get("base_model") != model.path:  # of the base itself
             base.pop("base_model", None)
     files = {"README.md": _card(checkpoint, origin, base, adapter), TASK: _task_yaml(origin)}
+    if not adapter:
+        files["generation_config.json"] = _generation_config(checkpoint, origin)
     return files | changed | ({"LICENSE": licence} if licence else {})
+
+
+def _chat(checkpoint: Path, origin: Origin) -> Chat:
+    return Chat(load_tokenizer(str(checkpoint), origin.trained.model), forced=make_task(origin.config).forced)
+
+
+def _generation_config(checkpoint: Path, origin: Origin) -> str:
+    """The checkpoint's, with all tokens at which SPA ended a response: the end of a turn is often not the tokenizer's own."""
+    path = checkpoint / "generation_config.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return json.dumps(kept | {"eos_token_id": sorted(_chat(checkpoint, origin).stop_ids)}, indent=2) + "\n"
 
 
 def _check_adapter(checkpoint: Path, origin: Origin) -> None:
@@ -265,7 +280,7 @@ def _card(checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter
         *(f"- {name}: {value}" for name, value in facts.items()),
         "",
         *_results(checkpoint, origin),
-        *_usage(origin, adapter),
+        *_usage(origin, adapter, _chat(checkpoint, origin)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -287,7 +302,7 @@ def _results(checkpoint: Path, origin: Origin) -> list[str]:
     return ["## Result", "", *claims, "", *table, "", note, ""]
 
 
-def _usage(origin: Origin, adapter: bool) -> list[str]:
+def _usage(origin: Origin, adapter: bool, chat: Chat) -> list[str]:
     """How the model is asked, and a snippet that asks it."""
     cfg = origin.config
     task = make_task(cfg)
@@ -295,8 +310,6 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
     state, _ = env.reset(seed=cfg.seeds.test)
     user = task.header(env) + task.turn_text(1, state, cfg.env.max_actions)
     env.close()
-    system = [{"role": "system", "content": task.system}] if task.system is not None else []
-    messages = [*system, {"role": "user", "content": user}]
     sampling = sampling_for(task, cfg.sampling)
     stop = f"\n    stop_strings={sampling.stop},\n    tokenizer=tokenizer," if sampling.stop else ""
     how = ["do_sample=False"]
@@ -317,8 +330,9 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
     code = _SNIPPET.format(
         imports=imports,
         load=load,
-        messages=json.dumps(messages, indent=4, ensure_ascii=False),
-        forced=task.forced,
+        messages=json.dumps(chat.messages(task.system, user), indent=4, ensure_ascii=False),
+        forced=chat.forced,
+        eos=sorted(chat.stop_ids),
         max_tokens=sampling.max_tokens,
         sampling=",\n    ".join(how),
         stop=stop,
@@ -332,7 +346,7 @@ def _usage(origin: Origin, adapter: bool) -> list[str]:
     return [
         "## Use",
         "",
-        f"The model was trained on these prompts alone. Every response starts with `{task.forced}`, which the caller inserts; "
+        f"The model was trained on these prompts alone. Every response starts with `{chat.forced}`, which the caller inserts; "
         f"up to {cfg.env.max_actions_per_turn} actions of a response are played. {later}",
         "",
         "```python",
