@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from spa.agent.chat import Chat, TemplateError
 from spa.models.load import load_tokenizer
@@ -35,6 +36,46 @@ def llama3():
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in names], special_tokens=True)
     tokenizer.eos_token = "<|eot_id|>"
     return tokenizer
+
+
+def zephyr():
+    """A tokenizer like Llama 2's: every text, and what follows a special token, begins with a space."""
+    characters = [*map(chr, range(32, 127)), "\u2581", "\u2581<", "\u2581t", "><"]
+    vocabulary = {
+        token: i for i, token in enumerate(["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *characters])
+    }
+    merges = [("\u2581", "<"), ("\u2581", "t"), (">", "<")]
+    model = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    model.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    model.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    return tokenizer
+
+
+def test_a_tokenizer_that_begins_texts_with_a_space_does_so_once() -> None:
+    tokenizer = zephyr()
+    chat, answer = Chat(tokenizer), "<think> the hall</think><answer>Up</answer>"
+    response = chat.response_ids(answer)
+    assert response[: len(chat.forced_ids)] == chat.forced_ids
+    assert chat.forced + chat.decode(response[len(chat.forced_ids) :]) == answer
+    encoded = chat.encode_response(answer)
+    assert encoded.ids == response
+    assert [answer[a:b] for a, b in encoded.offsets[-3:]] == ["e", "r", ">"]
+    ids = [*chat.opening("Be brief.", "one"), *response, *chat.closing(response), *chat.following("two")]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "two"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ids == tokenizer.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("make", [lambda: TOKENIZER, llama3], ids=["chatml", "llama3"])

@@ -22,6 +22,7 @@ from spa.common.sequences import common_length
 _REMEMBERED = 4096  # user messages whose ids are cached
 # Put before templates that write the date, so that a run has the same prompts on every day.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
+_LEAD, _SPACE = "\x01", "\u2581"  # a character that no token joins to others; SentencePiece's space
 _PROBE_ANSWER = tagged("think", "probe") + tagged("answer", "probe")
 
 
@@ -68,6 +69,10 @@ class Chat:
                 f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruction-tuned checkpoint "
                 "or put a chat_template into its tokenizer_config.json"
             )
+        first = tokenizer.convert_ids_to_tokens(tokenizer.encode("a", add_special_tokens=False)[:1])
+        # Llama 2's and others put a space before a text, and a conversation is encoded in pieces.
+        self._lead = _LEAD if first[0].startswith(_SPACE) else ""
+        self._lead_ids: list[int] = tokenizer.encode(self._lead, add_special_tokens=False)
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         names = dict.fromkeys([*tokenizer.all_special_tokens, *added])
         control = [name for name in names if len(name) > 1 and not TAG.search(name)]
@@ -97,13 +102,13 @@ class Chat:
         self._unsettled = lru_cache(_REMEMBERED)(self._count_unsettled)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without added special tokens."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        """Ids of a text that follows other text, without added special tokens."""
+        return list(self.tokenizer.encode(self._lead + text, add_special_tokens=False)[len(self._lead_ids) :])
 
     def decode(self, ids: list[int]) -> str:
         """Text of response ids, without the end-of-turn and other special tokens, except tags."""
-        written = [i for i in ids if i not in self._unwritten]
-        return str(self.tokenizer.decode(written, clean_up_tokenization_spaces=False))
+        written = [*self._lead_ids, *(i for i in ids if i not in self._unwritten)]
+        return str(self.tokenizer.decode(written, clean_up_tokenization_spaces=False)).removeprefix(self._lead)
 
     def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
         template = self.tokenizer.chat_template
@@ -194,7 +199,7 @@ class Chat:
 
     def _encode_opening(self, system: str | None, user: str, *shots: str) -> tuple[int, ...]:
         users = [*shots[::2], user]
-        ids = self._encode_around(self.opening_text(system, users[0]), system or "", users[0])
+        ids = self._encode_around(self.opening_text(system, users[0]), system or "", users[0], opening=True)
         for response, following in zip(shots[1::2], users[1:], strict=True):
             answered = self.response_ids(response)
             ids += [*answered, *self.closing(answered), *self.following(following)]
@@ -210,11 +215,11 @@ class Chat:
         after = self._render([*head, {"role": "user", "content": user}], generate=True)
         return tuple(self._encode_around(after[len(before) :], user))
 
-    def _encode_around(self, rendered: str, *messages: str) -> list[int]:
-        """Ids of a rendered text, in which messages may contain control tokens as text."""
+    def _encode_around(self, rendered: str, *messages: str, opening: bool = False) -> list[int]:
+        """Ids of a rendered text, in which messages may contain control tokens as text; ``opening``: no text is before it."""
         messages = tuple(filter(None, map(str.strip, messages)))
         if not any(map(self._control.search, messages)):
-            return self.encode(rendered)
+            return list(self.tokenizer.encode(rendered, add_special_tokens=False)) if opening else self.encode(rendered)
         ids: list[int] = []
         for message in messages:
             before, found, rendered = rendered.partition(message)
@@ -242,8 +247,8 @@ class Chat:
         start = len(self.forced) if self.forced and text.startswith(self.forced) else 0
         if self._control.search(text):
             return [*(self.forced_ids if start else ()), *self._encode_text(text[start:])]
-        rest = self.tokenizer.backend_tokenizer.encode(text[start:], add_special_tokens=False).ids
-        return [*(self.forced_ids if start else ()), *rest]
+        rest = self.tokenizer.backend_tokenizer.encode(self._lead + text[start:], add_special_tokens=False).ids
+        return [*(self.forced_ids if start else ()), *rest[len(self._lead_ids) :]]
 
     def encode_response(self, text: str) -> EncodedResponse:
         """Tokenises a response text as a rollout does: first the forced tag, then the rest."""
@@ -256,9 +261,10 @@ class Chat:
             offsets += [(0, start)] * len(self.forced_ids)
             num_forced = len(self.forced_ids)
         for part in self._spelled(text[start:]):
-            encoded = self.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
-            ids += encoded["input_ids"]
-            offsets += [(a + start, b + start) for a, b in encoded["offset_mapping"]]
+            encoded = self.tokenizer(self._lead + part, add_special_tokens=False, return_offsets_mapping=True)
+            lead, moved = len(self._lead_ids), start - len(self._lead)
+            ids += encoded["input_ids"][lead:]
+            offsets += [(a + moved, b + moved) for a, b in encoded["offset_mapping"][lead:]]
             start += len(part)
         return EncodedResponse(ids, offsets, num_forced)
 
