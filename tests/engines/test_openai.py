@@ -97,6 +97,13 @@ def test_prefill_begins_the_answer(server: Server) -> None:
     assert ask(engine(server, prefill=True))[0] == "<think>echoed</think>"
 
 
+def test_prefill_of_a_model_that_was_trained_after_a_part_of_the_tag(server: Server) -> None:
+    server.control(script=["text:>echoed</think>", "text:<think>echoed</think>"])
+    one = engine(server, prefill=True, prefill_text="<think")
+    assert [ask(one)[0] for _ in range(2)] == ["<think>echoed</think>"] * 2
+    assert server.log[0]["body"]["messages"][-1] == {"role": "assistant", "content": "<think"}
+
+
 def test_without_prefill_a_reply_is_taken_as_it_is(server: Server) -> None:
     server.control(script=["text: Left it is.", "length:<think>I wonder"])
     one = engine(server)

@@ -148,6 +148,7 @@ class EngineConfig:
     retries: Count = setting(5, "openai: per request, with exponential backoff.")
     requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none.")
     prefill: Flag = setting(False, "openai: begin responses with the forced tag.")
+    prefill_text: str | None = setting(None, "openai: so much of it (an exported model's card says); null = all.")
     gpu_memory_utilization: ShareAboveZero = setting(0.9, "vllm: share of the GPU's memory.")
     tensor_parallel: Positive = setting(1, "vllm: GPUs.")
     max_model_len: Count = setting(0, "vllm: context in tokens; 0 = the model's.")
@@ -167,6 +168,8 @@ class EngineConfig:
             )
         if self.base_url and not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"engine.base_url must begin with http:// or https://, not be {self.base_url!r}")
+        if (text := self.prefill_text) is not None and not (text and "<think>".startswith(text)):
+            raise ValueError(f"engine.prefill_text must be the beginning of <think>, such as <think, not {text!r}")
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env, re.ASCII):
             raise ValueError(
                 "engine.api_key_env must be the name of an environment variable that holds the key, not the key"

@@ -97,17 +97,21 @@ class OpenAIEngine:
             with self._lock:
                 self._failures = 0
                 self._refused.clear()
-            if self.config.prefill and not reply.text.startswith(forced):
-                reply = Reply(forced + reply.text, reply.finish_reason)
+            if (begun := self._begun(forced)) and not reply.text.startswith(forced):
+                reply = Reply(begun + reply.text, reply.finish_reason)
             return reply
         self._count_failure(reason)
         raise RequestFailed(reason)
 
+    def _begun(self, forced: str) -> str:
+        """What the server is to continue."""
+        return (self.config.prefill_text or forced) if self.config.prefill else ""
+
     def _request(self, messages: Sequence[Message], sampling: SamplingConfig, forced: str, seed: int) -> dict[str, Any]:
         extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
         said = list(messages)
-        if self.config.prefill:
-            said.append({"role": "assistant", "content": forced})
+        if begun := self._begun(forced):
+            said.append({"role": "assistant", "content": begun})
             extra |= {"continue_final_message": True, "add_generation_prompt": False}
         return {
             "model": self.config.model,
