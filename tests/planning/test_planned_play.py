@@ -11,6 +11,7 @@ from spa.agent.episode import Episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig
+from spa.envs import TextEnv
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.planning.play import play_with_planner, search_all
 from spa.planning.search import NOTHING, PLANNERS, Imagined, Move
@@ -55,6 +56,35 @@ class Watched(FrozenLake):
     def legal(self, state: str, before: str | None = None) -> bool | None:
         self.log.append("legal")
         return super().legal(state, before)
+
+
+class Rooms(TextEnv):
+    """Offers two of six rooms, by its seed."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        first, second = (int(room) for room in self.np_random.permutation(6)[:2])
+        self.actions, self.goal = (f"enter {first}", f"enter {second}"), f"enter {second}"
+        return f"The key is in {second}.", {"content": f"{first} {second}", "success": False}
+
+    def step(self, action: str) -> Any:
+        right = action == self.goal
+        return "gone", float(right), True, False, {"success": right, "valid": True, "effective": True}
+
+
+def test_actions_that_a_world_names_at_reset_are_those_that_are_planned() -> None:
+    task = Task(EnvConfig(id=f"{__name__}:Rooms", max_turns=2), AgentConfig(style="terse", window=1))
+
+    class Known(Asked):
+        def headers(self, env: Any) -> Headers:
+            return WorldModel.headers(self.world_model, env)
+
+        world_model = WorldModel(player_of(TrueEngine(TASK)), task)
+
+    known = Known(lambda move: (seen("gone", float(move.state[-2] == move.action[-1]), True),))
+    episodes = play(known, task)
+    assert all(episode.success for episode in episodes)
+    assert len({action for episode in episodes for action in actions(episode)}) > 2
 
 
 class Fragile(FrozenLake):

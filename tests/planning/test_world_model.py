@@ -247,7 +247,7 @@ def test_draws_about_the_usual_world_are_those_of_no_world_and_others_are_drawn_
     def ask(moves: list[Move], headers: list[Headers]) -> list[list[tuple[str, float, bool]]]:
         return plainly(WorldModel(tiny, TASK, samples=3, seed=1).ask(moves, headers))
 
-    usual, other = Headers(), RULES[1]  # the terse prompt has no header
+    usual, other = Headers(actions=tuple(TASK.make_env().actions)), RULES[1]  # the terse prompt has no header
     moves = ASKED[:2]
     assert ask(moves, [usual, usual]) == ask(moves, [])
     both = ask([*moves, *moves], [usual, usual, other, other])

@@ -56,7 +56,7 @@ class Asked:
         return [question for call in self.calls for question in call if isinstance(question, Choice)]
 
     def headers(self, env: Any) -> Headers:
-        return Headers()
+        return Headers(actions=self.actions)
 
     def ask(self, questions: Sequence[Question], headers: Sequence[Headers] = ()) -> list[Any]:
         self.calls.append(list(questions))

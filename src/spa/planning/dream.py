@@ -79,9 +79,14 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
                     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                     headers.append(world_model.headers(env))
                     starts.append(state)
-            searches = [dream(start, world_model.actions, planner, depth, left) for start in starts]
+            searches = [
+                dream(start, shown.actions, planner, depth, left) for start, shown in zip(starts, headers, strict=True)
+            ]
             dreamt = search_all(world_model, searches, headers)
-            imagined += [{"start": start, "moves": moves} for start, moves in zip(starts, dreamt, strict=True)]
+            imagined += [
+                {"start": start, "moves": moves, "actions": shown.actions}
+                for start, moves, shown in zip(starts, dreamt, headers, strict=True)
+            ]
             world_model.forget()
             bar.advance(len(chunk))
     failures.say()
@@ -140,6 +145,7 @@ class ImaginedWorld(TextEnv):
         super().reset(seed=seed)
         chosen = self._worlds[(seed or 0) % len(self._worlds)]
         self._moves, self._state = chosen["moves"], str(chosen["start"])
+        self.actions = tuple(chosen.get("actions", self.actions))  # they may be this world's own
         info = {"success": False, "valid": True, "effective": False, "content": self._state, "split": "train"}
         return self._state, info
 

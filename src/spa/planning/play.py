@@ -94,7 +94,7 @@ def play_with_planner(
         searches = [
             search(
                 plays[number].state,
-                world_model.actions,
+                headers[number].actions,
                 min(plays[number].actions_left, turns_hold),
                 plays[number].actions_left,
                 config,

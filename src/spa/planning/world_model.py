@@ -47,10 +47,11 @@ class Usage:
 
 
 class Headers(NamedTuple):
-    """The texts before the first turn in a world (``Task.header``), by prompt mode."""
+    """The texts before the first turn in a world (``Task.header``), by prompt mode, and the actions that it names."""
 
     base: str = ""
     world_model: str = ""
+    actions: tuple[str, ...] = ()
 
 
 Asked = tuple[Q, Headers]
@@ -92,13 +93,12 @@ class WorldModel:
         with suppress(WorldError):  # which need not be a world that is asked about
             env.reset(seed=0)
             self._first_headers = self.headers(env)
-        self.actions = tuple(env.actions)  # named at reset in some worlds
         self._known: dict[Asked[Question], Answer] = {}
         self.journal: Journal | None = None
 
     def headers(self, env: TextEnv) -> Headers:
         """Those of a world that has been reset."""
-        return Headers(self._plain_task.header(env), self._world_model_task.header(env))
+        return Headers(self._plain_task.header(env), self._world_model_task.header(env), tuple(env.actions))
 
     def _with_headers(self, questions: Sequence[Q], headers: Sequence[Headers]) -> list[Asked[Q]]:
         """Questions with the headers of their worlds."""
@@ -290,10 +290,10 @@ class WorldModel:
         }
         texts, usage = self._continue(contexts, sampling)
         named = []
-        for session in sessions:
+        for session, ((_, headers), _) in zip(sessions, queries, strict=True):
             text = chat.forced + texts[session]
             parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
-            named.append(match_action(parsed.actions[0], self.actions) if parsed.actions else None)
+            named.append(match_action(parsed.actions[0], headers.actions) if parsed.actions else None)
         return named, usage
 
     def _value(self, worths: Sequence[Asked[Worth]], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:

@@ -117,23 +117,20 @@ def lesson_rows(
             for world in chunk:
                 with failures.alone(world.seed):
                     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
-                    starts.append((world, state, task.header(env), world_model_task.header(env)))
-            searches = [
-                imagine(state, world_model.actions, config, depth, left, whole=whole) for _, state, *_ in starts
-            ]
-            headers = [Headers(*of_world) for _, _, *of_world in starts]
-            for (world, _, policy_header, world_model_header), lessons in zip(
-                starts, search_all(world_model, searches, headers), strict=True
-            ):
+                    actions = world_model.headers(env).actions
+                    starts.append((world, state, Headers(task.header(env), world_model_task.header(env), actions)))
+            searches = [imagine(state, shown.actions, config, depth, left, whole=whole) for _, state, shown in starts]
+            headers = [shown for *_, shown in starts]
+            for (world, _, shown), lessons in zip(starts, search_all(world_model, searches, headers), strict=True):
                 result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
                     state, met = lesson.state, lesson.met
                     extra = {"seed": world.seed, "content": world.content, "turn": met}
-                    prompt = state_prompt(task, policy_header, state, left - met)
+                    prompt = state_prompt(task, shown.base, state, left - met)
                     for action in best_actions(lesson.values):
                         response = layout.choice(action) if agent.think else layout.answer.format(action)
                         result.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
-                    prompt = state_prompt(world_model_task, world_model_header, state, left - met)
+                    prompt = state_prompt(world_model_task, shown.world_model, state, left - met)
                     for action, value in lesson.values.items() if values else ():
                         if np.isfinite(value):
                             response = layout.valued(state, action, value)
