@@ -33,6 +33,7 @@ class AdaptedEnv(TextEnv):
     What the world does not say is filled in: ``valid`` whether it lists the action (if it lists any), ``effective`` whether the
     text changed, ``success`` whether the episode terminated with a positive reward, ``content`` the first state (in the format that
     ``plain`` has), ``render()`` the last state. Actions that it does not list are not passed on.
+    ``says_success`` is whether the world itself has given ``success`` so far.
     ``rules``, ``instruction``, ``example``, ``actions``, ``symbols``, ``state_format`` and ``sample_action`` are the world's own
     where it has them.
 
@@ -68,6 +69,7 @@ class AdaptedEnv(TextEnv):
         self._state = ""
         self._fingerprint = ""
         self._running: bool | None = None
+        self.says_success = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -75,6 +77,7 @@ class AdaptedEnv(TextEnv):
         self._take_names()  # they may be this instance's own
         self._fingerprint = str(info["content"]) if "content" in info else self._plainly(seed, options)
         self._running = True
+        self.says_success |= "success" in info
         return self._state, {"success": False, "valid": True, "effective": False, "content": self._fingerprint} | info
 
     def _take_names(self) -> None:
@@ -100,6 +103,7 @@ class AdaptedEnv(TextEnv):
             return before, 0.0, False, False, info
         self._state, reward, terminated, truncated, info = checked_step(self.env.step(action), sys.maxsize)
         self._running = not (terminated or truncated)
+        self.says_success |= "success" in info
         defaults = {
             "success": terminated and reward > 0,
             "valid": True,

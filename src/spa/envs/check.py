@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from spa.config.schema import AgentConfig
 from spa.envs.adapters.guard import RandomGuard
-from spa.envs.check_clock import SECONDS, Clock, Problem
+from spa.envs.check_clock import SECONDS, Clock, Problem, check_type, fail_if, short
 from spa.envs.check_markov import ignores_noise_seed, outcomes
-from spa.envs.check_texts import CLOSE, TAG, names_problem
+from spa.envs.check_texts import CLOSE, NONSENSE, TAG, names_problem
 from spa.envs.seeded import one_line
 
 if TYPE_CHECKING:
@@ -31,20 +31,6 @@ if TYPE_CHECKING:
 MakeEnv = Callable[[], "TextEnv"]
 
 _INFO: dict[str, type] = {"success": bool, "valid": bool, "effective": bool, "content": str}
-# What a model may write instead of an action.
-_NONSENSE = (
-    "no such action \\1 || ?",
-    "",
-    " \n\t ",
-    "%s {0} {x!r} $(x) `x`",
-    "<answer>]]}}</answer>",
-    "\x00\x1b[31m\ud800\u202e",
-    "\u0663 \u2167 \U0001d7dc \u2705 e\u0301" * 3,
-    "-1",
-    "9" * 5000,
-    "([{" * 7000,
-    "None",
-)
 _MOVES, _WAIT = 1_000, 10.0  # random moves, and their seconds, after which a world counts as one that never ends
 TIMEOUT = 30.0
 
@@ -113,6 +99,8 @@ def each_finding(
     checks: list[tuple[str, Callable[[], str | None]]] = [
         ("Gymnasium's check_env", lambda: _gymnasium(make)),
         ("info holds success, valid, effective and content", lambda: _info(make)),
+        ("the world says which episodes are won", lambda: _success(make, seeds)),
+        ("seeds and noise seeds up to 32 bits are taken", lambda: _seeds(make)),
         ("states, rewards and flags have their types", lambda: _types(make, seeds)),
         ("actions and symbols can be named in a prompt", lambda: _names(make)),
         ("two instances with the same seed are equal", lambda: _determinism(make, seeds)),
@@ -159,10 +147,10 @@ def _names(make: MakeEnv) -> None:
     env, separator = make(), AgentConfig().action_sep
     env.reset(seed=0)
     problem = names_problem(env)
-    _fail_if(problem, problem)
+    fail_if(problem, problem)
     for name in env.actions:
-        told = f"{_short(name)} has the separator {separator!r} in it: rename it, or set agent.action_sep"
-        _fail_if(separator in name, f"the action {told}")
+        told = f"{short(name)} has the separator {separator!r} in it: rename it, or set agent.action_sep"
+        fail_if(separator in name, f"the action {told}")
 
 
 def _gymnasium(make: MakeEnv) -> None:
@@ -177,16 +165,35 @@ def _info(make: MakeEnv) -> None:
     env = make()
     _, info = env.reset(seed=0)
     _check_info("reset", info)
-    _fail_if(not info["valid"], "reset: info['valid'] must be True")
+    fail_if(not info["valid"], "reset: info['valid'] must be True")
     for _, step in _steps(env, 0, 20):
         _check_info("step", step[4])
 
 
 def _check_info(method: str, info: Any) -> None:
-    _check_type(info, dict, f"{method}: info")
+    check_type(info, dict, f"{method}: info")
     for key, kind in _INFO.items():
-        _fail_if(key not in info, f"{method}: info has no {key!r}")
-        _check_type(info[key], kind, f"{method}: info[{key!r}]")
+        fail_if(key not in info, f"{method}: info has no {key!r}")
+        check_type(info[key], kind, f"{method}: info[{key!r}]")
+
+
+def _success(make: MakeEnv, seeds: int) -> None:
+    env = make()
+    for seed in range(seeds):
+        env.reset(seed=seed)
+        list(_steps(env, seed, 100))
+    told = "no info['success']: an episode counts as won if it terminates with a positive reward; say it where that is wrong"
+    fail_if(not getattr(env.unwrapped, "says_success", True), told, warning=True)
+
+
+def _seeds(make: MakeEnv) -> None:
+    seed = 2**32 - 1
+    try:
+        make().reset(seed=seed, options={"noise_seed": seed})
+    except Problem:
+        raise
+    except Exception as error:
+        raise Problem(f"reset(seed={seed}, options={{'noise_seed': {seed}}}): {one_line(error)}") from error
 
 
 def _types(make: MakeEnv, seeds: int) -> None:
@@ -194,28 +201,28 @@ def _types(make: MakeEnv, seeds: int) -> None:
     for seed in range(seeds):
         state, _ = env.reset(seed=seed)
         is_text = isinstance(state, str) and state.strip()
-        _fail_if(not is_text, f"reset gave the state {state!r}, which is empty or not text")
+        fail_if(not is_text, f"reset gave the state {state!r}, which is empty or not text")
         for action, (state, reward, terminated, truncated, _) in _steps(env, seed, 30):
-            after = f"after {_short(action)}"
-            _check_type(state, str, f"{after}: state")
-            _fail_if(not state.strip(), f"{after}: the state is empty")
-            _check_type(terminated, bool, f"{after}: terminated")
-            _check_type(truncated, bool, f"{after}: truncated")
+            after = f"after {short(action)}"
+            check_type(state, str, f"{after}: state")
+            fail_if(not state.strip(), f"{after}: the state is empty")
+            check_type(terminated, bool, f"{after}: terminated")
+            check_type(truncated, bool, f"{after}: truncated")
             is_number = not isinstance(reward, bool) and isinstance(reward, numbers.Real) and math.isfinite(reward)
-            _fail_if(not is_number, f"{after}: the reward must be a finite number, not {reward!r}")
+            fail_if(not is_number, f"{after}: the reward must be a finite number, not {reward!r}")
             draws = getattr(env, "render_mode", None) == "rgb_array"
-            _fail_if(not draws and env.render() != state, f"{after}: render() and step() return different texts")
+            fail_if(not draws and env.render() != state, f"{after}: render() and step() return different texts")
 
 
 def _determinism(make: MakeEnv, seeds: int) -> None:
     one, two = make(), make()
     for seed in range(seeds):
-        _fail_if(one.reset(seed=seed) != two.reset(seed=seed), f"seed {seed}: the first states or infos differ")
+        fail_if(one.reset(seed=seed) != two.reset(seed=seed), f"seed {seed}: the first states or infos differ")
         for number, (action, step) in enumerate(_steps(one, seed, 30), 1):
-            _fail_if(step != two.step(action), f"seed {seed}: they differ after move {number} ({_short(action)})")
+            fail_if(step != two.step(action), f"seed {seed}: they differ after move {number} ({short(action)})")
         again = one.reset(seed=seed)
         changed = again != two.reset(seed=seed) or again != make().reset(seed=seed)
-        _fail_if(changed, f"seed {seed}: an earlier episode changes the world")
+        fail_if(changed, f"seed {seed}: an earlier episode changes the world")
 
 
 def transcript(env: TextEnv, seeds: int) -> list[list[Any]]:
@@ -255,8 +262,8 @@ def _processes(make: MakeEnv, seeds: int, name: str, settings: dict[str, Any], h
             raise Problem(f"another process failed: {last[:300]}")
         theirs = json.loads(job.read_text(encoding="utf-8"))
     for one, two in zip(ours, theirs, strict=False):
-        _fail_if(one != two, f"seed {one[0]}: another process gives a different result after {_short(one[1])}")
-    _fail_if(len(ours) != len(theirs), "another process plays episodes of different lengths")
+        fail_if(one != two, f"seed {one[0]}: another process gives a different result after {short(one[1])}")
+    fail_if(len(ours) != len(theirs), "another process plays episodes of different lengths")
     return None
 
 
@@ -272,7 +279,7 @@ def answer(path: str) -> None:
 def _variety(make: MakeEnv) -> str:
     env = make()
     contents = {str(env.reset(seed=seed)[1].get("content")) for seed in range(20)}
-    _fail_if(len(contents) == 1, "20 seeds gave the same world; to train on it, set env.disjoint=seed", warning=True)
+    fail_if(len(contents) == 1, "20 seeds gave the same world; to train on it, set env.disjoint=seed", warning=True)
     return f"{len(contents)} worlds of 20 seeds"
 
 
@@ -282,28 +289,28 @@ def _continues(make: MakeEnv) -> None:
     for env in (one, two):
         env.reset(seed=3)
         worlds.append([env.reset() for _ in range(10)])
-    _fail_if(worlds[0] != worlds[1], "after the same seed, reset() without one gives different worlds")
+    fail_if(worlds[0] != worlds[1], "after the same seed, reset() without one gives different worlds")
     by_seed = {str(one.reset(seed=seed)[1].get("content")) for seed in range(10)}
     without = {str(info.get("content")) for _, info in worlds[0]}
-    _fail_if(len(by_seed) > 1 and len(without) == 1, "reset() without a seed always gives the same world")
+    fail_if(len(by_seed) > 1 and len(without) == 1, "reset() without a seed always gives the same world")
 
 
 def _noise_option(make: MakeEnv) -> None:
     env = make()
     first = env.reset(seed=0)
     changed = any(env.reset(seed=0, options={"noise_seed": number}) != first for number in (1, 2, 1))
-    _fail_if(changed, "the option noise_seed changes the first state; it must change only later randomness")
+    fail_if(changed, "the option noise_seed changes the first state; it must change only later randomness")
     luck = "its noise ignores noise_seed: reseed it in reset(), or all episodes in a world share their luck"
-    _fail_if(can_sample(env) and ignores_noise_seed(make), luck, warning=True)
+    fail_if(can_sample(env) and ignores_noise_seed(make), luck, warning=True)
 
 
 def _content(make: MakeEnv, seeds: int) -> None:
     env = make()
     for seed in range(seeds):
         _, info = env.reset(seed=seed)
-        for action, step in _steps(env, seed, 30, first=_NONSENSE[0]):
+        for action, step in _steps(env, seed, 30, first=NONSENSE[0]):
             changed = step[4].get("content") != info.get("content")
-            _fail_if(changed, f"seed {seed}: info['content'] changed after {_short(action)}")
+            fail_if(changed, f"seed {seed}: info['content'] changed after {short(action)}")
 
 
 def _formats(clock: Clock, seeds: int, name: str, settings: dict[str, Any]) -> str:
@@ -329,13 +336,13 @@ def _formats(clock: Clock, seeds: int, name: str, settings: dict[str, Any]) -> s
     for other in others:
         differs = f"info['content'] differs between {first!r} and {other!r}, so a world is in two splits"
         for seed, (one, two) in enumerate(zip(found[first], found[other], strict=True)):
-            _fail_if(one != two, f"seed {seed}: {differs}; leave out of it what the format adds")
+            fail_if(one != two, f"seed {seed}: {differs}; leave out of it what the format adds")
     return f"{len(found) or 1} format{'' if len(found) < 2 else 's'}"
 
 
 def _nonsense(make: MakeEnv) -> None:
     env, twin = make(), make()
-    for text in _NONSENSE:
+    for text in NONSENSE:
         if text in env.actions:
             continue
         before, _ = env.reset(seed=0)
@@ -345,15 +352,15 @@ def _nonsense(make: MakeEnv) -> None:
         except Problem:
             raise
         except Exception as error:
-            raise Problem(f"the action {_short(text)} raised {one_line(error)}") from error
+            raise Problem(f"the action {short(text)} raised {one_line(error)}") from error
         if info.get("valid") is not False:
             if not env.actions:  # any text may be an answer
                 continue
-            raise Problem(f"info['valid'] is {info.get('valid')!r} after the action {_short(text)}")
+            raise Problem(f"info['valid'] is {info.get('valid')!r} after the action {short(text)}")
         changed = after != before or reward or terminated or truncated or info.get("effective")
-        _fail_if(changed, f"the action {_short(text)} changed the state, gave a reward or ended the episode")
+        fail_if(changed, f"the action {short(text)} changed the state, gave a reward or ended the episode")
         for action, step in _steps(env, 0, 20):  # nor may it change what comes later
-            _fail_if(step[:4] != twin.step(action)[:4], f"after the action {_short(text)} later moves differ")
+            fail_if(step[:4] != twin.step(action)[:4], f"after the action {short(text)} later moves differ")
 
 
 def _global_state(make: MakeEnv) -> None:
@@ -369,8 +376,8 @@ def _global_state(make: MakeEnv) -> None:
             np.random.seed(number)
             before = state()
             played.append(transcript(make(), 2))
-            _fail_if(state() != before, "reset or step changed the global state of random or numpy.random")
-    _fail_if(played.count(played[0]) < len(played), "it depends on the global state of random or numpy.random")
+            fail_if(state() != before, "reset or step changed the global state of random or numpy.random")
+    fail_if(played.count(played[0]) < len(played), "it depends on the global state of random or numpy.random")
 
 
 def _step_after_end(make: MakeEnv) -> str | None:
@@ -384,8 +391,8 @@ def _step_after_end(make: MakeEnv) -> str | None:
         return False
 
     env = make()
-    refused = refuses(next(iter(env.actions), _NONSENSE[0]))
-    _fail_if(not refused, "step() before the first reset() did not raise gymnasium.error.ResetNeeded")
+    refused = refuses(next(iter(env.actions), NONSENSE[0]))
+    fail_if(not refused, "step() before the first reset() did not raise gymnasium.error.ResetNeeded")
     end, moves = time.monotonic() + _WAIT, 0
     for seed in range(3):
         env.reset(seed=seed)
@@ -394,7 +401,7 @@ def _step_after_end(make: MakeEnv) -> str | None:
             if time.monotonic() > end:
                 break
             if step[2] or step[3]:
-                _fail_if(not refuses(action), "step() after the end did not raise gymnasium.error.ResetNeeded")
+                fail_if(not refuses(action), "step() after the end did not raise gymnasium.error.ResetNeeded")
                 return None
     return "no random episode ended"
 
@@ -410,7 +417,7 @@ def _pickle(make: MakeEnv, clock: Clock) -> None:
         raise Problem(f"it cannot be sent to another process ({one_line(error)})", warning=True) from error
     copy = clock.limit(copy)
     for action, step in _steps(clock.limit(env), 1, 20):
-        _fail_if(step != copy.step(action), f"its copy behaves differently after {_short(action)}")
+        fail_if(step != copy.step(action), f"its copy behaves differently after {short(action)}")
 
 
 def _predictable(make: MakeEnv, episodes: int) -> str:
@@ -419,14 +426,14 @@ def _predictable(make: MakeEnv, episodes: int) -> str:
     if not can_sample(env):
         raise Problem("skipped: it lists no actions and has no sample_action(rng) for random play", warning=True)
     answer = outcomes(make, episodes)
-    _fail_if(answer.kind not in ("certain", "unknown"), answer.text, warning=True)
+    fail_if(answer.kind not in ("certain", "unknown"), answer.text, warning=True)
     return answer.text
 
 
 def _without_tags(make: MakeEnv, seeds: int) -> None:
     for seed, state in _states(make, seeds):
         tag = TAG.search(state)
-        _fail_if(
+        fail_if(
             tag, f"seed {seed}: a state contains {tag and tag[0]!r}: stage 1 would drop its rows, write it otherwise"
         )
 
@@ -440,13 +447,13 @@ def _blind(make: MakeEnv, seeds: int) -> None:
         if can_sample(env):
             drawn.add(tuple(env.sample_action(np.random.default_rng(number)) for number in range(10)))
     problem = "sample_action(rng) draws others in other worlds: random play (selfplay.policy=random) asks a single world for all"
-    _fail_if(len(drawn) > 1, problem, warning=True)
+    fail_if(len(drawn) > 1, problem, warning=True)
 
 
 def _readable(make: MakeEnv, seeds: int) -> None:
     for seed, state in _states(make, seeds):
         problem = f"seed {seed}: a state contains {CLOSE!r}, at which a planner stops reading an answer"
-        _fail_if(CLOSE in state, problem, warning=True)
+        fail_if(CLOSE in state, problem, warning=True)
 
 
 def _states(make: MakeEnv, seeds: int) -> Iterator[tuple[int, str]]:
@@ -475,25 +482,9 @@ def _steps(env: TextEnv, seed: int, count: int, first: str | None = None) -> Ite
     rng = np.random.default_rng(seed)
     sample = can_sample(env)
     for number in range(count):
-        known = first if number == 0 and first is not None else None if sample else _NONSENSE[0]
+        known = first if number == 0 and first is not None else None if sample else NONSENSE[0]
         action = env.sample_action(rng) if known is None else known
         step = env.step(action)
         yield action, step
         if step[2] or step[3]:
             return
-
-
-def _fail_if(failed: Any, problem: str, *, warning: bool = False) -> None:
-    if failed:
-        raise Problem(problem, warning=warning)
-
-
-def _check_type(value: Any, kind: type, what: str) -> None:
-    found = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-    _fail_if(not isinstance(value, kind), f"{what} must be {kind.__name__}, not {found}")
-
-
-def _short(text: Any) -> str:
-    """A text in printable ASCII, at most 60 characters."""
-    shown = ascii(text)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -23,6 +23,22 @@ class Problem(Exception):
         self.warning = warning
 
 
+def fail_if(failed: Any, problem: str, *, warning: bool = False) -> None:
+    if failed:
+        raise Problem(problem, warning=warning)
+
+
+def check_type(value: Any, kind: type, what: str) -> None:
+    found = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+    fail_if(not isinstance(value, kind), f"{what} must be {kind.__name__}, not {found}")
+
+
+def short(text: Any) -> str:
+    """A text in printable ASCII, at most 60 characters."""
+    shown = ascii(text)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
 class Clock:
     """Ends calls of a world that do not return, and questions that take too long.
 

@@ -14,6 +14,21 @@ TAGS = ("think", "observation", "prediction", "answer")
 TAG = re.compile(rf"</?(?:{'|'.join(TAGS)})>", re.IGNORECASE)
 """Any tag of the responses."""
 
+NONSENSE = (
+    "no such action \\1 || ?",
+    "",
+    " \n\t ",
+    "%s {0} {x!r} $(x) `x`",
+    "<answer>]]}}</answer>",
+    "\x00\x1b[31m\ud800\u202e",
+    "\u0663 \u2167 \U0001d7dc \u2705 e\u0301" * 3,
+    "-1",
+    "9" * 5000,
+    "([{" * 7000,
+    "None",
+)
+"""What a model may write instead of an action."""
+
 
 def names_problem(world: Any) -> str:
     """Why a world's ``actions`` or ``symbols`` are no names, in a line; empty if they are."""
