@@ -83,5 +83,7 @@ def test_metrics_are_those_of_an_uninterrupted_run(
         with monkeypatch.context() as patch:
             killed_after(patch, calls)
             assert command(out) == 130
+        stage = next(out.rglob("metrics.jsonl")).parent
+        assert (stage / "seconds.json").is_file() == (stage / "checkpoints").is_dir(), "the time up to the checkpoint"
         assert command(out, "--resume") == 0
         assert snapshot(out) == snapshot(expected), f"killed after line {calls} of {lines}"

@@ -125,7 +125,9 @@ def generate(
             return
         from spa.sft.selfplay import selfplay
 
-        stage.finish(selfplay(source, stage.folder))
+        with stage.storing_time():
+            result = selfplay(source, stage.folder)
+        stage.finish(result)
 
 
 def _select_anew(folder: Path, source: Config) -> None:
@@ -222,7 +224,8 @@ def evaluate(
         if not stage.finished:
             from spa.evaluate.play import evaluate_model
 
-            result = evaluate_model(variant_cfg, variant, model, stage.folder)
+            with stage.storing_time():
+                result = evaluate_model(variant_cfg, variant, model, stage.folder)
             stage.finish({**result, "model_path": model_path(model, out)})
             if variant_cfg.report.trackers:
                 from spa.report.track import track_evaluation
@@ -277,7 +280,9 @@ def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
     stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume=True, keep=True)
     if not stage.finished:
         source = source_config(cfg, variant)
-        stage.finish(imagine_worlds(source, stage.folder, model=world_model_of(variant, out)))
+        with stage.storing_time():
+            result = imagine_worlds(source, stage.folder, model=world_model_of(variant, out))
+        stage.finish(result)
     return stage.folder / FILE
 
 

@@ -25,7 +25,7 @@ WRITES: dict[str, list[tuple[str, int]]] = {
         *((".episodes.jsonl", 5000), (".train.parquet", 2000), (".val.parquet", 0), (".stats.json", 0), (".done.json", 0)),
     ],
     "sft": [
-        *(("run.json", 0), ("metrics.jsonl", 100), ("seconds.json", 0), (".global_step_1", 0), (".global_step_2", 10_000)),
+        *(("run.json", 0), ("metrics.jsonl", 100), (".global_step_1", 0), ("seconds.json", 0), (".global_step_2", 10_000)),
         *((".global_step_2", 1_000_000), ("trainer_state.pt", 2_000_000), ("trainer_state.pt", 0), ("manifest.json", 0)),
         (".done.json", 0),
     ],

@@ -61,6 +61,7 @@ def test_an_interrupted_generation_goes_on_after_the_last_chunk(
     assert main([*arguments, "--out", str(out)]) == 130
     partial = out / "selfplay" / "episodes.partial.jsonl"
     assert len(list(read_episodes(partial))) == 4
+    before = json.loads((partial.parent / "seconds.json").read_text())["seconds"]
     with open(partial, "a", encoding="utf-8") as file:
         file.write('{"task": "Fro')
     monkeypatch.setattr(Policy, "play", play)
@@ -69,6 +70,7 @@ def test_an_interrupted_generation_goes_on_after_the_last_chunk(
     assert played == seeds[1:]
     assert result(out) == result(tmp_path / "whole")
     assert not partial.exists()
+    assert 0 < before < json.loads((partial.parent / "done.json").read_text())["seconds"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from spa.agent.episode import Episode
+from spa.common.clock import work_stored
 from spa.common.files import append
 from spa.scale import ranks
 
@@ -59,6 +60,7 @@ class EpisodeStore:
         new = [episode for episode in episodes if _key(episode) not in self]
         if self.path is not None and ranks.is_main():
             append(self.path, "".join(episode.to_json() + "\n" for episode in new))
+            work_stored()
         self._episodes.update((_key(episode), episode) for episode in new)
 
     @property

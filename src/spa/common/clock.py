@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +49,29 @@ def measuring() -> Iterator[None]:
         yield
     finally:
         _paused = _paused + (_now() - begun)
+
+
+_store: Callable[[], None] | None = None
+
+
+@contextmanager
+def storing_time(store: Callable[[], None]) -> Iterator[None]:
+    """In the block, ``work_stored`` calls ``store``, which writes down the time so far; of nested blocks the inner one counts."""
+    global _store
+    outer, _store = _store, store
+    try:
+        yield
+    finally:
+        _store = outer
+
+
+def work_stored() -> None:
+    """To be called wherever a stage has stored work that is not repeated when it is resumed, such as a checkpoint or an episode.
+
+    The time up to here is then stored too. Later time is lost with the work done in it, so that a resumed stage counts none twice.
+    """
+    if _store is not None:
+        _store()
 
 
 def _now() -> Elapsed:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spa.common.clock import work_stored
 from spa.common.files import append
 from spa.common.typed import Finite, parse
 from spa.planning.search import Answer, Imagined, Move, Question
@@ -74,6 +75,7 @@ class Journal:
         ]
         entry = {"asked": self._digest(asked), "usage": usage, "answers": stored}
         append(self.path, json.dumps(entry, allow_nan=False) + "\n")
+        work_stored()
 
     def _digest(self, asked: Sequence[Asked[Question]]) -> str:
         numbers = {headers: number for number, headers in enumerate(dict.fromkeys(headers for _, headers in asked))}

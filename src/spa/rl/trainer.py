@@ -19,7 +19,7 @@ from spa.agent.show import show_sample
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.checkpoints import check_best, checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
-from spa.common.clock import measuring
+from spa.common.clock import measuring, work_stored
 from spa.common.progress import note, on_terminal, progress
 from spa.config.schema import Config, VariantConfig, check_ppo_sampling
 from spa.config.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
@@ -430,6 +430,7 @@ class PPOTrainer:
             save_checkpoint(self.policy.model, self.policy.tokenizer, folder, state, learner.optimizer, learner.modules)
         else:
             save_model(self.policy.model, self.policy.tokenizer, folder, state | {"learner": learner.state()})
+        work_stored()
         self._prune()
 
     def _prune(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.checkpoints import latest_checkpoint, remove_later
-from spa.common.clock import Elapsed, training_time
+from spa.common.clock import Elapsed, storing_time, training_time
 from spa.common.files import atomic_folder, atomic_write, remove_folder
 from spa.common.manifest import damage, say
 from spa.common.progress import duration, note
@@ -110,7 +110,8 @@ class Stage:
     newest whole checkpoint before that; if it is in other files, the stage runs again with ``remake``, and without it they stay as
     they are.
 
-    Times are measured by ``spa.common.clock``, which excludes validation.
+    Times are measured by ``spa.common.clock``, which excludes validation. ``seconds.json`` holds the time up to the last
+    checkpoint or other stored work: a resumed stage adds its own to it.
     """
 
     def __init__(self, folder: Path, title: str, resume: bool, *, keep: bool = False, remake: bool = False) -> None:
@@ -151,8 +152,21 @@ class Stage:
         return self.before + (training_time() - self.started)
 
     @contextmanager
+    def storing_time(self) -> Iterator[None]:
+        """In the block, the time so far is written down whenever work is stored (``work_stored``)."""
+        if not ranks.is_main():
+            yield
+            return
+        path = self.folder / "seconds.json"
+        with storing_time(lambda: atomic_write(path, json.dumps(self._elapsed().record()))):
+            yield
+
+    @contextmanager
     def metrics(self, cfg: Config) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-        """A function that logs (step, metrics), on the main rank; on resume, steps after the checkpoint's are dropped."""
+        """A function that logs (step, metrics), on the main rank; on resume, steps after the checkpoint's are dropped.
+
+        In the block the time is stored, as in ``storing_time``.
+        """
         if not ranks.is_main():
             yield lambda step, metrics: None
             return
@@ -162,13 +176,9 @@ class Stage:
         checkpoint = latest_checkpoint(self.folder)
         if self.resume and checkpoint:
             log.truncate_after(checkpoint[0])
-
-        def write(step: int, metrics: Mapping[str, float]) -> None:
-            log.log(step, metrics)
-            atomic_write(self.folder / "seconds.json", json.dumps(self._elapsed().record()))
-
         try:
-            yield write
+            with self.storing_time():
+                yield log.log
         finally:
             log.close()
 

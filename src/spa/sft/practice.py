@@ -198,7 +198,9 @@ def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> d
     """The result of ``work``, from this run or an earlier one."""
     stage = Stage(folder, title, True, keep=True)
     if not stage.finished:
-        stage.finish(work(folder))
+        with stage.storing_time():
+            result = work(folder)
+        stage.finish(result)
     return read_done(folder) or {}
 
 

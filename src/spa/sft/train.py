@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spa.common.checkpoints import check_best, checkpoint_folder, latest_checkpoint, prune_checkpoints
-from spa.common.clock import measuring
+from spa.common.clock import measuring, work_stored
 from spa.common.progress import note
 from spa.config.schema import SFTConfig
 from spa.data.encode import Example
@@ -219,6 +219,7 @@ class SFTTrainer:
             if has_lora(self.model):
                 state["lora"] = adapter_state(self.model)
             save_model(self.model, self.tokenizer, folder, state)
+        work_stored()
         self._prune()
 
     def _prune(self) -> None:
