@@ -27,6 +27,7 @@ from spa.rl.trainer import PPOTrainer
 from spa.runs.folder import RunFolder
 from spa.runs.record import DONE, read_done, write_record
 from spa.runs.stage import Stage, model_of
+from spa.verify import stages
 from tests.test_pipeline import SMALL, snapshot
 
 SETTINGS = [
@@ -471,6 +472,12 @@ def test_whoever_writes_a_manifest_again_is_believed(run: Path, capsys: pytest.C
     flip(checkpoint / "model.safetensors")
     write_manifest(checkpoint)
     assert failures(run, capsys) == []
+
+
+def test_a_run_may_be_in_a_folder_called_checkpoints(run: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "checkpoints" / "run"
+    shutil.copytree(run, moved)
+    assert [path.relative_to(moved) for path in stages(moved)] == [path.relative_to(run) for path in stages(run)] != []
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def stages(out: Path) -> list[Path]:
     """The stage folders of a run, finished or not, and those inside others (rounds of practice)."""
     marks = ("done.json", "seconds.json", "checkpoints", "metrics.jsonl")
     folders = {path.parent for mark in marks for path in out.rglob(mark)}
-    return sorted(folder for folder in folders if folder != out and "checkpoints" not in folder.parts)
+    return sorted(folder for folder in folders if folder != out and "checkpoints" not in folder.relative_to(out).parts)
 
 
 def _guarded(name: str, checks: Iterator[Check]) -> Iterator[Check]:
