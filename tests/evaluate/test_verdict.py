@@ -247,9 +247,36 @@ def test_every_control_has_to_be_beaten_and_compared() -> None:
     assert not any("open" in line or "not shown" in line for line in verdict(table))
     wide = {**table["spa"].differences, "shuffled": Interval(0.4, -0.5, 0.9)}
     table["spa"] = replace(table["spa"], differences=wide)
-    assert verdict(table)[-1] == "It is not shown that learning true states is the reason: shuffled does without them."
+    assert verdict(table)[-1] == (
+        "It is not shown that learning true states is the reason: "
+        "spa is not clearly above shuffled, and its seeds are too few to tell."
+    )
     del wide["shuffled"]
     assert verdict(table)[-1] == "spa was not compared with shuffled, so it is open why."
+
+
+def test_a_wide_interval_does_not_say_that_a_control_does_without_true_states() -> None:
+    """Two seeds: spa .95 and .90, shuffled .15 and .45."""
+    table = variants([0.1, 0.1], [0.2, 0.2], [0.95, 0.90], shuffled=[0.15, 0.45], imitation=[0.9, 0.9])
+    lead = table["spa"].differences["vanilla"].mean
+    beginning = "It is not shown that learning true states is the reason: "
+    for shuffled, imitation, said in (
+        (
+            Interval(0.619, -1, 1),
+            Interval(0.5, 0.4, 0.6),
+            "spa is not clearly above shuffled, and its seeds are too few to tell.",
+        ),
+        (Interval(0.1, -0.1, lead / 2), Interval(0.5, 0.4, 0.6), "shuffled does without them."),
+        (Interval(-0.2, -0.3, -0.1), Interval(0.5, 0.4, 0.6), "shuffled does without them."),
+        (
+            Interval(0.619, -1, 1),
+            Interval(0.0, -0.1, 0.1),
+            "imitation does without them; spa is not clearly above shuffled, and its seeds are too few to tell.",
+        ),
+    ):
+        differences = {**table["spa"].differences, "shuffled": shuffled, "imitation": imitation}
+        table["spa"] = replace(table["spa"], differences=differences)
+        assert verdict(table)[-1] == beginning + said
 
 
 def test_means_beside_a_difference_are_of_the_same_seeds() -> None:

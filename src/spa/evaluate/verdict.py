@@ -184,7 +184,11 @@ def _time(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
 
 
 def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
-    """What the comparison leaves open about why the recipe is above plain RL; empty where it is not."""
+    """What the comparison leaves open about why the recipe is above plain RL; empty where it is not.
+
+    A control ``does without`` true states if the recipe is not clearly above it, and by at most half its lead over plain RL (the
+    upper end of the interval). Of a wider interval only that is said.
+    """
     score = variants[name]
     if len(score.by_seed) < 2 or PLAIN_RL not in score.differences or score.differences[PLAIN_RL].low <= 0:
         return []
@@ -194,8 +198,13 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
     if unknown := [control for control in controls if control not in score.differences]:
         return [f"{name} was not compared with {' and '.join(unknown)}, so it is open why."]
     if level := [control for control in controls if score.differences[control].low <= 0]:
-        does = f"{' and '.join(level)} {'does' if len(level) == 1 else 'do'}"
-        return [f"It is not shown that learning true states is the reason: {does} without them."]
+        lead = score.differences[PLAIN_RL].mean
+        without = [control for control in level if score.differences[control].high <= lead / 2]
+        unclear = [control for control in level if control not in without]
+        does = f"{' and '.join(without)} {'does' if len(without) == 1 else 'do'} without them"
+        open_ = f"{name} is not clearly above {' and '.join(unclear)}, and its seeds are too few to tell"
+        said = "; ".join([does] * bool(without) + [open_] * bool(unclear))
+        return [f"It is not shown that learning true states is the reason: {said}."]
     lines = [line for c in controls if score.steps and not variants[c].steps for line in _without_rl(c, variants)]
     alone = [control for control in controls if score.seeds_with(variants[control]) < 2]
     if alone and len(alone) == len(controls):
