@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from spa.cli import main
+from spa.common.lock import locked
 from spa.reproduce.page import write_reproduction
 from spa.reproduce.results import collect_cells
 from spa.reproduce.scale import Cell, load_scale
@@ -21,7 +23,7 @@ SPA_FAILED = f"ValueError: variant spa was not evaluated: {SILENT}; the last goo
 
 
 def a_run(folder: Path, error: str | None, lost: tuple[str, ...] = ()) -> Cell:
-    """A run whose last command ended with ``error``; None if it goes on. The variants ``lost`` have no result."""
+    """A run whose last command ended with ``error``; None if it recorded no end. The variants ``lost`` have no result."""
     seed = int(folder.name.removeprefix("seed-"))
     for variant, wins in (("base", 1), ("vanilla", 2), ("spa", 5)):
         if variant not in lost:
@@ -77,10 +79,22 @@ def test_no_claim_rests_on_the_seeds_that_did_not_fail(
 def test_a_seed_without_a_result_did_not_fail_unless_its_run_says_so(
     tmp_path: Path, scale: str, error: str | None
 ) -> None:
-    numbers = collect_cells(runs(tmp_path, error, "spa"))
+    cells = runs(tmp_path, error, "spa")
+    with locked(cells[1].folder) if error is None else nullcontext():  # it goes on
+        numbers = collect_cells(cells)
     assert numbers["lake"]["spa"].failed == {} and numbers["lake"]["spa"].seeds == [0, 2]
     text = markdown(load_scale(scale), numbers)
     assert "spa failed" not in text and "57.3, -, 57.3" in text
+
+
+def test_a_killed_run_recorded_no_end_and_counts_as_failed(tmp_path: Path, scale: str) -> None:
+    numbers = collect_cells(runs(tmp_path, None, "spa"))
+    assert [numbers["lake"][name].failed for name in ("vanilla", "spa")] == [{}, {1: "the run was killed"}]
+    text = markdown(load_scale(scale), numbers)
+    assert "no claim, since seeds of spa failed." in text and "spa failed in seed 1: the run was killed." in text
+    not_begun = Cell("lake", 4, "frozen_lake", (), tmp_path / "lake" / "seed-4", ("vanilla", "spa", "se"))
+    cells = [a_run(tmp_path / "b" / "seed-0", ""), not_begun]
+    assert collect_cells(cells)["lake"]["spa"].failed == {}
 
 
 def test_each_variant_has_its_own_reason_and_a_crash_is_that_of_all_that_it_ended(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from spa.common.files import atomic_write
+from spa.common.lock import is_locked
 from spa.common.manifest import own_digest, say
 from spa.common.progress import note
 from spa.common.secrets import from_environment, redact, shown
@@ -353,10 +354,11 @@ def _clash(done: str, command: str) -> bool:
 
 def failure(folder: Path, variant: str) -> str:
     """Why a run that has ended has no result of a variant, without what it advises; empty where it was not to have one, was
-    interrupted or has not ended."""
-    run = RunFolder(folder)
+    interrupted or has not ended. A killed one (out of memory, power loss) recorded no end and holds no lock."""
+    run, going_on = RunFolder(folder), is_locked(folder)
     last = run.last_command()
-    error = str(last.get("error", ""))
+    killed = bool(last) and "ended" not in last and not going_on
+    error = "the run was killed" if killed else str(last.get("error", ""))
     if not error or interrupted(last):
         return ""
     # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
