@@ -20,7 +20,7 @@ from spa import __version__
 from spa.cli import main
 from spa.common import progress
 from spa.common.signals import Terminated
-from spa.config.load import load_config, to_yaml
+from spa.config.load import load_config, load_variant, to_yaml
 from spa.runs.folder import RunFolder
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -90,6 +90,15 @@ def test_ppo_and_eval_take_an_variant(calls: Calls) -> None:
         ("evaluate", "base", "org/name"),
     ]
     assert calls[-1][1]["variant"].state_format == "coordinates"
+
+
+def test_eval_again_evaluates_the_base_of_a_run_as_the_run_did(calls: Calls) -> None:
+    settings = ["frozen_lake", "env.state_format=coordinates"]
+    cfg, base = load_config(settings[0], settings[1:]), load_variant("base")
+    run = RunFolder("x").open(cfg, "run", resume=False, variants=[base])
+    assert main(["eval", *settings, "--variant", "base", "--out", "x", "--resume"]) == 0
+    assert calls[-1][1]["variant"] == base
+    run.check(cfg, "eval base", True, [calls[-1][1]["variant"]])
 
 
 def test_eval_again_evaluates_the_same_model_as_it_is(calls: Calls) -> None:

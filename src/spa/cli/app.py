@@ -411,8 +411,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     trained = command == "ppo" or (command == "eval" and RunFolder(folder).more_than_evaluated)
     chosen = options.variant or (cfg.variants[0] if trained else "base" if command == "eval" else None)
     variant = variant_named(cfg, chosen) if chosen else None
-    if variant and command == "eval" and chosen == "base":  # a model as it is, also where this is resumed
-        variant = replace(variant, state_format=cfg.env.state_format)
+    if variant and command == "eval" and chosen == "base":  # a model as it is, or the base of a `spa run`
+        variant = RunFolder(folder).recorded("base") or replace(variant, state_format=cfg.env.state_format)
     said = is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
