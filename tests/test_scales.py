@@ -61,6 +61,8 @@ def test_a_world_may_have_seeds_of_its_own(tmp_path: Path, capsys) -> None:
             r"worlds\.a\.seeds must be a list .* that is not empty",
         ),
         ({"worlds": {"lake": {}}}, r"worlds\.lake\.config is missing"),
+        ({"worlds": ["frozen_lake", "sokoban"]}, "scale small: worlds must be a mapping"),
+        ({"worlds": "frozen_lake"}, "scale small: worlds must be a mapping"),
         (
             {"worlds": {"v1.5": {"confg": "sokoban"}}},
             r"Did you mean .worlds\.v1\.5\.config",

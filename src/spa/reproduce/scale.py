@@ -109,7 +109,8 @@ def load_scale(name: str) -> Scale:
         path = conf_folder() / "scale" / f"{choose('scale', name, names_of('scale'))}.yaml"
     try:
         data = read_yaml(path)
-        for world in (data.get("worlds") or {}).values():
+        worlds = data.get("worlds")
+        for world in worlds.values() if isinstance(worlds, dict) else ():
             for key in [key for key in RENAMED if isinstance(world, dict) and key in world]:
                 world[current_name(key)] = world.pop(key)
         return from_mapping(Scale, {"name": path.stem, "worlds": {}, **data})
