@@ -223,6 +223,19 @@ def test_other_entries_of_a_dictionary_have_their_effect() -> None:
     ]
 
 
+def test_settings_without_effect_in_stages_1_and_2_alone_are_named() -> None:
+    settings = ["selfplay.groups=11", "sampling.temperature=0.5", "ppo.steps=80", "sft.lr=0.001"]
+    cfg = load_config("frozen_lake", settings)
+    mine = VariantConfig(name="mine", sft=True, rl=True, settings={"sft.lr": 0.002}, source={"selfplay.groups": 7})
+    mine.source["sampling.temperature"] = 1.0
+    assert overruled(cfg, settings, [mine]) == [
+        "selfplay.groups=11 has no effect in stages 1 and 2 of variant mine, which set selfplay.groups=7",
+        "sampling.temperature=0.5 has no effect in stages 1 and 2 of variant mine, which set sampling.temperature=1.0",
+        "sft.lr=0.001 has no effect in variant mine, which sets sft.lr=0.002",
+    ]
+    assert overruled(cfg, settings[:1], [replace(mine, sft=False)]) == []
+
+
 def test_a_practice_is_repeated_with_resume_alone() -> None:
     plan, after = load_variant("plan"), load_variant("spa_plan")
     assert practice_folder(OUT, plan) == practice_folder(OUT, after)

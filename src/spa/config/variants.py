@@ -154,24 +154,31 @@ def played_config(cfg: Config, variant: VariantConfig) -> Config:
 
 
 def overruled(cfg: Config, settings: Sequence[str], variants: Iterable[VariantConfig]) -> list[str]:
-    """A line for each ``key=value`` setting of a command that a variant replaces by its own."""
+    """A line for each ``key=value`` setting of a command that a variant replaces by its own, in all stages or in 1 and 2."""
     lines = []
     for variant in variants:
-        changed = played_config(cfg, variant)
-        names = differences(cfg, changed)
+        played, source = played_config(cfg, variant), source_config(cfg, variant)
         for setting in settings:
             key = split_override(setting)[0]
             if key == "sft.data" and cfg.sft.data and needs_sft(cfg, variant) and not given_data(cfg, variant):
                 lines.append(f"{setting} has no effect in variant {variant.name}, which has a stage 1 of its own")
-            elif name := next((name for name in names if f"{key}.".startswith(f"{name}.")), None):
-                before: Any = reduce(getattr, name.split("."), cfg)
-                after: Any = reduce(getattr, name.split("."), changed)
-                if isinstance(after, dict) and (entry := key.removeprefix(f"{name}.")) in after:
-                    if before.get(entry) == after[entry]:  # it changes other entries
-                        continue
-                    name, after = key, after[entry]
-                lines.append(f"{setting} has no effect in variant {variant.name}, which sets {name}={after}")
+            elif own := _replaced(key, cfg, played):
+                lines.append(f"{setting} has no effect in variant {variant.name}, which sets {own}")
+            elif needs_sft(cfg, variant) and (own := _replaced(key, cfg, source)):
+                lines.append(f"{setting} has no effect in stages 1 and 2 of variant {variant.name}, which set {own}")
     return lines
+
+
+def _replaced(key: str, cfg: Config, changed: Config) -> str:
+    """``KEY=VALUE`` as ``changed`` has it where it is not that of ``cfg``, else empty; of an entry of a dictionary that entry."""
+    name = next((name for name in differences(cfg, changed) if f"{key}.".startswith(f"{name}.")), None)
+    if name is None:
+        return ""
+    before: Any = reduce(getattr, name.split("."), cfg)
+    after: Any = reduce(getattr, name.split("."), changed)
+    if isinstance(after, dict) and (entry := key.removeprefix(f"{name}.")) in after:
+        return "" if before.get(entry) == after[entry] else f"{key}={after[entry]}"  # it may change other entries
+    return f"{name}={after}"
 
 
 def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
