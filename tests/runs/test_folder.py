@@ -126,6 +126,24 @@ def test_a_changed_variant_is_refused_by_key(tmp_path: Path, cfg: Config) -> Non
         folder.check(cfg, "eval mine", True, [other])
 
 
+def test_a_reproduction_with_bases_may_be_moved(tmp_path: Path, cfg: Config) -> None:
+    def longer(out: Path, name: str = "longer") -> VariantConfig:
+        return VariantConfig(name="longer", settings={"ppo.start": str(out / "bases" / name)})
+
+    before, after = tmp_path / "a" / "reproduce", tmp_path / "b" / "runs" / "reproduce"
+    (before / "bases" / "longer").mkdir(parents=True)
+    RunFolder(before / "lake" / "seed-0").open(cfg, "run", resume=False, variants=[longer(before)])
+    after.parent.mkdir(parents=True)
+    before.rename(after)
+    moved = RunFolder(after / "lake" / "seed-0")
+    moved.check(cfg, "run", True, [longer(after)])
+    (after / "bases" / "other").mkdir()
+    (before / "bases" / "longer").mkdir(parents=True)  # it is there: not the same model
+    for another in (longer(after, "other"), longer(after)):
+        with pytest.raises(ValueError, match=r"settings\.ppo\.start changed"):
+            moved.check(cfg, "run", True, [another])
+
+
 def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
     folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
     other = load_config("sokoban", ["model.threads=1", "report.episodes=2", "variants=[vanilla,se]"])

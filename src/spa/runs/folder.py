@@ -319,12 +319,16 @@ class RunFolder:
             )
 
     def _changed(self, variant: VariantConfig) -> list[str]:
-        """What differs in a variant since an earlier command."""
+        """What differs in a variant since an earlier command; not a path that moved with the run (``_moved``)."""
         known = self.definitions().get(variant.name)
         if known is None:
             return []
         before, after = flat_definition(known), flat_definition(json.loads(json.dumps(shown(variant))))
-        return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        return [
+            name
+            for name in {**before, **after}
+            if before.get(name) != after.get(name) and not _moved(before.get(name), after.get(name), self.path)
+        ]
 
     def _trained_on_rows(self, cfg: Config) -> list[str]:
         """The folders of stages that depend on the rows of stage 1; variants that are not the config's count as such."""
@@ -332,6 +336,20 @@ class RunFolder:
         stages = [each for name in ("sft*", "practice-*", "imagined-*") for each in self.path.glob(name)]
         variants = [each for each in variants_folder(self.path).glob("*") if tuned.get(each.name, True)]
         return [str(each.relative_to(self.path)) for each in sorted([*stages, *variants]) if any(each.iterdir())]
+
+
+def _moved(before: object, after: object, run: Path) -> bool:
+    """Whether an absolute path, such as that of a reproduction's base, was moved together with the run: the old one is gone, and
+    what the new one has below the folder that it shares with the run is the end of the old one."""
+    if not (isinstance(before, str) and isinstance(after, str) and os.path.isabs(before) and os.path.isabs(after)):
+        return False
+    end = [part for part in Path(os.path.relpath(after, run.resolve())).parts if part != ".."]
+    return (
+        bool(end)
+        and Path(after).exists()
+        and not Path(before).exists()
+        and list(Path(before).parts[-len(end) :]) == end
+    )
 
 
 def _value(cfg: Config, key: str) -> str:
