@@ -18,7 +18,7 @@ from spa.common.names import choose
 from spa.common.progress import set_quiet
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.page import figure_files
-from spa.reproduce.results import Numbers, evaluated
+from spa.reproduce.results import Numbers, VariantNumbers, evaluated
 from spa.reproduce.scale import Scale, load_scale
 from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
@@ -73,7 +73,10 @@ def figure(name: str) -> str:
 
 
 def overview(page: str) -> str:
-    """The page with the means of the stored numbers in its overview, whose columns are named after variants."""
+    """The page with the means of the stored numbers in its overview, whose columns are named after variants.
+
+    A mean of fewer seeds than the row's has their number in brackets.
+    """
     lines = page.splitlines(keepends=True)
     files = {file: stored(file)[1] for file in {file for file, _ in ROWS.values()}}
     columns: list[str] = []
@@ -86,9 +89,15 @@ def overview(page: str) -> str:
         file, world = ROWS[title]
         numbers = files[file][world]
         known = evaluated(numbers)
-        means = [f"{100 * known[name].passes[1].mean:.1f}" if name in known else "-" for name in columns]
-        lines[number] = f"| {' | '.join([title, str(max(len(e.seeds) for e in numbers.values())), *means])} |\n"
+        seeds = max(len(entry.seeds) for entry in numbers.values())
+        means = [_mean(known[name], seeds) if name in known else "-" for name in columns]
+        lines[number] = f"| {' | '.join([title, str(seeds), *means])} |\n"
     return "".join(lines)
+
+
+def _mean(entry: VariantNumbers, seeds: int) -> str:
+    fewer = f" ({len(entry.seeds)})" if len(entry.seeds) < seeds else ""
+    return f"{100 * entry.passes[1].mean:.1f}{fewer}"
 
 
 def joined_numbers(file: str, paths: Sequence[Path], replaced: Sequence[str]) -> Numbers:

@@ -42,6 +42,8 @@ def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
     spoilt = re.sub(r"(\n\| FrozenLake 4x4 \| \d+ \| )[\d.]+", r"\g<1>99.9", text)
     assert spoilt != text
     assert PUBLISH["overview"](spoilt) == text
+    row = next(line for line in text.splitlines() if line.startswith("| FrozenLake 4x4 | 10 | "))
+    assert "| 100.0 (3) |" in row, "of search, which fewer seeds have"
     assert page.name == "README.md" or all(f"\n| {title} |" in text for title in PUBLISH["ROWS"])
 
 
@@ -104,7 +106,7 @@ def test_variants_measured_again_replace_the_old_ones_everywhere(
     row = next(
         line for line in (tmp_path / "README.md").read_text(encoding="utf-8").splitlines() if "| Sokoban" in line
     )
-    assert " 0.0 |" in row
+    assert " 0.0 (3) |" in row, "of three seeds, fewer than the others"
     assert (tmp_path / "docs/images/sokoban-actions.svg").read_text(encoding="utf-8") == PUBLISH["figure"](
         "sokoban-actions.svg"
     )
