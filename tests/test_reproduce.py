@@ -131,6 +131,11 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
         assert f"leave out {'settings' if '=' in unused[0] else unused[0]}\n" in capsys.readouterr().err
     assert main(["reproduce", "--scale", scale, "--numbers", str(path), "--variants", "spa"]) == 0
     assert "left out, since they are not among the variants" in capsys.readouterr().err
+    assert main(["reproduce", "--scale", scale, "--numbers", str(path), "--variants", "spaa"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.splitlines()[-1] == (
+        "Error: unknown variant of the numbers 'spaa'; choose one of base, vanilla, spa. Did you mean 'spa'?"
+    )
     whole = path.read_text()
     damaged = json.loads(whole)
     damaged["lake"]["spa"]["successes"] = dict.fromkeys(damaged["lake"]["spa"]["successes"], "3")
@@ -417,6 +422,10 @@ def test_differences_to_the_variants_named_on_the_command_line(finished: list[Ce
     assert "Did you mean 'spa'?" in capsys.readouterr().err
     assert main([*command, "--versus", "spa+lookhead"]) == 2
     assert "Did you mean 'lookahead'?" in capsys.readouterr().err
+    for versus in ("spaa", "spa+lookhead"):
+        path = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}}, versus=["base", "vanilla", versus])
+        assert main(command) == 2
+        assert "Did you mean '" in capsys.readouterr().err
 
 
 def test_a_terminated_reproduction_leaves_no_run_behind(tmp_path: Path, monkeypatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -48,13 +48,12 @@ def reproduce(
     from spa.common.names import choose
     from spa.common.signals import interruptible
     from spa.config.overrides import split_override
-    from spa.config.schema import Config, Planner
-    from spa.evaluate.roles import PLANNED
+    from spa.config.schema import Config
     from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.page import write_reproduction
     from spa.reproduce.results import Numbers, collect_cells
-    from spa.reproduce.scale import cells, load_scale
+    from spa.reproduce.scale import cells, check_versus, load_scale
     from spa.reproduce.stored import read_numbers, to_json
     from spa.reproduce.table import markdown
     from spa.runs.provenance import usable_cores
@@ -72,6 +71,7 @@ def reproduce(
         if option := {"variants": "--variants", "seeds.run": "--seeds"}.get(split_override(setting)[0]):
             raise ValueError(f"give {option} instead of the setting {setting!r}")
     chosen = load_scale(scale)
+    check_versus(chosen)
     if worlds:
         names = [choose("world of the scale", name, list(chosen.worlds)) for name in worlds.split(",")]
         chosen.worlds = {name: chosen.worlds[name] for name in names}
@@ -83,13 +83,8 @@ def reproduce(
             raise ValueError(f"--seeds must be different whole numbers with commas, not {seeds!r}")
         chosen.override("seeds", [int(seed) for seed in given])
     if versus:
-        known = dict.fromkeys(name for world in chosen.worlds for name in chosen.variants_of(world))
         chosen.versus = versus.split(",")
-        for name in chosen.versus:
-            variant, planned, planner = name.partition(PLANNED)
-            choose("variant of the chosen worlds", variant, known)
-            if planned:
-                choose("planner", planner, get_args(Planner)[1:])  # all but none
+        check_versus(chosen)
 
     def show(numbers: Numbers, folder: Path | None) -> None:
         """Prints the tables; writes them, the numbers and the report to ``folder``, if there is one."""
@@ -104,7 +99,7 @@ def reproduce(
         print(f"{text}\nReport: {page}")
 
     if numbers_files:
-        show(read_numbers(numbers_files, chosen), out)
+        show(read_numbers(numbers_files, chosen, chosen.variants if variants else ()), out)
         return
     folder = out or Path("runs") / f"reproduce-{chosen.name}"
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -15,8 +15,9 @@ from spa.common.names import choose
 from spa.config.fields import DISTINCT, STRICT, Count, Key, Mapping, Positive, setting
 from spa.config.load import conf_folder, load_config, names_of, read_yaml
 from spa.config.overrides import RENAMED, current_name, from_mapping
-from spa.config.schema import Config, VariantConfig
+from spa.config.schema import Config, Planner, VariantConfig
 from spa.config.variants import variants_of
+from spa.evaluate.roles import PLANNED
 from spa.reproduce.paper import MODELS, WORLDS
 
 BASELINE = "vanilla"
@@ -116,6 +117,16 @@ def load_scale(name: str) -> Scale:
         return from_mapping(Scale, {"name": path.stem, "worlds": {}, **data})
     except ValueError as error:
         raise ValueError(f"scale {path.stem}: {error}") from error
+
+
+def check_versus(scale: Scale) -> None:
+    """Raises ValueError if one of ``versus`` is no variant of the scale's worlds, alone or with a planner."""
+    known = dict.fromkeys(["base", *(Path(name).stem for world in scale.worlds for name in scale.variants_of(world))])
+    for name in scale.versus:
+        variant, planned, planner = name.partition(PLANNED)
+        choose("variant of the chosen worlds", variant, known)
+        if planned:
+            choose("planner", planner, get_args(Planner)[1:])  # all but none
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from spa.common.names import choose
 from spa.common.progress import note
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute, evaluated, unequal
@@ -61,11 +62,12 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
     return entry
 
 
-def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
+def read_numbers(paths: Sequence[Path], scale: Scale, asked: Sequence[str] = ()) -> Numbers:
     """The numbers of files with different seeds or variants, for the worlds, variants and comparisons of a scale.
 
     Raises:
-        ValueError: no such file, not the numbers of a reproduction, of none of the scale's worlds, or files that cannot be joined.
+        ValueError: no such file, not the numbers of a reproduction, of none of the scale's worlds, files that cannot be joined, or
+            one of the variants ``asked`` for is in no world.
     """
     stored: Numbers = {}
     for path in paths:
@@ -92,6 +94,9 @@ def read_numbers(paths: Sequence[Path], scale: Scale) -> Numbers:
     }
     if not chosen:
         raise ValueError(f"{paths[0]} has no world of scale {scale.name} (it has {', '.join(stored)})")
+    there = dict.fromkeys(name.partition(PLANNED)[0] for world in chosen for name in stored[world])
+    for variant in asked:
+        choose("variant of the numbers", Path(variant).stem, there)
     for world, variants in chosen.items():
         if others := [name for name in stored[world] if name not in variants]:
             note(f"{world}: left out, since they are not among the variants of scale {scale.name}: {', '.join(others)}")
