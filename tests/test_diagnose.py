@@ -93,6 +93,8 @@ def test_every_part_is_measured(lake: Ran) -> None:
     assert found["learned"]["steps"] >= 3 and found["learned"]["rows"] > 0
     assert set(found["learned"]["imagined"]) in ({"1"}, {"1", "2"})  # to the depth to which it wrote states at all
     assert found["planned"]["kind"] == "lookahead" and found["planned"]["questions"] > 0
+    over = found["planned"]["over_random"]
+    assert over["mean"] == pytest.approx(found["planned"]["pass_1"]["mean"] - found["base"]["random"])
     expected, true = found["planned"]["wins_expected"], found["planned"]["wins_true"]
     assert true is None if not expected else 0 <= true <= 1
 
@@ -251,6 +253,10 @@ def gained(mean: float, low: float) -> Callable[[Diagnosis], Diagnosis]:
     return lambda found: replace(found, planned=replace(found.planned, gain=Interval(mean, low, 1.0)))  # type: ignore[type-var]
 
 
+def against_chance(low: float) -> Callable[[Diagnosis], Diagnosis]:
+    return lambda found: replace(found, planned=replace(found.planned, over_random=Interval(0.1, low, 1.0)))  # type: ignore[type-var]
+
+
 def test_where_nothing_stands_out_it_says_so() -> None:
     assert verdict(ordinary()) == [advice.NOTHING]
 
@@ -272,6 +278,7 @@ def test_where_nothing_stands_out_it_says_so() -> None:
         (learned(imagined={1: 0.9, 2: 0.5, 3: 0.4}), ["planner.depth=2"]),
         (learned(imagined={1: 0.4, 2: 0.3}), ["after one imagined action", "a longer stage 2"]),
         (gained(0.12, 0.01), ["by 12 points", "variants=[search,plan,spa_plan]"]),
+        (lambda d: against_chance(0.01)(gained(0.12, 0.01)(d)), ["by 12 points", "variants=[search,plan,spa_plan]"]),
     ],
 )
 def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: list[str]) -> None:
@@ -292,7 +299,7 @@ def test_a_rule_says_what_to_do(change: Callable[[Diagnosis], Diagnosis], says: 
         learned(imagined={}),  # not measured
         gained(0.2, -0.01),  # may be luck
         gained(0.04, 0.01),  # too little to matter
-        lambda d: base(random=0.25)(gained(0.12, 0.01)(d)),  # random moves may do as well
+        lambda d: against_chance(-0.01)(gained(0.12, 0.01)(d)),  # random moves may do as well
         lambda d: replace(d, learned="too large", planned="too large", times=[]),
     ],
 )
@@ -389,6 +396,32 @@ def test_episodes_whose_world_failed_are_counted_apart(monkeypatch: pytest.Monke
     cfg, policy = load_config("frozen_lake"), tiny_policy()
     found, _ = measure._base(cfg, policy, make_task(cfg), [])
     assert (found.failed, found.valid_turns, found.format_rate) == (0.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "says"),
+    [
+        ([1] * 10 + [0] * 10, [1] * 5 + [0] * 15, "no better than chance"),  # 50.0 [30.0, 70.0] and 25.0
+        ([1] * 16 + [0] * 4, [0] * 20, "it plays better than chance"),
+        ([0] * 20, [1] * 16 + [0] * 4, "it plays worse than chance"),
+    ],
+)
+def test_play_is_compared_with_chance_world_by_world(
+    monkeypatch: pytest.MonkeyPatch, ours: list[int], theirs: list[int], says: str
+) -> None:
+    turn = Turn(0, "P", "u", "r", "G", executed=["Up"], format_ok=True)
+    played = iter(
+        [
+            Episode("Lake", group, group, content=str(group), success=bool(won), turns=[turn])
+            for group, won in enumerate(wins)
+        ]
+        for wins in (ours, theirs[::-1])
+    )
+    monkeypatch.setattr(measure, "play_chunks", lambda *args: next(played))
+    found, results = measure._base(load_config("frozen_lake"), tiny_policy(), make_task(load_config("frozen_lake")), [])
+    assert found.over_random is not None and found.over_random.mean == pytest.approx((sum(ours) - sum(theirs)) / 20)
+    assert says in advice.base_part(found)[1]
+    assert list(results) == ["base", "random"]
 
 
 def test_the_small_world_model_plays_in_the_format_it_learned() -> None:

@@ -27,7 +27,8 @@ class Base:
 
     ``format_rate`` and ``valid_turns`` are shares of turns: well-formed ones, and those with an action that the world accepted.
     ``random`` is the Pass@1 of uniformly random actions; None if the world has none. ``failed`` is the share of episodes in which
-    the world failed: lost, and not counted in the shares of turns.
+    the world failed: lost, and not counted in the shares of turns. ``over_random`` is the Pass@1 minus that of random actions,
+    paired by world.
     """
 
     format_rate: float
@@ -35,6 +36,7 @@ class Base:
     pass_1: Interval
     random: float | None
     failed: float = 0.0
+    over_random: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ class Learned:
 
 @dataclass(frozen=True)
 class Planned:
-    """A planner using that model's predictions, on the base's worlds; ``gain`` is its Pass@1 minus the base's, ``wins_true`` the
-    share that won of the ``wins_expected`` moves that it played to win (None: there was none)."""
+    """A planner using that model's predictions, on the base's worlds; ``gain`` is its Pass@1 minus the base's, ``over_random``
+    minus that of random actions, both paired by world, ``wins_true`` the share that won of the ``wins_expected`` moves that it
+    played to win (None: there was none)."""
 
     kind: str
     pass_1: Interval
@@ -81,6 +84,7 @@ class Planned:
     questions: float  # to the model, per episode
     wins_expected: int = 0
     wins_true: float | None = None
+    over_random: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,9 @@ def base_part(base: Base) -> tuple[str, str]:
     if base.valid_turns < FEW:
         more = "" if base.random is None else ", or random self-play"
         return figures, f"it hardly plays: more sampling.max_tokens, a larger model{more}"
-    if base.random is not None and base.pass_1.low > base.random:
+    if base.over_random is not None and base.over_random.low > 0:
         return figures, "it plays better than chance"
-    if base.random is not None and base.pass_1.high < base.random:
+    if base.over_random is not None and base.over_random.high < 0:
         return figures, "it plays worse than chance: its habits cost it"
     return figures, "no better than chance, as far as these worlds tell"
 
@@ -263,10 +267,10 @@ def planner_part(diagnosis: Diagnosis) -> tuple[str, str]:
 
 def pays(diagnosis: Diagnosis) -> bool:
     """Whether there is a planner that is significantly better than the base, by at least ``GAIN``, and than random moves."""
-    planned, chance = diagnosis.planned, diagnosis.base.random
+    planned = diagnosis.planned
     if isinstance(planned, str) or planned.gain.mean < GAIN or planned.gain.low <= 0:
         return False
-    return chance is None or planned.pass_1.low > chance
+    return planned.over_random is None or planned.over_random.low > 0
 
 
 def time_part(diagnosis: Diagnosis) -> tuple[str, str]:

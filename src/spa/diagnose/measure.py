@@ -39,7 +39,7 @@ from spa.data.layouts import read_rows, write_rows
 from spa.diagnose.advice import FEW, Base, Diagnosis, Learned, Planned, States, VariantTime
 from spa.envs.check_markov import Outcomes, outcomes
 from spa.envs.checked import WorldError
-from spa.evaluate.bootstrap import bootstrap_mean
+from spa.evaluate.bootstrap import Interval, bootstrap_mean
 from spa.evaluate.perplexity import FORMATS, perplexity_by_format, random_guess
 from spa.evaluate.planned import PREFIX, expected_wins, imagination_metrics, planning_model
 from spa.evaluate.play import play_chunks
@@ -145,8 +145,8 @@ def _hidden(task: Task) -> Outcomes:
         return Outcomes("unknown", f"skipped: {error}")
 
 
-def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, list[WorldResult]]:
-    """The untrained model compared with random play, and its successes in each world."""
+def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple[Base, dict[str, list[WorldResult]]]:
+    """The untrained model compared with random play, and the successes of both (``base``, ``random``) in each world."""
     run = cfg.seeds.run
     episodes = play_chunks(policy, task, worlds, SAMPLES, run, EVAL, "base")
     if all(episode.status == "error" for episode in episodes):
@@ -158,15 +158,22 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
         guesses = []
     sound = [episode for episode in episodes if episode.status != "error"]
     turns = [turn for episode in sound for turn in episode.turns]
-    results = group_worlds(episodes)
+    results = {"base": group_worlds(episodes)} | ({"random": group_worlds(guesses)} if guesses else {})
     base = Base(
         format_rate=float(np.mean([turn.format_ok for turn in turns])),
         valid_turns=float(np.mean([turn.valid for turn in turns])),
-        pass_1=pass_interval(results, 1, cfg.eval.bootstrap, run),
+        pass_1=pass_interval(results["base"], 1, cfg.eval.bootstrap, run),
         random=float(np.mean([episode.success for episode in guesses])) if guesses else None,
         failed=1 - len(sound) / len(episodes),
+        over_random=_difference(cfg, results["base"], results["random"]) if guesses else None,
     )
     return base, results
+
+
+def _difference(cfg: Config, ours: list[WorldResult], theirs: list[WorldResult]) -> Interval:
+    """Pass@1 of one minus that of the other, on the same worlds."""
+    shares, other = (np.array([each.successes / each.samples for each in results]) for results in (ours, theirs))
+    return bootstrap_mean(shares - other, cfg.eval.bootstrap, cfg.seeds.run, least=-1, most=1)
 
 
 def _can_sample(task: Task) -> bool:
@@ -254,8 +261,8 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
     )
 
 
-def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldResult]) -> Planned | str:
-    """The planner's result on the base's worlds, or why it was not tried."""
+def _planned(cfg: Config, policy: Policy, worlds: list[World], rivals: dict[str, list[WorldResult]]) -> Planned | str:
+    """The planner's result on the worlds of its ``rivals`` (``_base``), or why it was not tried."""
     task, kind = make_task(cfg), cfg.agent.planner
     env = task.started_env()
     try:
@@ -273,14 +280,14 @@ def _planned(cfg: Config, policy: Policy, worlds: list[World], base: list[WorldR
         bar.advance()
     results = group_worlds(episodes)
     wins = expected_wins(episodes)
-    shares, base_shares = (np.array([each.successes / each.samples for each in group]) for group in (results, base))
     return Planned(
         kind=kind,
         pass_1=pass_interval(results, 1, cfg.eval.bootstrap, cfg.seeds.run),
-        gain=bootstrap_mean(shares - base_shares, cfg.eval.bootstrap, cfg.seeds.run, least=-1, most=1),
+        gain=_difference(cfg, results, rivals["base"]),
         questions=world_model.usage.questions / len(episodes),
         wins_expected=len(wins),
         wins_true=sum(wins) / len(wins) if wins else None,
+        over_random=_difference(cfg, results, rivals["random"]) if "random" in rivals else None,
     )
 
 
