@@ -105,6 +105,18 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
     assert not (tmp_path / "out" / "bases").exists(), "a table trains nothing"
 
 
+@pytest.mark.parametrize(
+    ("settings", "parallel"), [([], 8), (["model.threads=2"], 4), (["model.threads=20"], 1), (["model.threads=0"], 1)]
+)
+def test_as_many_runs_at_once_as_have_cores(tmp_path: Path, monkeypatch, settings: list[str], parallel: int) -> None:
+    started: list[int] = []
+    monkeypatch.setattr("spa.runs.provenance.usable_cores", lambda: 8)
+    monkeypatch.setattr("spa.reproduce.jobs.run_cells", lambda cells, at_once: started.append(at_once) or ["failed"])
+    path = scale_file(tmp_path, seeds=list(range(8)), worlds={"lake": {"config": "frozen_lake"}})
+    assert main(["reproduce", "--scale", path, "--out", str(tmp_path / "out"), *settings]) == 2
+    assert started == [parallel]
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys) -> None:
     assert main(["reproduce", "--scale", scale_file(tmp_path), "--dry-run", "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out

@@ -139,7 +139,7 @@ def reproduce(
         runs = cells(chosen, folder, settings or [], existing=only_table)
         load()
         if not only_table:
-            cores = max(1, usable_cores() // chosen.threads)
+            cores = max(1, usable_cores() // (configs[0].model.threads or usable_cores()))  # 0: each takes all
             failures = run_cells(runs, parallel or at_once(len(runs), cores))
     numbers = collect_cells(runs, versus=chosen.compared)
     if not any(numbers.values()):
