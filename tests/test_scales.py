@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from spa.config.schema import ModelConfig
 from spa.models.load import load_model
 from spa.reproduce.bases import make_bases, write_variants
 from spa.reproduce.scale import cells, load_scale, variant_file
-from tests.test_reproduce import scale_file
+from tests.test_reproduce import WORLDS, result, scale_file
 
 DOCS = Path(__file__).parents[1] / "docs" / "scales"
 
@@ -103,6 +104,25 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys) -> None:
     path = scale_file(tmp_path, bases={"longer": ["steps=1"]}, variants=["vanilla", "longer"])
     assert "nothing is finished" in fails("--scale", path, "--table", "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out" / "bases").exists(), "a table trains nothing"
+
+
+def test_a_table_of_fewer_says_so_and_leaves_no_figure_of_others(tmp_path: Path, capsys) -> None:
+    out, said = tmp_path / "out", "The files replaced were of more"
+    for world, seed, variant in product(("lake", "room"), (0, 1), ("base", "vanilla", "spa")):
+        result(out / world / f"seed-{seed}", variant, [4] * WORLDS)
+        (out / world / f"seed-{seed}" / "config.yaml").write_text("variants: [vanilla, spa]\n")
+    command = ["reproduce", "--scale", scale_file(tmp_path), "--out", str(out), "--table"]
+    assert main(command) == 0 and main(command) == 0
+    assert said not in capsys.readouterr().out
+    assert {path.name.partition("-")[0] for path in (out / "figures").iterdir()} == {"lake", "room"}
+    (out / "figures" / "room-mine.svg").touch()
+    assert main([*command, "--worlds", "lake", "--seeds", "0", "--variants", "vanilla"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"{said}: these are of 1 of 2 worlds, 2 of 3 variants, 1 of 2 seeds (--worlds, --variants, --seeds)."
+    rooms = [path.name for path in (out / "figures").iterdir() if not path.name.startswith("lake-")]
+    assert rooms == ["room-mine.svg"], "which is not ours"
+    assert main(command) == 0
+    assert said not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def reproduce(
     from spa.reproduce.page import write_reproduction
     from spa.reproduce.results import Numbers, collect_cells
     from spa.reproduce.scale import cells, check_versus, load_scale
-    from spa.reproduce.stored import read_numbers, to_json
+    from spa.reproduce.stored import fewer, read_numbers, to_json
     from spa.reproduce.table import markdown
     from spa.runs.provenance import usable_cores
 
@@ -92,11 +92,14 @@ def reproduce(
         if folder is None:
             print(text)
             return
+        lacking = fewer(folder / "numbers.json", numbers)
         # First: who reads what is printed may stop reading.
         atomic_write(folder / "table.md", text)
         atomic_write(folder / "numbers.json", to_json(numbers) + "\n")
         page = write_reproduction(chosen, numbers, folder / "report.html")
         print(f"{text}\nReport: {page}")
+        if lacking:
+            print(f"The files replaced were of more: these are of {lacking} (--worlds, --variants, --seeds).")
 
     if numbers_files:
         show(read_numbers(numbers_files, chosen, chosen.variants if variants else ()), out)

@@ -100,7 +100,10 @@ def figure_files(numbers: Numbers) -> dict[str, str]:
 
 
 def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[str]) -> Path:
-    """Writes tables and figures as one HTML file, and each figure to ``figures`` beside it; returns the HTML file's path."""
+    """Writes tables and figures as one HTML file, and each figure to ``figures`` beside it; returns the HTML file's path.
+
+    Figures of an earlier table that this one does not have are removed.
+    """
     shown = [replace(world, sentences=[*world.sentences, *world.failures]) for world in tables(scale, numbers)]
     page = render(
         "reproduction.html.jinja",
@@ -111,6 +114,11 @@ def write_reproduction(scale: Scale, numbers: Numbers, path: str | os.PathLike[s
         colors=_colors(numbers),
         note=note(numbers),
     )
-    for name, text in figure_files(numbers).items():
-        atomic_write(Path(path).parent / "figures" / name, text)
+    folder, files = Path(path).parent / "figures", figure_files(numbers)
+    for name, text in files.items():
+        atomic_write(folder / name, text)
+    ours = {figure.name for figure in _figures({})}
+    for earlier in folder.glob("*.svg"):
+        if earlier.name not in files and earlier.stem.rpartition("-")[2] in ours:
+            earlier.unlink()
     return write_page(page, path)

@@ -104,6 +104,27 @@ def read_numbers(paths: Sequence[Path], scale: Scale, asked: Sequence[str] = ())
     return chosen
 
 
+def fewer(path: Path, numbers: Numbers) -> str:
+    """``"1 of 2 worlds, 1 of 3 seeds"`` where ``numbers`` lack what the file at ``path`` has; empty where they lack nothing, or
+    there is no such file."""
+    try:
+        before = _extent(from_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return ""
+    now = _extent(numbers)
+    lacking = [what for what in now if before[what] - now[what]]
+    return ", ".join(f"{len(now[what])} of {len(before[what] | now[what])} {what}" for what in lacking)
+
+
+def _extent(numbers: Numbers) -> dict[str, set[Any]]:
+    entries = [(name.partition(PLANNED)[0], entry) for variants in numbers.values() for name, entry in variants.items()]
+    return {
+        "worlds": set(numbers),
+        "variants": {name for name, _ in entries},
+        "seeds": {seed for _, entry in entries for seed in (*entry.seeds, *entry.failed)},
+    }
+
+
 def join(first: Numbers, second: Numbers) -> Numbers:
     """The numbers of both, without what ``compute`` sets; means weigh each part by its seeds.
 
