@@ -44,8 +44,10 @@ def test_a_world_may_have_seeds_of_its_own(tmp_path: Path, capsys) -> None:
     assert found == [("lake", 0), ("room", 7), ("lake", 1), ("room", 8), ("room", 9)]
     assert main(["reproduce", "--scale", path, "--dry-run", "--seeds", "4"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("2 runs")
+    assert printed.startswith("2 runs in ")
     assert printed.count("seeds.run=4") == 2
+    assert main(["reproduce", "--scale", path, "--dry-run", "--seeds", "4", "--worlds", "lake"]) == 0
+    assert capsys.readouterr().out.startswith("1 run in ")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def reproduce(
         from spa.config.variants import variants_of
         from spa.dry_run import imports, plan
 
-        print(f"{len(runs)} runs in {folder}")
+        print(f"{len(runs)} run{'s' * (len(runs) > 1)} in {folder}")
         for name in chosen.worlds:
             for variant in chosen.variants_of(name):
                 if definition := chosen.own_variants_of(name).get(variant):
