@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from spa.runs.record import DONE, damaged_files, read_done, write_record
 from spa.runs.trackers import make_trackers
 from spa.scale import ranks
 
+_LOST = 1.0  # seconds of an interrupted stage that may go uncounted: a write takes milliseconds, and episodes end by the thousand
 PLAYED = "episodes.played.jsonl"  # all episodes of a stage 1 that selects its rows again
 
 
@@ -157,8 +159,16 @@ class Stage:
         if not ranks.is_main():
             yield
             return
-        path = self.folder / "seconds.json"
-        with storing_time(lambda: atomic_write(path, json.dumps(self._elapsed().record()))):
+        stored = -math.inf
+
+        def store() -> None:
+            nonlocal stored
+            elapsed = self._elapsed()
+            if elapsed.wall - stored >= _LOST:
+                stored = elapsed.wall
+                atomic_write(self.folder / "seconds.json", json.dumps(elapsed.record()))
+
+        with storing_time(store):
             yield
 
     @contextmanager
