@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from spa.agent.worlds import World
 from spa.config.overrides import choices
-from spa.config.schema import Config
+from spa.config.schema import Config, PlannerConfig
 from spa.planning.search import PLANNERS, Choice, Imagined, Move
+from spa.sft.practice import imagine
 from tests.planning.tools import (
     IMAGINING,
     Asked,
     Table,
     decide,
     distances,
+    finish,
     of_table,
     oracle,
     seen,
@@ -346,3 +348,28 @@ def test_the_actions_of_free_text_are_those_that_the_policy_names() -> None:
 
 def test_every_planner_has_a_name_in_the_settings() -> None:
     assert ("none", *PLANNERS) == choices(Config, "agent.planner")
+
+
+@pytest.mark.parametrize(("whole", "first"), [(False, "quit"), (True, "go")])
+def test_a_later_end_that_pays_more_is_found_by_a_search_of_the_whole(whole: bool, first: str) -> None:
+    def answer(move: Move) -> tuple[Imagined, ...]:
+        if move.action == "quit":
+            return (seen("home", 0.2, True),)
+        return (seen("top", 1.0, True) if move.state == "2" else seen(str(int(move.state) + 1)),)
+
+    model = Asked(answer, ("go", "quit"))
+    plan = decide("lookahead", "0", model, whole=whole)
+    assert plan.path[0][0] == first
+
+
+@pytest.mark.parametrize(("optimism", "lessons"), [(0.1, 0), (-10.0, 3)])
+def test_where_every_step_costs_a_negative_optimism_makes_lessons(optimism: float, lessons: int) -> None:
+    def answer(move: Move) -> tuple[Imagined, ...]:
+        after = min(3, max(0, int(move.state) + (1 if move.action == "go" else -1)))
+        return (seen(str(after), -1.0, after == 3),)
+
+    model = Asked(answer, ("back", "go"))
+    config = PlannerConfig(optimism=optimism, whole=True)
+    found = finish(imagine("0", model.actions, config, 5, 5, whole=False), model)
+    assert len(found) == lessons
+    assert all(max(lesson.values, key=lambda name: lesson.values[name]) == "go" for lesson in found)

@@ -151,4 +151,4 @@ class Play:
         ended = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
         if ended or self.actions_left <= 0 or turn.index + 1 >= self.task.env.max_turns:
             self.live = False
-            self.episode.status = "completed" if ended else "truncated"
+            self.episode.status = "completed" if turn.ended else "truncated"

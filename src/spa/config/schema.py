@@ -225,7 +225,10 @@ class PlannerConfig:
     proposals: Count = setting(0, "Actions sampled from the policy: mcts' prior, or all actions if none are listed.")
     gamma: Share = setting(0.95, "Discount per action; with 1 a detour is as good as the shortest way.")
     min_probability: Share = setting(0.2, "Expand only predictions at least this likely (of several samples, all).")
-    optimism: NonNegative = setting(0.1, "Value of a state at which the search stops, in units of reward.")
+    optimism: Number = setting(0.1, "Value of a state at which the search stops, in units of reward.")
+    whole: Flag = setting(
+        False, "lookahead, beam, practice: imagine everything within depth, as a later end may pay more than the first."
+    )
     max_questions: Count = setting(0, "Moves asked about per decision, not samples and proposals; 0 = no limit.")
     values: Flag = setting(False, "Also query the [values](planning.md#move-values) of moves.")
     model: str | None = setting(

@@ -4,8 +4,9 @@ A search is a generator for one decision. It yields lists of questions and is se
 batch the questions of many worlds; it returns a ``Plan`` for at most ``horizon`` actions. ``actions_left`` is the
 number that the world's prompts state; the limit of turns may leave fewer to play.
 
-* ``lookahead`` asks about every action in every imagined state, layer by layer to ``planner.depth``, and backs up values
-  by dynamic programming. With ``planner.width`` (``beam``) only that many states per layer are expanded.
+* ``lookahead`` asks about every action in every imagined state, layer by layer to ``planner.depth`` or, without
+  ``planner.whole``, to the first end with a gain, and backs up values by dynamic programming. With ``planner.width`` (``beam``)
+  only that many states per layer are expanded.
 * ``mcts`` is Monte Carlo tree search with the PUCT rule (Silver et al. 2017, AlphaGo Zero; values scaled as in MuZero), with the
   plain policy as prior.
 * ``best_of_n`` imagines no states: it takes the plain policy's proposal that the model values most.
@@ -212,7 +213,7 @@ def lookahead(
     """Layer-by-layer search from ``root``; see the module docstring."""
     graph = ImaginedGraph(root, config)
     depth = min(config.depth, horizon)
-    yield from expand(graph, actions, depth, actions_left, stop_at_goal=True)
+    yield from expand(graph, actions, depth, actions_left, stop_at_goal=not config.whole)
     _, gains = graph.solve(depth)
     if not gains:
         return Plan([("", NOTHING)])

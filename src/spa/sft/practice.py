@@ -32,6 +32,7 @@ from spa.data.layouts import data_files, read_rows, write_rows
 from spa.data.transitions import (
     LAYOUTS,
     each_move_once,
+    read_outcome,
     repeat_rare,
     shuffle_moves,
     state_prompt,
@@ -77,7 +78,7 @@ def imagine(
         whole: imagine everything within ``depth`` instead of stopping at the first way to a gain.
     """
     graph = ImaginedGraph(root, config)
-    yield from expand(graph, actions, depth, actions_left, stop_at_goal=not whole)
+    yield from expand(graph, actions, depth, actions_left, stop_at_goal=not (whole or config.whole))
     values, gains = graph.solve(depth)
     lessons = []
     for here, of_actions in sorted(gains.items()):
@@ -268,10 +269,16 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
             f"practice: no path to a reward was imagined from any of {len(worlds)} start states within {planner.depth} actions, so "
             "there is nothing to learn and the policy stays that of stage 2; check the world model (imagination/ in the "
             "evaluation), planner.depth, planner.min_probability and, where gains are small or steps cost, planner.optimism "
-            f"(a state counts if it is worth more than this){advice}"
+            f"(a state counts if it is worth more than this, which may be negative){advice}"
         )
     # Transitions alone: the other rows answer the plain prompt as the base does, and would contradict the plans.
     past = [row for part in transition_files for row in read_rows(part)[0] if is_move(row)]
+    gains = {outcome for row in past if _is_gain(outcome := str(row.extra["outcome"]))}
+    if len(gains) > 1 and not (settings.whole or planner.whole):
+        note(
+            f"note: ends of this world pay {len(gains)} different rewards, and planning stopped at the first that pays: "
+            "planner.whole=true looks on (practice and agent.planner)"
+        )
     rng = np.random.default_rng(np.random.SeedSequence([seeds.run, PRACTICE]))
     rehearsed = _some(past, round(settings.rehearsal * len(rows)), rng)
     valued = _some(lessons.values, round(settings.values * len(rows)), rng)
@@ -287,6 +294,12 @@ def _plan(cfg: Config, model: str, transition_files: Sequence[Path], out: Path) 
         "tokens": usage.tokens,
         "worlds": {split: world_keys(chosen) for split, chosen in starts.items()},
     }
+
+
+def _is_gain(outcome: str) -> bool:
+    """Whether the outcome of a row is an end with a reward."""
+    reward, ended = read_outcome(outcome) or (0.0, False)
+    return ended and reward > 0
 
 
 def _some(rows: Sequence[Row], count: int, rng: np.random.Generator) -> list[Row]:
