@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from spa.agent.worlds import World, WorldSource, overlaps, split_of
 from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.envs import make_env
+from spa.envs.frozen_lake.world import FrozenLake
 from tests.scripted import CHAT, LAKE, Scripted, lake_task
 
 SAMPLING = SamplingConfig()
@@ -93,6 +95,21 @@ def test_limits_on_actions() -> None:
             assert [turn.actions_left for turn in episode.turns] == [7, 2]
             assert all(turn.penalty == 0 for turn in episode.turns)
         assert all(len(turn.actions) <= 5 for turn in episode.turns)
+
+
+class Limited(FrozenLake):
+    """Ends after a move: by a limit of its own, or for good."""
+
+    def step(self, action: str) -> Any:
+        state, reward, _, _, info = super().step(action)
+        return state, reward, action == "Up", action != "Up", info
+
+
+@pytest.mark.parametrize(("action", "status"), [("Up", "completed"), ("Down", "truncated")])
+def test_an_end_by_the_world_s_own_limit_cuts_the_episode_off(action: str, status: str) -> None:
+    task = Task(EnvConfig(id=f"{__name__}:Limited", tag="L"), AgentConfig(style="terse", window=1))
+    for episode in play(Scripted(lambda i: answer(action)), task):
+        assert (episode.status, len(episode.turns), episode.turns[0].ended) == (status, 1, action == "Up")
 
 
 @pytest.mark.parametrize(
