@@ -21,6 +21,7 @@ import torch
 from spa.agent.policy import Policy
 from spa.agent.worlds import World
 from spa.cli import main
+from spa.config.fields import Precision
 from spa.config.schema import EngineConfig, SamplingConfig, SFTConfig, VariantConfig
 from spa.engines.agreement import OutOfStep
 from spa.engines.base import Completion, Later
@@ -31,6 +32,7 @@ from spa.models.lora import add_lora
 from spa.models.score import Chosen, sum_logprobs
 from spa.preflight import check_command
 from spa.rl.trainer import train_ppo
+from spa.scale import ranks
 from tests.scripted import TOKENIZER, lake_task, same, tiny_config
 
 STOP = frozenset({3, 4})
@@ -279,6 +281,27 @@ def test_log_probs_that_are_not_the_models_end_the_play(vllm: None) -> None:
     half = EngineConfig(kind="vllm", dtype="bfloat16")
     policy = Policy.load(tiny_config(), engine=half, trained=True)
     assert (policy.max_logprob_diff, policy.engine._llm.dtype) == (0.02, "bfloat16")  # type: ignore[attr-defined]
+
+
+def test_the_limit_of_ranks_that_gather_weights_in_bfloat16(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_world", 2)
+
+    def limit(precision: Precision, **engine: Any) -> float:
+        settings = EngineConfig(kind="vllm", **engine)
+        return Policy.load(tiny_config(), engine=settings, trained=True, precision=precision).max_logprob_diff
+
+    assert (limit("bfloat16"), limit("float32")) == (0.05, 1e-3)
+    assert limit("bfloat16", max_logprob_diff=0.3) == 0.3
+
+
+def test_training_names_its_precision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(config: Any, path: str, **given: Any) -> Any:
+        raise ValueError(given["precision"])
+
+    monkeypatch.setattr(Policy, "load", load)
+    config = tiny_config(precision="bfloat16")
+    with pytest.raises(ValueError, match="bfloat16"):
+        train_ppo(config, VariantConfig(), config.model.path, tmp_path, resume=False, log=lambda *_: None)
 
 
 def test_several_gpus_for_one_engine_only_without_training(vllm: None, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from spa.agent.rollout import OnTurn, rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.common.progress import progress
-from spa.config.fields import Prompt, StateFormat
+from spa.config.fields import Precision, Prompt, StateFormat
 from spa.config.schema import Config, EngineConfig, SamplingConfig
 from spa.engines.base import ChatEngine, Engine
 from spa.scale import ranks
@@ -85,7 +85,13 @@ class Policy:
 
     @classmethod
     def load(
-        cls, config: Config, path: str | None = None, *, engine: EngineConfig | None = None, trained: bool = False
+        cls,
+        config: Config,
+        path: str | None = None,
+        *,
+        engine: EngineConfig | None = None,
+        trained: bool = False,
+        precision: Precision = "float32",
     ) -> Policy:
         """Loads ``path`` (default: ``config.model.path``).
 
@@ -93,6 +99,7 @@ class Policy:
             engine: the engine's settings; None is the transformers engine. For a chat server nothing is loaded and a
                 ``ServedPolicy`` is returned.
             trained: the model is trained here, so that vLLM plays only within ``playing``, with a copy of its weights.
+            precision: of the matrix products of its training.
 
         Raises:
             ValueError: the folder has no model or tokenizer, the chat template cannot be used, or the engine lacks its
@@ -116,7 +123,10 @@ class Policy:
             model = load_model(config.model, path) if trained else None
             trusted = config.model.trust_remote_code
             vllm = VLLMEngine(resolve_path(name), dtype, engine, trained=trained, trust_remote_code=trusted)
-            limit = engine.max_logprob_diff or (1e-3 if dtype == config.model.dtype == "float32" else 0.02)
+            limit = 1e-3 if dtype == config.model.dtype == "float32" else 0.02
+            if ranks.world() > 1 and precision == "bfloat16":
+                limit = 0.05  # ranks gather weights in it, so the check's forward pass is rounded, too
+            limit = engine.max_logprob_diff or limit
             return cls(model, tokenizer, chat, vllm, config.sampling, limit)
         from spa.engines.transformers import TransformersEngine
 

@@ -469,7 +469,7 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     checkpoint = latest_checkpoint(out) if resume else None
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # added to the initial model
     path = str(checkpoint[1]) if checkpoint and not adapters else start
-    policy = Policy.load(cfg, path, engine=local_engine(cfg), trained=True)
+    policy = Policy.load(cfg, path, engine=local_engine(cfg), trained=True, precision=cfg.ppo.precision)
     task = make_task(cfg, state_format=variant.state_format)
     knows = variant.sft or cfg.ppo.world_model_coef or cfg.agent.prompt == "world_model"
     probe = make_task(cfg, state_format=variant.state_format, prompt="world_model") if knows else None

@@ -54,9 +54,8 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     checkpoint = latest_checkpoint(out) if resume else None
     # With LoRA the checkpoint holds merged weights: training resumes from the base and the adapters.
     engine = local_engine(cfg) if sft.eval_worlds else None  # else nothing is played
-    policy = Policy.load(
-        cfg, str(checkpoint[1]) if checkpoint and not sft.lora_rank else None, engine=engine, trained=True
-    )
+    start = str(checkpoint[1]) if checkpoint and not sft.lora_rank else None
+    policy = Policy.load(cfg, start, engine=engine, trained=True, precision=sft.precision)
     if sft.lora_rank:
         add_lora(policy.model, sft, sft.lora_rank, cfg.seeds.run)
     trainer = SFTTrainer(
