@@ -49,6 +49,20 @@ def test_sums_passes_and_errors_of_two_ranks() -> None:
     assert sorted(counted) == [0, 1, 2, 3]
 
 
+def limits_of_time() -> list[float]:
+    """Seconds that the groups of a mesh wait: copies, shards."""
+    import torch
+
+    from spa.scale.fsdp import mesh
+
+    groups = mesh("cpu").get_all_groups()
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
+def test_groups_of_copies_and_shards_wait_for_the_set_time() -> None:
+    assert in_ranks(limits_of_time, 2, shards=1) == [[60.0, 60.0]] * 2
+
+
 def evaluated(out: Path) -> list[int]:
     """The ranks in which an evaluation was sent to the trackers."""
     sent: list[int] = []

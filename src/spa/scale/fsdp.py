@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import MethodType
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.distributed import new_subgroups_by_enumeration
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -32,8 +34,15 @@ def mesh(device: str) -> DeviceMesh:
         if copies == 1:
             _meshes[key] = init_device_mesh(device, (ranks.world(),), mesh_dim_names=("shard",))
         else:
-            _meshes[key] = init_device_mesh(device, (copies, ranks.shards()), mesh_dim_names=("replicate", "shard"))
+            _meshes[key] = _grid(device, torch.arange(ranks.world()).view(copies, ranks.shards()))
     return _meshes[key]
+
+
+def _grid(device: str, numbers: Tensor) -> DeviceMesh:
+    """The mesh of ranks (copies, shards); the groups of ``init_device_mesh`` wait for torch's time, not for ``scale.timeout``."""
+    limit = timedelta(seconds=ranks.timeout())
+    groups = [new_subgroups_by_enumeration(part.tolist(), timeout=limit)[0] for part in (numbers.T, numbers)]
+    return DeviceMesh.from_group(groups, device, mesh=numbers, mesh_dim_names=("replicate", "shard"))
 
 
 def shard(network: Any, *, precision: str = "float32") -> None:

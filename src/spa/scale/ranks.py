@@ -22,6 +22,7 @@ T = TypeVar("T")
 Key = tuple[int, int]  # group, member
 
 _rank, _world, _shards = 0, 1, 1
+_timeout = 0.0
 _place = ""  # stage and step, for messages
 PLACES = "SPA_PLACES"  # the environment variable that names a folder for the places of all ranks (``launch.failure``)
 
@@ -45,6 +46,11 @@ def shards() -> int:
     return _shards
 
 
+def timeout() -> float:
+    """Seconds that a rank waits for the others (``scale.timeout``)."""
+    return _timeout
+
+
 def under_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
@@ -52,7 +58,7 @@ def under_torchrun() -> bool:
 @contextmanager
 def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
     """Joins the ranks that torchrun started; elsewhere does nothing. ``device``: ``model.device``."""
-    global _rank, _world, _shards
+    global _rank, _world, _shards, _timeout
     if not under_torchrun():
         yield
         return
@@ -77,6 +83,7 @@ def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
             f"({str(error).splitlines()[0]}); for one process unset RANK, WORLD_SIZE and MASTER_ADDR"
         ) from error
     _rank, _world, _shards = dist.get_rank(), number, config.shards or number
+    _timeout = config.timeout
     if not is_main():
         set_quiet()
     yield
