@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from spa.config.load import load_config, load_variant
 from spa.config.schema import Config
 from spa.pipeline import evaluate, generate
-from spa.scale import launch, ranks
+from spa.scale import checkpoints, launch, ranks
 from tests.scale.test_update import assert_equal, updated
 from tests.scale.tools import in_ranks
 
@@ -51,8 +54,6 @@ def test_sums_passes_and_errors_of_two_ranks() -> None:
 
 def limits_of_time() -> list[float]:
     """Seconds that the groups of a mesh wait: copies, shards."""
-    import torch
-
     from spa.scale.fsdp import mesh
 
     groups = mesh("cpu").get_all_groups()
@@ -61,6 +62,39 @@ def limits_of_time() -> list[float]:
 
 def test_groups_of_copies_and_shards_wait_for_the_set_time() -> None:
     assert in_ranks(limits_of_time, 2, shards=1) == [[60.0, 60.0]] * 2
+
+
+def unwritten(folder: Path, failure: BaseException) -> str:
+    """What a checkpoint raises whose part of the last rank cannot be written."""
+
+    def write(*_: object) -> None:
+        raise failure
+
+    layer = torch.nn.Linear(2, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        if ranks.rank() == ranks.world() - 1:
+            patch.setattr(checkpoints.HuggingFaceStorageWriter, "write_data", write)
+        try:
+            with checkpoints.shared_folder(folder) as temporary:
+                checkpoints.save_tensors(temporary, torch.optim.AdamW(layer.parameters()), {"actor": layer})
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}".replace(str(folder.parent), "")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (OSError(errno.ENOSPC, ""), r"OSError: \[Errno 28\] No space left on device: '/step'"),
+        (ValueError("its part\nis wrong"), r"RuntimeError: /\.step\.\w+\.tmp: its part"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+    ],
+)
+def test_a_rank_that_cannot_write_its_part_of_a_checkpoint(
+    tmp_path: Path, failure: BaseException, message: str
+) -> None:
+    for text in in_ranks(lambda: unwritten(tmp_path / "step", failure), 2):
+        assert re.fullmatch(message, text)
 
 
 def evaluated(out: Path) -> list[int]:

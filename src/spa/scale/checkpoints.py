@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from spa.common.files import atomic_folder
+from spa.common.errors import first_line
+from spa.common.files import atomic_folder, naming
 from spa.scale import ranks
 
 FOLDER = "trainer_state"
@@ -35,9 +38,29 @@ def shared_folder(path: Path) -> Iterator[Path]:
             yield temporary
             barrier()
     else:
-        yield Path(ranks.gather("")[0])
+        with naming(path):
+            yield Path(ranks.gather("")[0])
         barrier()
     barrier()  # nobody looks for the folder before it is there
+
+
+@contextmanager
+def _first_failure(folder: Path) -> Iterator[None]:
+    """Raises the first failure of a rank in place of torch's ``CheckpointException``, which is no ``Exception``.
+
+    Raises:
+        OSError: it names ``folder``.
+        RuntimeError: any other failure, with its first line.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        if not isinstance(first, Exception):  # Ctrl-C
+            raise first from None
+        if isinstance(first, OSError) and first.errno is not None:
+            raise OSError(first.errno, os.strerror(first.errno), str(folder)) from error
+        raise RuntimeError(f"{folder}: {first_line(first)}") from error
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -67,9 +90,14 @@ def storage_writer(folder: Path, tensors: Mapping[str, Tensor]) -> HuggingFaceSt
 
 
 def save_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
-    """Writes optimizer states and the trained weights of ``modules``; called by all ranks."""
+    """Writes optimizer states and the trained weights of ``modules``; called by all ranks.
+
+    Raises:
+        OSError: a rank cannot write its part.
+    """
     tensors = named_tensors(optimizer, modules)
-    save(tensors, storage_writer=storage_writer(folder / FOLDER, tensors))
+    with _first_failure(folder):
+        save(tensors, storage_writer=storage_writer(folder / FOLDER, tensors))
 
 
 def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mapping[str, Any]) -> None:
@@ -77,6 +105,7 @@ def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mappin
 
     Raises:
         ValueError: the checkpoint is of other weights.
+        OSError: a rank cannot read its part.
     """
     reader = HuggingFaceStorageReader(str(folder / FOLDER))
     saved = reader.read_metadata().state_dict_metadata
@@ -93,6 +122,6 @@ def load_tensors(folder: Path, optimizer: torch.optim.Optimizer, modules: Mappin
     if tensors.keys() != saved.keys():
         other = sorted(tensors.keys() ^ saved.keys())[0]
         raise ValueError(f"{folder} is a checkpoint of other weights than the config's ({other})")
-    with warnings.catch_warnings():  # a single rank reads without a process group
+    with _first_failure(folder), warnings.catch_warnings():  # a single rank reads without a process group
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=reader)
