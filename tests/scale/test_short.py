@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from spa.agent.policy import Policy
 from spa.config.load import load_config, load_variant
-from spa.config.schema import Config
+from spa.config.schema import Config, VariantConfig
 from spa.pipeline import evaluate, generate
+from spa.rl.trainer import train_ppo
 from spa.scale import checkpoints, launch, ranks
 from tests.scale.test_update import assert_equal, updated
 from tests.scale.tools import in_ranks
@@ -62,6 +64,24 @@ def limits_of_time() -> list[float]:
 
 def test_groups_of_copies_and_shards_wait_for_the_set_time() -> None:
     assert in_ranks(limits_of_time, 2, shards=1) == [[60.0, 60.0]] * 2
+
+
+def resumed_from(out: Path) -> str:
+    """What stage 3 loads where only the main rank sees a checkpoint: a shared disk may be late."""
+    seen = (4, out / "global_step_4") if ranks.is_main() else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spa.rl.trainer.latest_checkpoint", lambda folder: seen)
+        patch.setattr(Policy, "load", lambda cfg, path, **given: int(path))
+        try:
+            train_ppo(Config(), VariantConfig(), "start", out, resume=True, log=lambda *_: None)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def test_all_ranks_resume_from_the_same_checkpoint(tmp_path: Path) -> None:
+    first, second = in_ranks(lambda: resumed_from(tmp_path), 2)
+    assert first == second and "global_step_4" in first
 
 
 def unwritten(folder: Path, failure: BaseException) -> str:

@@ -136,7 +136,7 @@ class PPOTrainer:
                 checkpoint.
         """
         config = self.config.ppo
-        checkpoint = latest_checkpoint(self.out) if resume else None
+        checkpoint = ranks.on_main(lambda: latest_checkpoint(self.out) if resume else None)
         if checkpoint:
             self._restore(checkpoint[1])
         self.policy.model.train()
@@ -151,7 +151,7 @@ class PPOTrainer:
                 "ppo.max_grad_norm"
             ) from error
         last = checkpoint_folder(self.out, self.step)
-        if not last.is_dir():
+        if not ranks.on_main(last.is_dir):
             self._save()
         if config.use == "best" and self.best_step:
             return ranks.on_main(lambda: check_best(self.out, self.best_step))
@@ -466,7 +466,7 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
     Raises:
         ValueError: as ``PPOTrainer``, or a model that cannot be loaded.
     """
-    checkpoint = latest_checkpoint(out) if resume else None
+    checkpoint = ranks.on_main(lambda: latest_checkpoint(out) if resume else None)
     adapters = cfg.ppo.lora_rank or cfg.ppo.critic_lora_rank  # added to the initial model
     path = str(checkpoint[1]) if checkpoint and not adapters else start
     policy = Policy.load(cfg, path, engine=local_engine(cfg), trained=True, precision=cfg.ppo.precision)

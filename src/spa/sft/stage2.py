@@ -17,6 +17,7 @@ from spa.data.encode import Example, encode_rows
 from spa.data.layouts import data_files, read_rows
 from spa.models.load import context_length, load_config, load_tokenizer
 from spa.models.lora import add_lora
+from spa.scale import ranks
 from spa.sft.memory import check_memory
 from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
@@ -51,7 +52,7 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
     chat = Chat(load_tokenizer(cfg.model.path, cfg.model), forced=forced_tag(cfg.agent.think))
     train, val = load_examples(cfg, data, chat)
     check_memory(cfg, max(len(example.ids) for example in train))
-    checkpoint = latest_checkpoint(out) if resume else None
+    checkpoint = ranks.on_main(lambda: latest_checkpoint(out) if resume else None)
     # With LoRA the checkpoint holds merged weights: training resumes from the base and the adapters.
     engine = local_engine(cfg) if sft.eval_worlds else None  # else nothing is played
     start = str(checkpoint[1]) if checkpoint and not sft.lora_rank else None

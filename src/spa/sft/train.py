@@ -110,7 +110,7 @@ class SFTTrainer:
             SFTDiverged: a loss or gradient is not finite (names the last good checkpoint).
             ValueError: the best checkpoint is damaged.
         """
-        checkpoint = latest_checkpoint(self.out) if resume else None
+        checkpoint = ranks.on_main(lambda: latest_checkpoint(self.out) if resume else None)
         if checkpoint:
             self._restore(checkpoint[1])
         self.model.train()
