@@ -173,6 +173,17 @@ def test_one_process_says_what_it_does_not_use(monkeypatch: pytest.MonkeyPatch) 
     assert launch.unused(cfg, ["scale.shards=2"]) == []
 
 
+@pytest.mark.parametrize(("code", "name"), [(-9, "SIGKILL"), (143, "SIGTERM"), (130, "SIGINT")])
+def test_a_rank_that_a_signal_ended_was_lost(tmp_path: Path, code: int, name: str) -> None:
+    error = launch.failure(1, code, "", tmp_path)
+    assert isinstance(error, launch.Lost) and str(error) == f"rank 1 was killed by {name}"
+
+
+def test_a_rank_that_left_a_message_was_not_lost(tmp_path: Path) -> None:
+    error = launch.failure(1, 143, {"message": "no such model", "extraInfo": {"lost": False}}, tmp_path)
+    assert isinstance(error, ValueError) and str(error) == "no such model"
+
+
 def test_python_does_not_start_ranks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="launcher=local"):
         generate(Config(launcher="torchrun", nproc=2), tmp_path, resume=False)

@@ -147,10 +147,12 @@ def failure(number: int, code: int, message: Any, places: Path) -> Exception:
     """What a rank's end means: ``Lost``, or a ValueError with what it recorded.
 
     Args:
-        code: of the process; below 0 a signal.
+        code: of the process; below 0 a signal. 130 and 143 are those of a command that SIGINT or SIGTERM ended.
         message: what ``record`` wrote under this name.
         places: where the ranks wrote what they were doing.
     """
+    if code in (130, 143) and not isinstance(message, dict):
+        code = 128 - code
     if code < 0:
         file = places / str(number)
         place = f", {file.read_text(encoding='utf-8')}," if file.is_file() else ""
