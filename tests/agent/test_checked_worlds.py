@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import numpy as np
 import pytest
 
+from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
+from spa.agent.random_engine import RandomReplies
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig
+from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig, SamplingConfig
 from spa.data.transitions import transition_rows
 from spa.envs import TextEnv
 from spa.envs.checked import CheckedEnv, WorldError
@@ -69,6 +72,34 @@ def test_a_world_whose_constructor_fails_once_is_made_again() -> None:
     with pytest.raises(WorldError, match="constructor: SystemExit: not yet"):
         env.reset(seed=0)
     assert env.reset(seed=0)[0] == "ab"
+
+
+class OfOneThread(TextEnv):
+    """Belongs to the thread that made it, as connections of SQLite do."""
+
+    actions = ("go",)
+
+    def __init__(self) -> None:
+        self.database = sqlite3.connect(":memory:")
+
+    def reset(self, *, seed=None, options=None):
+        return str(self.database.execute("select 7").fetchone()[0]), {}
+
+    def step(self, action):
+        return self.reset()[0], 1.0, False, True, {"success": False}
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def test_a_world_of_one_thread_is_played_with_a_server() -> None:
+    jobs = [Job(World(seed, f"w{seed}"), seed, 0) for seed in range(3)]
+    task = task_of(f"{__name__}:OfOneThread")
+    episodes = play_jobs(
+        RandomReplies(lambda rng: "<think></think><answer>go</answer>"), task, jobs, SamplingConfig(), seed=1
+    )
+    assert [(episode.error, episode.status) for episode in episodes] == [("", "completed")] * 3
+    assert all(turn.executed for episode in episodes for turn in episode.turns)
 
 
 class Legal(TextEnv):

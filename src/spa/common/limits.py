@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,11 +16,11 @@ class TimeLimit(BaseException):
     """The time is up. Not an ``Exception``: foreign code often catches those."""
 
 
-def limited(do: Callable[[], T], seconds: float) -> T:
+def limited(do: Callable[[], T], seconds: float, thread: OneThread | None = None) -> T:
     """``do()``, for at most ``seconds`` (0: no limit).
 
     In the main thread a timer interrupts it (where the system has one); it must run Python code or wait, and is interrupted
-    again each second. Elsewhere it runs in a thread of its own, which is abandoned when the time is up.
+    again each second. Elsewhere it runs in ``thread``, or one of its own, which is abandoned when the time is up.
 
     Raises:
         TimeLimit: the time is up.
@@ -27,7 +29,7 @@ def limited(do: Callable[[], T], seconds: float) -> T:
         return do()
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
         return _with_timer(do, seconds)
-    return in_thread(do, seconds)
+    return (thread or OneThread()).run(do, seconds)
 
 
 def _with_timer(do: Callable[[], T], seconds: float) -> T:
@@ -46,22 +48,52 @@ def _with_timer(do: Callable[[], T], seconds: float) -> T:
         signal.signal(signal.SIGALRM, before)
 
 
+class OneThread:
+    """Calls, one after the other, in a thread of its own: SQLite's and Playwright's objects work only in the thread that made them.
+
+    The thread is started by the first call, and ends with this object. After a ``TimeLimit`` it is abandoned for another.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Any] | None = None
+        self._end: Callable[[], object] = lambda: None
+
+    def run(self, do: Callable[[], T], seconds: float) -> T:
+        """``do()``. Raises ``TimeLimit`` after ``seconds``, else what it raises."""
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            self._end = weakref.finalize(self, self._calls.put, None)
+            threading.Thread(target=_answer_all, args=(self._calls,), daemon=True).start()
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self._calls.put((do, answer))
+        try:
+            result, error = answer.get(timeout=seconds)
+        except Empty:
+            self._end()
+            self._calls = None
+            raise TimeLimit from None
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+
+def _answer_all(calls: SimpleQueue[Any]) -> None:
+    while _answer(calls.get()):
+        pass
+
+
+def _answer(call: tuple[Callable[[], Any], SimpleQueue[Any]] | None) -> bool:
+    """Whether there was a call. A function of its own, so that a waiting thread keeps nothing of the last call alive."""
+    if call is None:
+        return False
+    do, answer = call
+    try:
+        answer.put((do(), None))
+    except BaseException as error:
+        answer.put((None, error))
+    return True
+
+
 def in_thread(do: Callable[[], T], seconds: float) -> T:
     """``do()`` in a thread of its own, which is abandoned after ``seconds``. Raises ``TimeLimit`` then, else what it raises."""
-    results: list[Any] = []
-
-    def work() -> None:
-        try:
-            results.append((do(), None))
-        except BaseException as error:
-            results.append((None, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not results:
-        raise TimeLimit
-    result, error = results[0]
-    if error is not None:
-        raise error
-    return result  # type: ignore[no-any-return]
+    return OneThread().run(do, seconds)

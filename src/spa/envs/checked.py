@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from spa.common.limits import TimeLimit, limited
+from spa.common.limits import OneThread, TimeLimit, limited
 from spa.common.progress import note
 from spa.envs.base import Example, TextEnv
 from spa.envs.seeded import one_line
@@ -47,14 +47,14 @@ class Step(NamedTuple):
     info: dict[str, Any]
 
 
-def guarded(do: Callable[[], T], what: str, seconds: float = 0.0) -> T:
-    """``do()``, a call of a world's code, for at most ``seconds`` (0: no limit).
+def guarded(do: Callable[[], T], what: str, seconds: float = 0.0, thread: OneThread | None = None) -> T:
+    """``do()``, a call of a world's code, for at most ``seconds`` (0: no limit), as ``limited``.
 
     Raises:
         WorldError: it raised anything but Ctrl-C, ``SystemExit`` included, or took too long; ``what`` begins the message.
     """
     try:
-        return limited(do, seconds)
+        return limited(do, seconds, thread)
     except KeyboardInterrupt:
         raise
     except TimeLimit:
@@ -93,13 +93,14 @@ class CheckedEnv(TextEnv):
         self.env: TextEnv | None = None
         self._make, self._seconds, self._max_chars = make, seconds, max_chars
         self._cannot_tell = False
+        self._thread = OneThread()
 
     def call(self, what: str, do: Callable[[TextEnv], T]) -> T:
         """``do(world)``. Raises ``WorldError``, whose message begins with ``what``."""
         if (world := self.env) is None:
-            self.env = world = guarded(self._make, "constructor", self._seconds)
+            self.env = world = guarded(self._make, "constructor", self._seconds, self._thread)
         try:
-            return guarded(lambda: do(world), what, self._seconds)
+            return guarded(lambda: do(world), what, self._seconds, self._thread)
         except WorldError as error:
             if not error.refused:
                 with suppress(WorldError):
@@ -158,7 +159,7 @@ class CheckedEnv(TextEnv):
     def close(self) -> None:
         world, self.env = self.env, None
         if world is not None:
-            guarded(world.close, "close", self._seconds)
+            guarded(world.close, "close", self._seconds, self._thread)
 
 
 def checked_reset(returned: Any, max_chars: int = MAX_CHARS) -> tuple[str, dict[str, Any]]:
