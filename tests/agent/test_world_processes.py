@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +53,14 @@ class TellsItsProcess:
 
     def step(self, action):
         return f"{os.getpid()}", 1.0, False, False, {}
+
+
+class StartsAProcess(TellsItsProcess):
+    """Its state is the number of a process that it does not end."""
+
+    def reset(self, *, seed=None, options=None):
+        self.child = subprocess.Popen(["sleep", "1000"])
+        return f"{self.child.pid}", {}
 
 
 def in_processes(task: Task, count: int) -> Task:
@@ -150,6 +162,29 @@ def test_conversations_go_on_in_the_same_processes(monkeypatch: pytest.MonkeyPat
     episodes = play_jobs(replies, tells_task(), jobs, SamplingConfig(), seed=1)
     assert {(episode.status, len(episode.turns)) for episode in episodes} == {("truncated", 2)}
     assert started == [True, True], "as often as there are processes, and where no other thread runs"
+
+
+def runs(number: int) -> bool:
+    """Whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return "(zombie)" not in Path(f"/proc/{number}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_what_a_world_has_started_ends_with_its_process() -> None:
+    task = Task(EnvConfig(id=f"{__name__}:StartsAProcess", tag="P"), AgentConfig(style="terse"))
+    host = ProcessHost(task)
+    child = int(host.start(0, 0).state)
+    assert runs(child)
+    host.kill()
+    deadline = time.monotonic() + 10
+    while runs(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ended = not runs(child)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    assert ended
 
 
 def test_an_episode_that_is_given_up_leaves_its_process() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -133,34 +135,39 @@ class ProcessHost:
             self._ask(1, "close")
 
     def kill(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
+        """Ends the process and those that its world has started. After Ctrl-C two threads may do it at once."""
+        process, self._process = self._process, None
+        pipe, self._pipe = self._pipe, None
+        if process is not None:
+            with suppress(ProcessLookupError):  # it has ended, or not yet begun
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+        if pipe is not None:
+            pipe.close()
 
     def _ask(self, calls: int, *message: Any) -> Any:
         """The process's answer to a message for which it makes so many calls of the world; result and failure."""
-        assert self._pipe is not None, "start comes first"
+        process, pipe = self._process, self._pipe
+        assert pipe is not None, "start comes first"
         limit = self.task.env.step_timeout
         try:
-            self._pipe.send(message)
-            if self._pipe.poll(calls * limit + _GRACE if limit else None):
-                return self._pipe.recv()
+            pipe.send(message)
+            if pipe.poll(calls * limit + _GRACE if limit else None):
+                return pipe.recv()
             failure = (
                 f"its process gave no answer within {calls} times env.step_timeout={limit:g} seconds and was killed"
             )
         except (EOFError, OSError):
-            self._process.join(_GRACE)
-            failure = f"its process died (exit code {self._process.exitcode})"
+            process.join(_GRACE)
+            failure = f"its process died (exit code {process.exitcode})"
         self.kill()
         return None, f"{message[0]}: {failure}"
 
 
 def _host(task: Task, pipe: Connection) -> None:
     """Serves a ``ProcessHost`` until it closes the pipe."""
+    os.setsid()  # a group of its own, which ``kill`` ends
     die_with_parent()
     leave_to_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
