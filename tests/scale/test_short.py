@@ -10,18 +10,22 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from spa.agent.policy import Policy
+from spa.agent.policy import Policy, make_task
 from spa.config.load import load_config, load_variant
 from spa.config.schema import Config, VariantConfig
+from spa.evaluate import calibration, perplexity
 from spa.pipeline import evaluate, generate
-from spa.rl.trainer import train_ppo
+from spa.rl.trainer import PPOTrainer, train_ppo
 from spa.scale import checkpoints, launch, ranks
 from tests.scale.test_update import assert_equal, updated
 from tests.scale.tools import in_ranks
+from tests.scripted import CHAT, tiny_config
 
 
 def test_an_update_on_two_ranks() -> None:
@@ -82,6 +86,39 @@ def resumed_from(out: Path) -> str:
 def test_all_ranks_resume_from_the_same_checkpoint(tmp_path: Path) -> None:
     first, second = in_ranks(lambda: resumed_from(tmp_path), 2)
     assert first == second and "global_step_4" in first
+
+
+def asked_once(out: Path) -> list[object]:
+    """What a step of PPO with the auxiliary loss, calibration and perplexity take from worlds that only the main rank may ask."""
+
+    def only_main(value: Any) -> Any:
+        def answer(*_: Any, **__: Any) -> Any:
+            assert ranks.is_main()
+            return value
+
+        return answer
+
+    seen: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spa.rl.trainer.world_model_examples", only_main(["example"]))
+        patch.setattr("spa.rl.trainer.update", lambda *args, world_model, **given: seen.extend(world_model) or {})
+        patch.setattr(PPOTrainer, "_save", lambda self: None)
+        cfg = tiny_config(steps=1, val_every=0, world_model_coef=0.1)
+        train_ppo(cfg, VariantConfig(), cfg.model.path, out, resume=False, log=lambda *_: None)
+        patch.setattr(calibration, "cases", only_main([]))
+        patch.setattr("spa.models.score.sum_logprobs", lambda model, rows: [])
+        seen.append(calibration.calibration_metrics(None, CHAT, make_task(cfg).make_env, []))
+        patch.setattr(perplexity, "formats", only_main(["grid"]))
+        patch.setattr(perplexity, "sample_states", only_main(["a state"]))
+        patch.setattr(perplexity, "state_perplexity", lambda model, chat, task, states, **given: states)
+        policy: Any = SimpleNamespace(model=None, chat=CHAT)
+        seen.append(perplexity.perplexity_by_format(cfg, policy, make_task(cfg), [], seed=0))
+    return seen
+
+
+def test_what_all_ranks_compute_with_comes_from_the_main_ranks_worlds(tmp_path: Path) -> None:
+    answers = ["example", {"calibration/cases": 0}, {"grid": ["a state"]}]
+    assert in_ranks(lambda: asked_once(tmp_path), 2) == [answers, answers]
 
 
 def unwritten(folder: Path, failure: BaseException) -> str:

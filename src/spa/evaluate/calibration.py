@@ -18,6 +18,7 @@ from spa.data.ground_truth import body_spans
 from spa.data.states import cells, exact, grid_part, is_board, within
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
+from spa.scale import ranks
 
 PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
@@ -63,7 +64,7 @@ def calibration_metrics(
     """
     from spa.models.score import Chosen, sum_logprobs
 
-    judged = cases(make_env, episodes, seed)
+    judged = ranks.on_main(lambda: cases(make_env, episodes, seed))
     rows, owners = [], []
     for number, case in enumerate(judged):
         told = [state + _CLOSING for _, state in case.candidates]

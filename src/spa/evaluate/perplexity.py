@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from spa.agent.worlds import World
 from spa.common.names import choose
 from spa.config.fields import StateFormat
 from spa.config.schema import Config
+from spa.scale import ranks
 
 CONTEXTS = ("bare", "prompt")
 FORMATS: tuple[StateFormat, ...] = ("grid", "coordinates")
@@ -122,9 +124,9 @@ def perplexity_by_format(
 ) -> dict[str, StatePerplexity]:
     """``state_perplexity`` of the ``sample_states`` of ``worlds``, in each of ``formats(task)`` that has something to score."""
     scores: dict[str, StatePerplexity] = {}
-    for state_format in formats(task):
+    for state_format in ranks.on_main(lambda: formats(task)):
         shown = make_task(cfg, state_format=state_format)
-        states = sample_states(shown, worlds, seed=seed)
+        states = ranks.on_main(partial(sample_states, shown, worlds, seed=seed))
         with suppress(NothingToScore):
             scores[state_format] = state_perplexity(policy.model, policy.chat, shown, states, context=context)
     return scores

@@ -23,6 +23,7 @@ from spa.common.clock import measuring, work_stored
 from spa.common.progress import note, on_terminal, progress
 from spa.config.schema import Config, VariantConfig, check_ppo_sampling
 from spa.config.seeds import AUXILIARY, ROLLOUT, UPDATE, VAL, stream_seed
+from spa.data.encode import Example
 from spa.engines.base import BrokenModel
 from spa.evaluate.calibration import calibration_metrics
 from spa.evaluate.summary import summarize
@@ -285,22 +286,9 @@ class PPOTrainer:
         rewards = [turn_rewards(episode, config) for episode in episodes]
         alike = nothing_to_learn(rewards, [episode.group for episode in episodes], config)
         self._say_alike(alike, step, critic=self.learner.critic is not None)
-        examples = []
-        if config.world_model_coef and not warming_up:
-            lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # imagined states are not ground truth
-            world_model_tasks = [
-                self.world_model_tasks[index] for index, is_true in zip(tasks, lived, strict=True) if is_true
-            ]
-            draw = np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step))
-            fraction = config.world_model_fraction
-            examples = world_model_examples(
-                [episode for episode, is_true in zip(episodes, lived, strict=True) if is_true],
-                world_model_tasks,
-                chat,
-                fraction=fraction,
-                rng=draw,
-                transitions=self.config.selfplay.rows == "transitions",
-            )
+        examples: list[Example] = []
+        if config.world_model_coef and not warming_up:  # made once: a world need not answer all ranks alike
+            examples = ranks.on_main(lambda: self._world_model_examples(episodes, tasks, step))
         if alike and self.learner.critic is None and not examples:
             self.skipped_steps += 1
             return {"rollout/all_equal": 1.0}
@@ -318,6 +306,17 @@ class PPOTrainer:
             note(f"PPO: the rest of step {step} was left out: {error}")
             self.skipped_steps += 1
             return {}
+
+    def _world_model_examples(self, episodes: Sequence[Episode], tasks: Sequence[int], step: int) -> list[Example]:
+        lived = [is_real(self.curriculum.tasks[index]) for index in tasks]  # imagined states are not ground truth
+        return world_model_examples(
+            [episode for episode, is_true in zip(episodes, lived, strict=True) if is_true],
+            [self.world_model_tasks[index] for index, is_true in zip(tasks, lived, strict=True) if is_true],
+            self.policy.chat,
+            fraction=self.config.ppo.world_model_fraction,
+            rng=np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step)),
+            transitions=self.config.selfplay.rows == "transitions",
+        )
 
     def _say_alike(self, alike: bool, step: int, *, critic: bool) -> None:
         """Counts steps in a row without an informative group; says so at the first, the tenth, the hundredth ...
