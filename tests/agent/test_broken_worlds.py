@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import fractions
 import json
 import math
@@ -349,6 +350,21 @@ def test_numbers_of_other_libraries_are_rewards(reward: Any, expected: float) ->
     assert found == ("next", expected, True, False, {"success": True})
     assert type(found.reward) is type(expected)
     assert type(found.terminated) is type(found.truncated) is type(found.info["success"]) is bool
+
+
+def test_numbers_of_other_classes_become_plain_ones() -> None:
+    """Else a world in a process of its own could not send them."""
+
+    class Share(float):
+        pass
+
+    Level = enum.IntEnum("Level", {"LOW": 3})
+    info = {"success": True, "level": Level.LOW, "share": Share(0.25)}
+    for reward in (Level.LOW, Share(0.25)):
+        found = checked_step(("next", reward, False, False, info))
+        assert found.reward == reward and type(found.reward) in (int, float)
+        assert found.info == {"success": True, "level": 3, "share": 0.25}
+        assert [type(value) for value in found.info.values()] == [bool, int, float]
 
 
 def test_a_text_of_another_class_becomes_a_plain_one() -> None:

@@ -256,10 +256,12 @@ def _unpacked(returned: Any, method: str, names: str) -> tuple[Any, ...]:
 
 
 def _scalar(value: Any) -> Any:
-    """The Python number of a NumPy number or of an array or tensor with one element and no dimension."""
+    """The Python number of one of its subclasses, of NumPy, or of an array or tensor with one element and no dimension."""
     if isinstance(value, np.generic) or (hasattr(value, "item") and getattr(value, "shape", None) == ()):
-        return value.item()
-    return value
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else value
 
 
 def _shown(value: Any) -> str:
