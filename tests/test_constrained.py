@@ -93,7 +93,7 @@ def test_actions_that_a_world_names_at_reset_are_those_of_the_grammar_and_the_pr
     env = doors.make_env()
     env.reset(seed=1)
     assert "Your available actions are:\nred door, blue door" in doors.header(env)
-    assert WorldModel(policy(), doors).actions == ("red door", "blue door")
+    assert WorldModel(policy(), doors).headers(env).actions == ("red door", "blue door")
 
 
 def policy(decoder: bool = True) -> Policy:

@@ -98,7 +98,7 @@ def test_a_world_of_one_thread_is_played_with_a_server() -> None:
     episodes = play_jobs(
         RandomReplies(lambda rng: "<think></think><answer>go</answer>"), task, jobs, SamplingConfig(), seed=1
     )
-    assert [(episode.error, episode.status) for episode in episodes] == [("", "completed")] * 3
+    assert [(episode.error, episode.status) for episode in episodes] == [("", "truncated")] * 3
     assert all(turn.executed for episode in episodes for turn in episode.turns)
 
 

@@ -206,7 +206,7 @@ def test_a_turn_keeps_the_state_the_reward_and_the_end_of_each_of_its_moves(worl
 def test_a_world_that_a_limit_cuts_off_has_not_ended() -> None:
     task = task_of("sokoban")
     episode = played(task, responses=[written("Up || Up || Up || Up")] * 2)
-    assert episode.status == "completed"  # the world said so, after its seven steps
+    assert episode.status == "truncated"  # by the world, after its seven steps
     assert [len(turn.executed) for turn in episode.turns] == [4, 3]
     assert not any(turn.ended for turn in episode.turns)
 

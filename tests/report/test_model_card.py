@@ -12,11 +12,17 @@ from spa.cli import main
 from spa.config.load import load_config, to_yaml
 from spa.config.schema import VariantConfig
 from spa.evaluate.summary import EvalResult, WorldResult
+from spa.models.load import load_tokenizer
 from spa.report.model_card import export_files
 from spa.runs.folder import RunFolder
 from spa.runs.products import model_path
 
 MODEL = "variants/vanilla/ppo/checkpoints/global_step_50"
+
+
+def make_checkpoint(folder: Path) -> None:
+    load_tokenizer("builtin:tiny").save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     base.mkdir()
     (base / "config.json").write_text("{}")
     for folder in (run, tmp_path / "elsewhere"):
-        (folder / MODEL).mkdir(parents=True)
+        make_checkpoint(folder / MODEL)
     (run / "config.yaml").write_text(to_yaml(load_config("frozen_lake", [f"model.path={base}", "variants=[vanilla]"])))
     return run
 
@@ -89,7 +95,7 @@ def test_the_task_of_a_stage_2_is_that_of_a_variant_that_shares_it(run: Path) ->
     mine = VariantConfig("mine", sft=True, rl=False, shares="ours", settings={"selfplay.state_format": "grid"})
     cfg = load_config(run / "config.yaml")
     RunFolder(run).open(cfg, "sft ours", resume=True, variants=[mine])
-    (run / "sft-ours/checkpoints/global_step_1").mkdir(parents=True)
+    make_checkpoint(run / "sft-ours/checkpoints/global_step_1")
     task = run.parent / "spa.yaml"
     task.write_text(export_files(run / "sft-ours/checkpoints/global_step_1")["spa.yaml"])
     assert cfg.selfplay.state_format == "coordinates" and load_config(task).env.state_format == "grid"
