@@ -279,8 +279,9 @@ def test_as_many_requests_at_once_as_asked_for(server: Server, workers: int) -> 
 
 
 def test_requests_per_minute(server: Server) -> None:
+    play(server, 1, lake_task(max_turns=1))  # the first request of a process arrives late: modules are imported
     play(server, 6, lake_task(max_turns=1), requests_per_minute=1200)
-    starts = sorted(entry["start"] for entry in server.log)
+    starts = sorted(entry["start"] for entry in server.log[1:])
     assert starts[-1] - starts[0] > 5 * 0.05 - 0.02
 
 
