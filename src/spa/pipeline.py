@@ -125,9 +125,7 @@ def generate(
             return
         from spa.sft.selfplay import selfplay
 
-        with stage.storing_time():
-            result = selfplay(source, stage.folder)
-        stage.finish(result)
+        stage.complete(lambda: selfplay(source, stage.folder))
 
 
 def _select_anew(folder: Path, source: Config) -> None:
@@ -224,9 +222,8 @@ def evaluate(
         if not stage.finished:
             from spa.evaluate.play import evaluate_model
 
-            with stage.storing_time():
-                result = evaluate_model(variant_cfg, variant, model, stage.folder)
-            stage.finish({**result, "model_path": model_path(model, out)})
+            record = {"model_path": model_path(model, out)}
+            stage.complete(lambda: evaluate_model(variant_cfg, variant, model, stage.folder) | record)
             if variant_cfg.report.trackers:
                 from spa.report.track import track_evaluation
 
@@ -280,9 +277,7 @@ def _dream(cfg: Config, variant: VariantConfig, out: Path) -> Path:
     stage = Stage(dream_folder(out, variant), dream_folder(out, variant).name, resume=True, keep=True)
     if not stage.finished:
         source = source_config(cfg, variant)
-        with stage.storing_time():
-            result = imagine_worlds(source, stage.folder, model=world_model_of(variant, out))
-        stage.finish(result)
+        stage.complete(lambda: imagine_worlds(source, stage.folder, model=world_model_of(variant, out)))
     return stage.folder / FILE
 
 

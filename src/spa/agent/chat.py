@@ -101,8 +101,10 @@ class Chat:
         self._following = lru_cache(_REMEMBERED)(self._encode_following)
         self._unsettled = lru_cache(_REMEMBERED)(self._count_unsettled)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text that follows other text, without added special tokens."""
+    def encode(self, text: str, *, opening: bool = False) -> list[int]:
+        """Ids of a text that follows other text (``opening``: of the first), without added special tokens."""
+        if opening:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
         return list(self.tokenizer.encode(self._lead + text, add_special_tokens=False)[len(self._lead_ids) :])
 
     def decode(self, ids: list[int]) -> str:
@@ -219,13 +221,13 @@ class Chat:
         """Ids of a rendered text, in which messages may contain control tokens as text; ``opening``: no text is before it."""
         messages = tuple(filter(None, map(str.strip, messages)))
         if not any(map(self._control.search, messages)):
-            return list(self.tokenizer.encode(rendered, add_special_tokens=False)) if opening else self.encode(rendered)
+            return self.encode(rendered, opening=opening)
         ids: list[int] = []
         for message in messages:
             before, found, rendered = rendered.partition(message)
             if not found:
                 raise TemplateError("the chat template changes a message with control tokens in it")
-            ids += [*self.encode(before), *self._encode_text(message)]
+            ids += [*self.encode(before, opening=opening and not ids), *self._encode_text(message)]
         return [*ids, *self.encode(rendered)]
 
     def _encode_text(self, text: str) -> list[int]:

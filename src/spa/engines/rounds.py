@@ -22,7 +22,7 @@ class Rounds(Engine):
     """transformers' own forward pass: all contexts of a round in left-padded batches, of as many rows as ``share`` of the free
     memory has room for the keys and values of; smaller ones once a GPU's memory has run out."""
 
-    def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any = None, share: float = 0.6) -> None:
+    def __init__(self, model: Any, pad_id: int, stops: Stops, grammar: Any, share: float) -> None:
         self.model, self.grammar = model, grammar
         self.pad_id = pad_id
         self.stops, self.share = stops, share

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,21 +147,21 @@ def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool 
         changed = {settings.name: json.dumps(data, indent=2, sort_keys=True) + "\n"}
         if base.get("base_model") != model.path:  # of the base itself
             base.pop("base_model", None)
-    files = {"README.md": _card(checkpoint, origin, base, adapter), TASK: _task_yaml(origin)}
+    chat = Chat(load_tokenizer(str(checkpoint), origin.trained.model), forced=make_task(origin.config).forced)
+    files = {
+        "README.md": _card(checkpoint, origin, base, adapter, _usage(origin, adapter, chat)),
+        TASK: _task_yaml(origin),
+    }
     if not adapter:
-        files["generation_config.json"] = _generation_config(checkpoint, origin)
+        files["generation_config.json"] = _generation_config(checkpoint, chat)
     return files | changed | ({"LICENSE": licence} if licence else {})
 
 
-def _chat(checkpoint: Path, origin: Origin) -> Chat:
-    return Chat(load_tokenizer(str(checkpoint), origin.trained.model), forced=make_task(origin.config).forced)
-
-
-def _generation_config(checkpoint: Path, origin: Origin) -> str:
+def _generation_config(checkpoint: Path, chat: Chat) -> str:
     """The checkpoint's, with all tokens at which SPA ended a response: the end of a turn is often not the tokenizer's own."""
     path = checkpoint / "generation_config.json"
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return json.dumps(kept | {"eos_token_id": sorted(_chat(checkpoint, origin).stop_ids)}, indent=2) + "\n"
+    return json.dumps(kept | {"eos_token_id": sorted(chat.stop_ids)}, indent=2) + "\n"
 
 
 def _check_adapter(checkpoint: Path, origin: Origin) -> None:
@@ -248,7 +249,10 @@ def _task_yaml(origin: Origin) -> str:
     return str(yaml.safe_dump(task, sort_keys=False, allow_unicode=True))
 
 
-def _card(checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter: bool) -> str:
+def _card(
+    checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter: bool, usage: Sequence[str] = ()
+) -> str:
+    """``usage``: the lines of ``_usage``."""
     steps = origin.training() if origin else []
     tags = {"reinforcement-learning": origin and origin.stage == "ppo", "world-model": "world-model SFT" in steps}
     front = {
@@ -280,7 +284,7 @@ def _card(checkpoint: Path, origin: Origin | None, base: dict[str, Any], adapter
         *(f"- {name}: {value}" for name, value in facts.items()),
         "",
         *_results(checkpoint, origin),
-        *_usage(origin, adapter, _chat(checkpoint, origin)),
+        *usage,
     ]
     return "\n".join(lines) + "\n"
 

@@ -192,6 +192,12 @@ class Stage:
         finally:
             log.close()
 
+    def complete(self, work: Callable[[], Mapping[str, Any]]) -> None:
+        """Does all the work of a stage without steps, and finishes it with the result."""
+        with self.storing_time():
+            result = work()
+        self.finish(result)
+
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and reports how long it took."""
         ranks.on_main(lambda: self._finish(result))

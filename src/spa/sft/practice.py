@@ -199,9 +199,7 @@ def _step(folder: Path, title: str, work: Callable[[Path], dict[str, Any]]) -> d
     """The result of ``work``, from this run or an earlier one."""
     stage = Stage(folder, title, True, keep=True)
     if not stage.finished:
-        with stage.storing_time():
-            result = work(folder)
-        stage.finish(result)
+        stage.complete(lambda: work(folder))
     return read_done(folder) or {}
 
 
