@@ -148,7 +148,9 @@ class EngineConfig:
     retries: Count = setting(5, "openai: per request, with exponential backoff.")
     requests_per_minute: Count = setting(0, "openai: rate limit; 0 = none.")
     prefill: Flag = setting(False, "openai: begin responses with the forced tag.")
-    prefill_text: str | None = setting(None, "openai: so much of it (an exported model's card says); null = all.")
+    prefill_text: str | None = setting(
+        None, "openai: the part of it to begin with (on an exported model's card); null = all."
+    )
     gpu_memory_utilization: ShareAboveZero = setting(0.9, "vllm: share of the GPU's memory.")
     tensor_parallel: Positive = setting(1, "vllm: GPUs.")
     max_model_len: Count = setting(0, "vllm: context in tokens; 0 = the model's.")
