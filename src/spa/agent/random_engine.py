@@ -71,10 +71,18 @@ def fixed_thought(env: CheckedEnv) -> str:
     return THOUGHT if "box" in env.symbols.values() else PLAIN_THOUGHT
 
 
+def blank_response(task: Task, thought: str, actions: Sequence[str]) -> str:
+    """A response in the format of the task's prompt mode, its observation and prediction left empty for the true states."""
+    answer = tagged("answer", f" {task.agent.action_sep} ".join(actions))
+    if not task.agent.think:
+        return answer
+    if task.agent.prompt == "world_model":
+        return tagged("think", tagged("observation", "") + thought + tagged("prediction", "")) + answer
+    return tagged("think", thought) + answer
+
+
 def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
     """Uniformly random actions, one to ``env.max_actions_per_turn``, in the format of the task's prompt mode.
-
-    Observation and prediction are left empty, to be filled with the true states; the thought is fixed.
 
     Raises:
         ValueError: the world has free-text actions and no ``sample_action``.
@@ -86,12 +94,6 @@ def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
 
     def respond(rng: np.random.Generator) -> str:
         count = int(rng.integers(1, task.env.max_actions_per_turn + 1))
-        actions = f" {task.agent.action_sep} ".join(env.sample_action(rng) for _ in range(count))
-        answer = tagged("answer", actions)
-        if not task.agent.think:
-            return answer
-        if task.agent.prompt == "world_model":
-            return tagged("think", tagged("observation", "") + thought + tagged("prediction", "")) + answer
-        return tagged("think", thought) + answer
+        return blank_response(task, thought, [env.sample_action(rng) for _ in range(count)])
 
     return respond

@@ -187,10 +187,10 @@ class SelfPlayConfig:
     groups: Positive = setting(160, "Worlds.")
     group_size: Positive = setting(8, "Episodes per world.")
     state_format: StateFormat = setting("coordinates", "How states are written in stages 1 and 2.")
-    policy: Literal["model", "random", "planner"] = setting(
+    policy: Literal["model", "random", "explore", "planner"] = setting(
         "model",
-        "random: uniform actions, a fixed thought (paper, Table 5); planner: agent.planner, with a "
-        "selfplay.model trained on transitions.",
+        "random: uniform actions, a fixed thought (paper, Table 5); explore: the same, towards moves not made before in the "
+        "world; planner: agent.planner, with a selfplay.model trained on transitions.",
     )
     states: Literal["truth", "belief", "shuffled"] = setting(
         "truth", "belief: what the model wrote (paper, Table 3); shuffled: those of randomly drawn turns (control)."

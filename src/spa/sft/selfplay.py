@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
-from spa.agent.episode_store import EpisodeStore
+from spa.agent.episode_store import EpisodeStore, Key
+from spa.agent.explore import play_exploring
 from spa.agent.lengths import length_notes
 from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
+from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.files import atomic_write, remove_folder
@@ -28,7 +31,7 @@ from spa.data.transitions import repeat_rare, shuffle_moves, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed
 from spa.evaluate.planned import plan_chunks, planning_model
-from spa.evaluate.play import CHUNK, play_chunks
+from spa.evaluate.play import CHUNK, in_chunks, play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.folder import selection
 from spa.runs.stage import PLAYED
@@ -83,12 +86,12 @@ def check_source(cfg: Config) -> None:
         check_installed()
     if play.policy == "model":
         check_engine(cfg.engine)
-    if needs_random_play(cfg) or play.policy == "random":
+    if needs_random_play(cfg) or play.policy in ("random", "explore"):
         try:
             random_responder(make_task(cfg))
         except ValueError as error:
             raise ValueError(f"random play ({_asking(play)}): {error}") from error
-    if play.states == "belief" and play.policy == "random":
+    if play.states == "belief" and play.policy in ("random", "explore"):
         raise ValueError(
             "selfplay.states=belief keeps the states that a model wrote, and random play writes none: set "
             "selfplay.policy=model or selfplay.states=truth"
@@ -109,7 +112,7 @@ def check_source(cfg: Config) -> None:
 def _asking(play: SelfPlayConfig) -> str:
     """The setting that asks for random play."""
     wanted = ("selfplay.shots", play.shots), ("selfplay.warmup_rows", play.warmup_rows)
-    return next((name for name, value in wanted if value and play.policy == "model"), "selfplay.policy=random")
+    return next((name for name, value in wanted if value and play.policy == "model"), f"selfplay.policy={play.policy}")
 
 
 def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
@@ -233,6 +236,8 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
         note(f"self-play: {len(store)} of {total} episodes were played before")
     if len(store) == total:
         return worlds, shown, store.in_order()
+    if play.policy == "explore":
+        return worlds, shown, _explore(cfg, task, worlds, store)
     player = play.model
     if play.policy == "model":
         if play.warmup_rows:
@@ -260,3 +265,15 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
     finally:
         policy.close()
     return worlds, shown, episodes
+
+
+def _explore(cfg: Config, task: Task, worlds: list[World], store: EpisodeStore) -> list[Episode]:
+    """The episodes of ``selfplay.policy=explore``."""
+    size, run, most = cfg.selfplay.group_size, cfg.seeds.run, task.env.max_failed
+
+    def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
+        return play_exploring(
+            task, chunk, seed=seed, group_size=size, on_turn=on_turn
+        )  # a world's later episodes need the earlier
+
+    return in_chunks(play, worlds, size, run, SELFPLAY, "self-play", store, size=CHUNK, max_failed=most)

@@ -1,0 +1,120 @@
+"""Self-play without a model, towards moves not made before: a planner asks about moves that a policy hardly ever makes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from spa.agent.episode import Episode, Turn
+from spa.agent.host import LocalHost
+from spa.agent.play import Play
+from spa.agent.random_engine import blank_response, fixed_thought
+from spa.agent.rollout import OnTurn
+from spa.agent.task import Task
+from spa.agent.worlds import World
+from spa.envs.checked import WorldError
+
+DRAWS = 4  # random actions considered in a state of a world that lists none
+
+
+class Outcome(NamedTuple):
+    """What an action led to when it was last made in a state."""
+
+    state: str
+    over: bool
+
+
+Known = dict[str, dict[str, Outcome]]
+"""The actions made in each state of a world."""
+
+
+def play_exploring(
+    task: Task, worlds: Sequence[World], *, seed: int, group_size: int = 1, on_turn: OnTurn | None = None
+) -> list[Episode]:
+    """Plays every world ``group_size`` times; returns ``len(worlds) * group_size`` episodes, group by group.
+
+    A turn takes the shortest known way to an action that was not yet made in its state (frontier-based exploration, Yamauchi 1997;
+    equally short ways by chance). Episodes in a world know what earlier ones have seen of it. Where no such way is short enough for
+    the actions left, actions are random, as they are after the way's end, up to a random number of actions as in ``RandomEngine``.
+    Answers to the plain prompt have no thought, so that plain rows are as short as those of practice.
+
+    Args:
+        seed: for all random choices.
+        on_turn: as of ``rollout``.
+
+    Raises:
+        ValueError: the world has free-text actions and no ``sample_action``.
+    """
+    episodes = []
+    for group, world in enumerate(worlds):
+        known: Known = {}
+        for member in range(group_size):
+            rng = np.random.default_rng(np.random.SeedSequence([seed, group, member]))
+            episodes.append(_play(task, world, group, member, known, rng, on_turn))
+    return episodes
+
+
+def _play(
+    task: Task, world: World, group: int, member: int, known: Known, rng: np.random.Generator, on_turn: OnTurn | None
+) -> Episode:
+    host = LocalHost(task)
+    play = Play.start(task, world, group, member, host)
+    if on_turn and not play.live:
+        on_turn(play.episode, True)
+    for index in range(task.env.max_turns):
+        if not play.live:
+            break
+        play.open_turn(index, play.user_text(index, play.first_shown(index)))
+        try:
+            actions = _choose(play, host, known, rng)
+            thought = fixed_thought(host.env) if task.agent.prompt == "world_model" else ""
+            play.answer(blank_response(task, thought, actions), "stop")
+        except WorldError as error:
+            host.close()
+            play.fail(str(error))
+        _remember(known, play.episode.turns[-1])
+        if on_turn:
+            on_turn(play.episode, not play.live)
+    return play.episode
+
+
+def _choose(play: Play, host: LocalHost, known: Known, rng: np.random.Generator) -> list[str]:
+    """The actions of a turn."""
+    most = play.task.env.max_actions_per_turn
+    turns = play.task.env.max_turns - len(play.episode.turns) + 1
+    names = play.names or [host.env.sample_action(rng) for _ in range(DRAWS)]
+    actions = way_to_untried(known, play.state, names, min(play.actions_left, turns * most), rng)[:most]
+    count = int(rng.integers(1, most + 1))
+    return actions + [host.env.sample_action(rng) for _ in range(count - len(actions))]
+
+
+def way_to_untried(known: Known, state: str, names: Sequence[str], limit: int, rng: np.random.Generator) -> list[str]:
+    """At most ``limit`` actions, of which the last is one of ``names`` that was not made in the state where it will be made and the
+    others lead there as far as is known; [] if there are none."""
+    waiting: deque[tuple[str, list[str]]] = deque([(state, [])])
+    reached = {state}
+    while waiting:
+        here, way = waiting.popleft()
+        if len(way) == limit:
+            break
+        made = known.get(here, {})
+        untried = [name for name in names if name not in made]
+        if untried:
+            return [*way, untried[int(rng.integers(len(untried)))]]
+        outcomes = list(made.items())
+        for number in rng.permutation(len(outcomes)):
+            action, (following, over) = outcomes[number]
+            if not over and following not in reached:
+                reached.add(following)
+                waiting.append((following, [*way, action]))
+    return []
+
+
+def _remember(known: Known, turn: Turn) -> None:
+    states = [turn.state, *turn.between, turn.next_state]
+    for number, action in enumerate(turn.executed):
+        over = turn.ended and number == len(turn.executed) - 1
+        known.setdefault(states[number], {})[action] = Outcome(states[number + 1], over)
