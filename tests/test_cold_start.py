@@ -25,7 +25,7 @@ from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import AgentConfig, SamplingConfig
 from spa.data.ground_truth import rejection
-from spa.engines.base import Completion, Message, Reply
+from spa.engines.base import Completion, Message, Refused, Reply
 from spa.engines.cooling import Cooled, cooled
 from spa.evaluate import play as play_module
 from spa.sft import selfplay as selfplay_module
@@ -165,6 +165,24 @@ def test_only_the_rejected_are_sampled_again() -> None:
     episodes = rollout(engine, CHAT, task, WORLDS, SamplingConfig(), seed=0)
     assert [[turn.tries for turn in episode.turns] for episode in episodes] == [[3], [1]]
     assert [len(contexts) for contexts in engine.contexts] == [2, 1, 1]
+
+
+class OneTemperature(Server):
+    """Like models that take no temperature but 1."""
+
+    def reply(self, messages: Any, sampling: SamplingConfig, **rest: Any) -> Reply:
+        if sampling.temperature != 1.0:
+            raise Refused("HTTP 400: unsupported temperature")
+        return super().reply(messages, sampling, **rest)
+
+
+def test_where_a_server_refuses_to_be_asked_again_the_reply_stays() -> None:
+    task = helped(telling_task(), tries=3)
+    server = OneTemperature([BAD, GOOD])
+    (episode,) = play_jobs(server, task, [Job(WORLDS[0], 0, 0)], SamplingConfig(temperature=1.0), seed=0)
+    assert (episode.status, [turn.executed for turn in episode.turns]) == ("truncated", [[], ["Left"]])
+    with pytest.raises(Refused):
+        converse(server, task, Job(WORLDS[0], 0, 0), SamplingConfig(temperature=0.5), seed=0, stop=threading.Event())
 
 
 def test_a_server_is_asked_again_with_a_seed_of_its_own() -> None:

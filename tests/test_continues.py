@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spa.cli import main
+from spa.report.collect import collect
 from tests.test_pipeline import SMALL, snapshot
 
 
@@ -47,6 +48,9 @@ def test_it_is_the_same_as_training_so_long_at_once(files: tuple[str, str], tmp_
     assert lines["longer"][: len(lines["short"])] == lines["short"], "with their times: it was not done again"
     seconds = {n: json.loads((variants / n / "ppo" / "done.json").read_text())["seconds"] for n in ("short", "longer")}
     assert seconds["longer"] > seconds["short"], "its time is that of the whole training"
+    shown = collect(out).timings
+    assert shown["PPO, longer"] == pytest.approx(seconds["longer"] - seconds["short"]), "a report counts no time twice"
+    assert shown["PPO, short"] == seconds["short"]
     assert not (variants / "short" / "ppo" / "checkpoints" / "global_step_4").exists()
 
 

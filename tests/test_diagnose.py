@@ -19,7 +19,7 @@ from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.config.load import load_config, load_variant
 from spa.diagnose import advice, measure
-from spa.diagnose.advice import Base, Diagnosis, Learned, Planned, States, VariantTime, verdict
+from spa.diagnose.advice import Base, Diagnosis, Learned, Planned, States, VariantTime, base_part, verdict
 from spa.envs.check_markov import Outcomes
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.evaluate.bootstrap import Interval
@@ -396,6 +396,11 @@ def test_episodes_whose_world_failed_are_counted_apart(monkeypatch: pytest.Monke
     cfg, policy = load_config("frozen_lake"), tiny_policy()
     found, _ = measure._base(cfg, policy, make_task(cfg), [])
     assert (found.failed, found.valid_turns, found.format_rate) == (0.5, 1.0, 1.0)
+
+
+def test_nothing_is_said_of_chance_that_was_not_measured() -> None:
+    found = Base(1.0, 1.0, Interval(0.7, 0.6, 0.8), None)
+    assert base_part(found)[1] == "nothing to compare it with: the world has no random actions"
 
 
 @pytest.mark.parametrize(

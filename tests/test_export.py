@@ -290,6 +290,16 @@ def test_the_base_models_licence_comes_along(run, tmp_path) -> None:
     assert "\nlicense: mit\n" in card and "\nbase_model: them/theirs\n" in card and str(tmp_path) not in card
 
 
+def test_a_stage_is_not_taken_for_another(run, tmp_path, capsys) -> None:
+    stage, to = run / "variants" / "vanilla" / "ppo", tmp_path / "model"
+    for other in (["--sft"], ["--variant", "spa"]):
+        assert main(["export", str(stage), *other, "--to", str(to)]) == 2
+        assert "choose among those of a run folder" in capsys.readouterr().err
+        assert not to.exists()
+    assert main(["export", str(stage), "--variant", "vanilla", "--to", str(to)]) == 0
+    assert "variant vanilla" in (to / "README.md").read_text()
+
+
 def test_other_models_of_the_run(run, tmp_path) -> None:
     ppo = run / "variants" / "vanilla" / "ppo"
     done = json.loads((ppo / "done.json").read_text())
@@ -337,7 +347,7 @@ def test_adapters_alone_give_the_merged_model_on_the_base(adapters, tmp_path) ->
 def test_adapters_on_stage_2s_model_are_refused(adapters_of_both_stages, tmp_path, capsys) -> None:
     to = tmp_path / "adapter"
     stage = adapters_of_both_stages / "variants" / "spa" / "ppo"
-    for source in ([str(adapters_of_both_stages)], [str(stage)], [str(stage), "--variant", "vanilla"]):
+    for source in ([str(adapters_of_both_stages)], [str(stage)], [str(stage), "--variant", "spa"]):
         assert main(["export", *source, "--adapter", "--to", str(to)]) == 2
         error = capsys.readouterr().err.strip()
         assert "export the merged model" in error and "`--sft --adapter --variant spa`" in error and "\n" not in error
@@ -384,6 +394,9 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
     assert "--force" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
     assert not (to / "old.txt").exists()
+    (to / "spa.yaml").unlink()
+    assert main([*command, "--force"]) == 2, "a model, but not one exported from a run"
+    assert (to / "config.json").exists()
     stage = run / "variants" / "spa" / "ppo"
     assert main(["export", str(stage), "--to", str(stage), "--force"]) == 2
     assert "give another --to" in capsys.readouterr().err

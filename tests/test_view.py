@@ -73,6 +73,13 @@ def test_a_run_is_running_while_its_lock_is_held(tmp_path: Path) -> None:
     assert not is_locked(run)  # killed
 
 
+def test_a_command_that_was_killed_has_not_finished(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "report.html").write_text("an earlier command's")
+    RunFolder(run).open(RunFolder(run).config(), "run", resume=True)
+    assert Index([tmp_path]).entries()[0].state == "stopped"
+
+
 def test_begin_records_how_a_command_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spa.preflight.check_command", lambda *args, **kwargs: None)  # loads torch
     cfg = load_config("bandit", ["variants=[vanilla]"])

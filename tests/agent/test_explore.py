@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,10 @@ ENDS = 5
 class Corridor:
     """Doors 0 to ``ENDS``, of which the last ends the episode; the world of seed 1 breaks behind door 2."""
 
-    actions = ("on", "back")
+    actions: tuple[str, ...] = ("on", "back")
+
+    def __init__(self, dies: bool = False) -> None:
+        self.dies = dies
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         self.seed, self.at = seed, 0
@@ -36,6 +41,8 @@ class Corridor:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.at = self.at + 1 if action == "on" else max(0, self.at - 1)
         if self.seed == 1 and self.at > 2:
+            if self.dies:
+                os._exit(3)
             raise RuntimeError("the floor is gone")
         return f"world {self.seed}, door {self.at}", 0.0, self.at == ENDS, False, {}
 
@@ -115,18 +122,22 @@ def test_turns_of_several_actions_have_the_format(prompt: str) -> None:
     assert {len(turn.actions) for turn in turns} == {1, 2, 3, 4}
 
 
-def test_a_world_that_fails_ends_its_own_episodes() -> None:
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_world_that_fails_ends_its_own_episodes(processes: int) -> None:
+    if processes and sys.platform != "linux":
+        pytest.skip("worlds get processes of their own on Linux only")
     ended: list[tuple[int, int]] = []
     episodes = play_exploring(
-        corridor(),
+        corridor(max_turns=4, processes=processes, settings={"dies": bool(processes)}),
         [World(seed, f"w{seed}") for seed in range(3)],
         seed=0,
-        group_size=3,
+        group_size=4,
         on_turn=lambda episode, over: ended.append((episode.group, episode.member)) if over else None,
     )
     assert [(episode.group, episode.member) for episode in episodes] == ended
-    assert {episode.group for episode in episodes if episode.status == "error"} == {1}
-    assert "the floor is gone" in next(episode.error for episode in episodes if episode.error)
+    failed = [episode for episode in episodes if episode.status == "error"]
+    assert [episode.group for episode in failed] == [1], "what made it fail is not tried again"
+    assert ("its process died" if processes else "the floor is gone") in failed[0].error
 
 
 def test_a_world_without_listed_actions() -> None:
@@ -177,3 +188,23 @@ class Free(Corridor):
     """Free text, and no random actions."""
 
     actions = ()
+
+
+class Houses(Corridor):
+    """A house's doors have names of their own."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        self.actions = (f"on {seed}", f"back {seed}")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return super().step(action.split()[0])
+
+
+def test_each_worlds_own_actions() -> None:
+    config = EnvConfig(id=f"{__name__}:Houses", tag="Houses", max_turns=10, max_actions_per_turn=3)
+    task = Task(config, AgentConfig(style="terse", window=1))
+    episodes = play_exploring(task, [World(seed, f"w{seed}") for seed in (2, 3)], seed=0, group_size=2)
+    for episode in episodes:
+        assert {action.split()[1] for turn in episode.turns for action in turn.executed} == {str(episode.seed)}
+        assert all(turn.executed == turn.actions[: len(turn.executed)] and turn.executed for turn in episode.turns)

@@ -18,12 +18,13 @@ from spa.agent.chat import Chat
 from spa.common.text import clean
 from spa.config.schema import SelfPlayConfig
 from spa.data.describe import describe, render_stats
-from spa.data.encode import encode_row, prompt_ids
+from spa.data.encode import encode_row, loss_spans, mask_states, prompt_ids
 from spa.data.ground_truth import Row, rejection
 from spa.data.layouts import LAYOUTS, SCHEMAS, data_files, read_rows, write_rows
 from spa.data.maskview import CONTEXT, FORCED, TRAINED, UNTRAINED, pieces, plain, rich_text
 from spa.data.select import select_rows
 from spa.models.load import load_tokenizer
+from tests.agent.test_segments import zephyr
 
 CHAT = Chat(load_tokenizer("builtin:tiny"))
 GOOD = "<think><observation>P_</observation>Right<prediction>_P</prediction></think><answer>Right</answer>"
@@ -462,3 +463,33 @@ def test_nothing_written_reaches_a_terminal_as_code() -> None:
     assert clean("a\tb\nc\rd\x07") == "a\tb\nc\ufffdd\ufffd"
     assert set(clean("\u2028\u061c\xad\u2060\ud800\U000e0041")) == {"\ufffd"}
     assert clean("√ é 漢 🙂") == "√ é 漢 🙂"
+
+
+def test_a_states_own_white_space_is_part_of_it() -> None:
+    states = "<think><observation>P   </observation>go<prediction>\n P  \n</prediction></think><answer>Right</answer>"
+    assert mask_states(states) == states.replace("P   ", "[MASKED]").replace(" P  ", "[MASKED]")
+    assert [states[a:b] for a, b in loss_spans(states, "state")] == ["P   ", " P  "]
+    still = states.replace("\n P  \n", "P   ")
+    assert [describe([row(text)], CHAT)["changed"] for text in (states, still)] == [1.0, 0.0]
+
+
+def test_the_picture_keeps_spaces_that_a_token_alone_would_lose() -> None:
+    chat = Chat(zephyr())
+    text = "<think> the hall\na b</think><answer>turn left</answer>"
+    one = Row("Hall", [{"role": "user", "content": "go to the hall"}], text, {})
+    shown = "".join(piece.text for piece in pieces(one, chat))
+    assert "go to the hall" in shown and text in shown
+
+
+def test_content_in_parts_and_columns_of_several_sets(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "go "}, {"type": "text", "text": "on"}]
+    told = [{"role": "user", "content": parts}, {"role": "assistant", "content": [{"type": "text", "text": GOOD}]}]
+    records = [{"messages": told}, {"messages": [{**told[0], "content": [*parts, {"type": "image_url"}]}, told[1]]}]
+    path = tmp_path / "parts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows, skipped, _ = read_rows(path)
+    assert [(one.prompt, one.response) for one in rows] == [([{"role": "user", "content": "go on"}], GOOD)]
+    assert skipped == {"prompt is not a list of messages": 1}
+    mixed = [{"prompt": "[]", "response": GOOD}, {"prompt": None, "response": None, "messages": told}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in mixed))
+    assert [one.response for one in read_rows(path)[0]] == [GOOD]

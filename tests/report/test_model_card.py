@@ -53,6 +53,23 @@ def test_the_base_models_card_may_be_anything(run: Path, card: bytes, licensed: 
     assert ("\nlicense: mit\n" in export_files(run / MODEL)["README.md"]) == licensed
 
 
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [
+        ("base_model: a/b", "base, whose own base is a/b"),
+        ("base_model:\n- a/b\n- c/d", "base, whose own base is a/b, c/d"),
+    ],
+)
+def test_the_trained_model_and_what_its_own_card_names(run: Path, named: str, shown: str) -> None:
+    base = run.parent / "base"
+    (base / "README.md").write_text(f"---\n{named}\n---\n# A model\n")
+    (base / "LICENSE").write_bytes(b"Copyright \xa9 them")
+    (base / "LICENSES").mkdir()
+    files = export_files(run / MODEL)
+    assert f"- base model: {shown}\n" in files["README.md"]
+    assert files["LICENSE"] == "Copyright \ufffd them"
+
+
 @pytest.mark.parametrize(("evaluated", "shown"), [("run", True), ("elsewhere", False)])
 def test_the_result_is_that_of_the_model(run: Path, evaluated: str, shown: bool) -> None:
     model = str(run.parent / evaluated / MODEL)

@@ -16,7 +16,7 @@ from spa.agent.play import Play, new_episode
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import SamplingConfig
-from spa.engines.base import ChatEngine, Message, Refused, RequestFailed
+from spa.engines.base import ChatEngine, Message, Refused, Reply, RequestFailed
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,16 @@ def converse(
             messages = _messages(play, index)
             play.open_turn(index, play.user_text(index, play.first_shown(index)))
             key, cooled = [seed, job.group, job.member, index], sampling
+            reply: Reply | None = None
             while True:
                 if time.monotonic() > deadline:
                     raise RequestFailed(f"more than engine.episode_timeout={engine.episode_timeout:g} seconds")
-                reply = engine.reply(messages, cooled, forced=task.forced, seed=_request_seed(*key), stop=stop)
+                try:
+                    reply = engine.reply(messages, cooled, forced=task.forced, seed=_request_seed(*key), stop=stop)
+                except Refused:
+                    if reply is None:
+                        raise
+                    break  # some models take no other temperature: the reply that was rejected stays
                 if not play.try_again(reply.text):
                     break
                 key = [seed, job.group, job.member, index, play.episode.turns[-1].tries]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
-from spa.agent.episode import Episode, Turn
-from spa.agent.host import LocalHost
+from spa.agent.episode import Episode
+from spa.agent.host import Host, Hosts
 from spa.agent.play import Play
 from spa.agent.random_engine import blank_response, fixed_thought
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.envs.checked import WorldError
+from spa.envs.checked import CheckedEnv, WorldError
 
 DRAWS = 4  # random actions considered in a state of a world that lists none
 
@@ -49,19 +50,46 @@ def play_exploring(
         ValueError: the world has free-text actions and no ``sample_action``.
     """
     episodes = []
-    for group, world in enumerate(worlds):
-        known: Known = {}
-        for member in range(group_size):
-            rng = np.random.default_rng(np.random.SeedSequence([seed, group, member]))
-            episodes.append(_play(task, world, group, member, known, rng, on_turn))
+    with Hosts(task, 1) as hosts:
+        for group, world in enumerate(worlds):
+            known: Known = {}
+            draw = _Draws(task, world)
+            for member in range(group_size):
+
+                def start(key: tuple[int, int], host: Host, world: World = world) -> Play:
+                    return Play.start(task, world, *key, host)
+
+                (play,) = hosts.start(start, [(group, member)])
+                rng = np.random.default_rng(np.random.SeedSequence([seed, group, member]))
+                episodes.append(_play(play, known, draw, rng, on_turn))
+            draw.close()
     return episodes
 
 
-def _play(
-    task: Task, world: World, group: int, member: int, known: Known, rng: np.random.Generator, on_turn: OnTurn | None
-) -> Episode:
-    host = LocalHost(task)
-    play = Play.start(task, world, group, member, host)
+class _Draws:
+    """Random actions of a world: of those that it lists, else those that a copy of it in this process draws."""
+
+    def __init__(self, task: Task, world: World) -> None:
+        self.task, self.world = task, world
+        self.env: CheckedEnv | None = None
+
+    def __call__(self, names: Sequence[str], rng: np.random.Generator) -> str:
+        if names:
+            return names[int(rng.integers(len(names)))]
+        if self.env is None:
+            self.env = self.task.make_env()
+            self.env.reset(seed=self.world.seed, options={"noise_seed": self.world.noise_seed(0)})
+        return self.env.sample_action(rng)
+
+    def close(self) -> None:
+        if self.env is not None:
+            with suppress(WorldError):
+                self.env.close()
+
+
+def _play(play: Play, known: Known, draw: _Draws, rng: np.random.Generator, on_turn: OnTurn | None) -> Episode:
+    task = play.task
+    thought = fixed_thought(task.make_env()) if task.agent.prompt == "world_model" else ""
     if on_turn and not play.live:
         on_turn(play.episode, True)
     for index in range(task.env.max_turns):
@@ -69,26 +97,25 @@ def _play(
             break
         play.open_turn(index, play.user_text(index, play.first_shown(index)))
         try:
-            actions = _choose(play, host, known, rng)
-            thought = fixed_thought(host.env) if task.agent.prompt == "world_model" else ""
+            actions = _choose(play, known, draw, rng)
             play.answer(blank_response(task, thought, actions), "stop")
         except WorldError as error:
-            host.close()
+            play.host.close()
             play.fail(str(error))
-        _remember(known, play.episode.turns[-1])
+        _remember(known, play.episode)
         if on_turn:
             on_turn(play.episode, not play.live)
     return play.episode
 
 
-def _choose(play: Play, host: LocalHost, known: Known, rng: np.random.Generator) -> list[str]:
+def _choose(play: Play, known: Known, draw: _Draws, rng: np.random.Generator) -> list[str]:
     """The actions of a turn."""
     most = play.task.env.max_actions_per_turn
     turns = play.task.env.max_turns - len(play.episode.turns) + 1
-    names = play.names or [host.env.sample_action(rng) for _ in range(DRAWS)]
+    names = play.names or [draw((), rng) for _ in range(DRAWS)]
     actions = way_to_untried(known, play.state, names, min(play.actions_left, turns * most), rng)[:most]
     count = int(rng.integers(1, most + 1))
-    return actions + [host.env.sample_action(rng) for _ in range(count - len(actions))]
+    return actions + [draw(play.names, rng) for _ in range(count - len(actions))]
 
 
 def way_to_untried(known: Known, state: str, names: Sequence[str], limit: int, rng: np.random.Generator) -> list[str]:
@@ -113,8 +140,12 @@ def way_to_untried(known: Known, state: str, names: Sequence[str], limit: int, r
     return []
 
 
-def _remember(known: Known, turn: Turn) -> None:
+def _remember(known: Known, episode: Episode) -> None:
+    """Adds what the last turn showed. An action that made the world fail was tried, and nothing can be tried after it."""
+    turn = episode.turns[-1]
     states = [turn.state, *turn.between, turn.next_state]
     for number, action in enumerate(turn.executed):
         over = turn.ended and number == len(turn.executed) - 1
         known.setdefault(states[number], {})[action] = Outcome(states[number + 1], over)
+    if episode.status == "error" and len(turn.executed) < len(turn.actions):
+        known.setdefault(turn.next_state, {})[turn.actions[len(turn.executed)]] = Outcome(turn.next_state, True)

@@ -99,10 +99,11 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     head = f"States under {models}"
     return "\n".join(
         [
-            f"{head:<36}" + "".join(f"{name:>{width}}" for name in results),
+            head,
+            f"{'':<36}" + "".join(f"{name:>{width}}" for name in results),
             "perplexity per token",
             *block("perplexity", 1),
-            row("  random guess, per cell", [result["random_guess"] for result in results.values()], 1),
+            row("  random guess (of a cell or token)", [result["random_guess"] for result in results.values()], 1),
             "bits per character",
             *block("bits_per_char", 2),
             "scored tokens per state",

@@ -45,6 +45,17 @@ def body_spans(text: str, tag: str, state: str = "") -> list[Span]:
     return spans
 
 
+def written_spans(text: str, tag: str) -> list[Span]:
+    """As ``body_spans`` where the states are not known: they keep their white space, and only newlines are the layout's."""
+    spans = []
+    for pair in pairs(text, tag):
+        start, end = pair.body
+        inner = text[start:end].strip("\n")
+        start += max(0, text[start:end].find(inner))
+        spans.append((start, start + len(inner)))
+    return spans
+
+
 def ground_truth(turn: Turn) -> str:
     """The response with the true state in every observation and the true next state in every prediction.
 

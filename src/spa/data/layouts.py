@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from spa.common.files import atomic_file
 from spa.common.names import choose
 from spa.data.ground_truth import Message, Row
+from spa.engines.base import content_text
 from spa.envs.tables import data_file
 from spa.envs.tables import read_rows as read_records
 
@@ -192,6 +193,8 @@ def _recognise(path: Path, columns: Sequence[str], first: dict[str, Any]) -> tup
 
 
 def _read_prompt_response(record: dict[str, Any]) -> Row | str:
+    if record.get("prompt") is None and record.get("response") is None and record.get("messages"):
+        return _read_messages(record)  # of a set that was put together from several
     return _row(record, messages_of(record.get("prompt")), record.get("response"))
 
 
@@ -251,7 +254,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def messages_of(value: Any) -> list[Message] | None:
-    """A list of messages, given as such or as JSON; None if it is not one."""
+    """A list of messages with text, given as such or as JSON; None if it is not one."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -261,7 +264,10 @@ def messages_of(value: Any) -> list[Message] | None:
         return None
     messages = []
     for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        if not isinstance(message, dict):
             return None
-        messages.append({"role": message["role"], "content": message["content"]})
+        role, content = message.get("role"), content_text(message.get("content"))
+        if not isinstance(role, str) or content is None:
+            return None
+        messages.append({"role": role, "content": content})
     return messages

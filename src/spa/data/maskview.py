@@ -53,14 +53,16 @@ def pieces(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool 
 
 
 def _text(chat: Chat, ids: Sequence[int], index: int) -> str:
-    """The text added by a token; a character split between tokens is shown at its last one."""
-    decode = chat.tokenizer.decode
-    text = str(decode([ids[index]], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-    if "\ufffd" not in text:
-        return text
+    """The text added by a token; a character split between tokens is shown at its last one. Alone, a token may lose its space."""
+
+    def text(start: int, end: int) -> str:
+        shown = list(ids[start:end])
+        return str(chat.tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)).rstrip(
+            "\ufffd"
+        )
+
     low = max(0, index - 4)
-    before = str(decode(list(ids[low:index]), skip_special_tokens=False)).rstrip("\ufffd")
-    after = str(decode(list(ids[low : index + 1]), skip_special_tokens=False)).rstrip("\ufffd")
+    before, after = text(low, index), text(low, index + 1)
     return after[len(before) :] if after.startswith(before) else ""
 
 

@@ -160,9 +160,11 @@ def base_part(base: Base) -> tuple[str, str]:
     if base.valid_turns < FEW:
         more = "" if base.random is None else ", or random self-play"
         return figures, f"it hardly plays: more sampling.max_tokens, a larger model{more}"
-    if base.over_random is not None and base.over_random.low > 0:
+    if base.over_random is None:
+        return figures, "nothing to compare it with: the world has no random actions"
+    if base.over_random.low > 0:
         return figures, "it plays better than chance"
-    if base.over_random is not None and base.over_random.high < 0:
+    if base.over_random.high < 0:
         return figures, "it plays worse than chance: its habits cost it"
     return figures, "no better than chance, as far as these worlds tell"
 

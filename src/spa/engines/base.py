@@ -169,6 +169,19 @@ class ServerError(ValueError):
     """The server refuses our requests or is down: continuing is pointless."""
 
 
+def content_text(content: object) -> str | None:
+    """The text of a chat message's content, which may be a list of text parts; None if it has anything else."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    return "".join(texts) if parts and len(texts) == len(parts) else None
+
+
 class ChatEngine(Protocol):
     """Replies to conversations, from up to ``workers`` threads at once."""
 

@@ -16,7 +16,7 @@ from spa.common.limits import TimeLimit, in_thread
 from spa.common.secrets import learn, redact
 from spa.common.typed import Object, parse
 from spa.config.schema import EngineConfig, SamplingConfig
-from spa.engines.base import Message, Refused, Reply, RequestFailed, ServerError, check_engine
+from spa.engines.base import Message, Refused, Reply, RequestFailed, ServerError, check_engine, content_text
 from spa.engines.http import BadReply, bounded_client
 
 BACKOFF = 1.0  # seconds before the first retry, doubled for each further one
@@ -197,14 +197,14 @@ def _read(body: bytes) -> Reply:
     """Parses a reply from a response body; garbage is retried."""
     try:
         choice = json.loads(body)["choices"][0]  # not parse(): JSON can contain lone surrogates, replaced below
-        text = choice["message"]["content"]
+        text = content_text(choice["message"]["content"])
         reason = choice.get("finish_reason")
         if not isinstance(reason, str):  # it may be nested deeper than repr() goes
             reason = type(reason).__name__
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
-    if not isinstance(text, str) or not text.strip():
+    if text is None or not text.strip():
         raise _TryAgain(f"a reply without text (finish_reason {redact(reason)[:60]!r})")
     text = redact(text).encode(errors="replace").decode()
     return Reply(text, "length" if reason == "length" else "stop")

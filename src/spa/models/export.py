@@ -14,7 +14,7 @@ from spa.common.names import choose
 from spa.config.schema import VariantConfig
 from spa.config.variants import practice_folder, sft_folder
 from spa.models.folders import check_weights
-from spa.runs.folder import RunFolder, variant_names, variants_folder
+from spa.runs.folder import TASK, RunFolder, variant_names, variants_folder
 from spa.runs.record import read_done
 from spa.runs.stage import model_of
 
@@ -41,7 +41,14 @@ def find_checkpoint(
         if variant or sft or which != "used" or step is not None:
             raise ValueError(f"{source} is a single model: it has no variants, stages or steps to choose from")
         return source
-    stage = _stage(source, variant, sft) if (source / "config.yaml").is_file() else source
+    is_run = (source / "config.yaml").is_file()
+    own = source.resolve()
+    other = (sft and not own.name.startswith("sft")) or (variant and own.name == "ppo" and own.parent.name != variant)
+    if other and not is_run:
+        raise ValueError(
+            f"{source} is a single stage, of another model: --variant and --sft choose among those of a run folder"
+        )
+    stage = _stage(source, variant, sft) if is_run else source
     if stage.name.startswith("practice-"):  # the policy of its last round, unless nothing was taught
         used = Path(model_of(str(stage)))
         if which == "used" and step is None:
@@ -116,13 +123,13 @@ def export(
         files: name -> text of what is written beside them, such as the model card.
         dtype: of the copied weights; None keeps theirs.
         adapter: export only the LoRA adapters, in peft's format, instead of the merged model.
-        force: replace an earlier export in ``target``; anything else is kept.
+        force: replace a model in ``target`` that was exported from a run; anything else is kept.
 
     Raises:
         ValueError: ``target`` exists; unknown dtype; no adapters; weights that are damaged or cannot be cast.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
+        if not (target / TASK).is_file():  # any model has a config.json, and so have other projects
             raise ValueError(f"{target} exists and is no exported model; give another --to")
         if not force:
             raise ValueError(f"{target} exists; add --force to replace it")

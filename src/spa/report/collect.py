@@ -77,9 +77,13 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         for stage in sorted(out.glob(f"{prefix}-*")):
             add_stage(stage, f"{title}, {stage.name.removeprefix(f'{prefix}-')}")
     variants: dict[str, VariantReport] = {}
+    continues = {name: known.get("continues") for name, known in folder.definitions().items()}
     for name in variant_names(out, cfg):
         ppo, evaluation = (variants_folder(out) / name / stage for stage in ("ppo", "eval"))
         add_stage(ppo, f"PPO, {name}")
+        continued = continues.get(name)
+        if f"PPO, {name}" in timings and continued:  # it has taken over the other's time
+            timings[f"PPO, {name}"] -= (read_done(variants_folder(out) / continued / "ppo") or {}).get("seconds", 0.0)
         add_stage(evaluation, f"evaluation, {name}")
         result = read_result(evaluation / "result.json")
         variants[name] = VariantReport(

@@ -136,7 +136,11 @@ def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool 
     if origin is None:
         readme = checkpoint / "README.md"
         kept = readme.is_file()
-        return {"README.md": readme.read_text(encoding="utf-8") if kept else _card(checkpoint, None, {}, adapter)}
+        return {
+            "README.md": readme.read_text(encoding="utf-8", errors="replace")
+            if kept
+            else _card(checkpoint, None, {}, adapter)
+        }
     base, licence = _base(origin.trained.model.path)
     changed = {}
     if adapter and (settings := checkpoint / "adapter" / "adapter_config.json").is_file():
@@ -227,7 +231,8 @@ def _base(path: str) -> tuple[dict[str, Any], str]:
         return {"base_model": path}, ""
     card = folder / "README.md"
     facts = _front_matter(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else {}
-    texts = [text.read_text(encoding="utf-8") for text in sorted(folder.glob("LICEN[SC]E*"))]
+    files = (file for file in sorted(folder.glob("LICEN[SC]E*")) if file.is_file())
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
     return {key: facts[key] for key in ("license", "base_model") if key in facts}, "\n".join(texts)
 
 
@@ -267,10 +272,15 @@ def _card(
         return "\n".join([*head, f"# {checkpoint.name}", "", unknown]) + "\n"
     cfg = origin.config
     model = origin.trained.model.path
-    path = model if adapter else base.get("base_model", model)
+    named = base.get("base_model", model)
+    its_own = (
+        ""
+        if named == model
+        else f", whose own base is {', '.join(map(str, named)) if isinstance(named, list) else named}"
+    )
     facts = {
         "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
-        "base model": Path(path).name if Path(path).is_absolute() else path,
+        "base model": (Path(model).name if Path(model).is_absolute() else model) + its_own,
         "license": f"{base['license']}, the base model's" if "license" in base else "that of the base model",
         "step": checkpoint.name.removeprefix("global_step_"),
         "seed": cfg.seeds.run,

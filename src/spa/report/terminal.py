@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spa.common.tables import text_table
+from spa.report.charts import series
 from spa.report.data import ReportData
 
 _COLUMNS = 10  # steps shown
@@ -11,7 +12,7 @@ _COLUMNS = 10  # steps shown
 def learning_curves(data: ReportData) -> list[str]:
     """Validation Pass@1 in percent by PPO step, a row per variant; empty if nothing was validated."""
     curves = {
-        name: {int(row["step"]): float(row["val/pass@1"]) for row in variant.metrics if "val/pass@1" in row}
+        name: {int(step): value for step, value in series(variant.metrics, "val/pass@1")}
         for name, variant in data.variants.items()
     }
     curves = {name: curve for name, curve in curves.items() if curve}

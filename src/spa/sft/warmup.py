@@ -12,6 +12,7 @@ from spa.agent.cold_start import ColdStart
 from spa.agent.conversation import Job, converse
 from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
+from spa.agent.host import Hosts
 from spa.agent.random_engine import RandomReplies, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource
@@ -105,20 +106,22 @@ def random_episodes(task: Task, worlds: Sequence[World], seed: int) -> Iterator[
     """
     engine = RandomReplies(random_responder(task))
     failures = Failures("random play", task.env.max_failed)
-    for member in count():
-        before = failures.count
-        for group, world in enumerate(worlds):
-            job = Job(world, group, member)
-            episode = converse(engine, task, job, SamplingConfig(), seed=seed, stop=threading.Event())
-            failures.add([episode])
-            if episode.status == "error":
-                continue
-            for turn in episode.turns:
-                turn.response = _written(task, turn) if turn.executed else turn.response
-            yield episode
-        failures.say()
-        if failures.count - before == len(worlds):
-            raise ValueError(str(failures))
+    with Hosts(task, 1) as hosts:
+        host = hosts.processes[0] if hosts.processes else None
+        for member in count():
+            before = failures.count
+            for group, world in enumerate(worlds):
+                job = Job(world, group, member)
+                episode = converse(engine, task, job, SamplingConfig(), seed=seed, stop=threading.Event(), host=host)
+                failures.add([episode])
+                if episode.status == "error":
+                    continue
+                for turn in episode.turns:
+                    turn.response = _written(task, turn) if turn.executed else turn.response
+                yield episode
+            failures.say()
+            if failures.count - before == len(worlds):
+                raise ValueError(str(failures))
 
 
 def _written(task: Task, turn: Turn) -> str:

@@ -106,7 +106,7 @@ class Index:
             path=path,
             title=str(path.relative_to(root)) if path != root else path.name or str(path),
             name=str(info.get("name", "")),
-            state=RUNNING if running else _ended(path, last),
+            state=RUNNING if running else _ended(last),
             error=error,
             latest=_latest(path, files),
             score=_best(variants, curve if curve_name == "val/pass@1" else ()),
@@ -151,11 +151,11 @@ def _files(folder: str | Path, without: Sequence[str] = ()) -> Iterator[tuple[st
                         yield entry.path, entry.stat(follow_symlinks=False)
 
 
-def _ended(path: Path, last: dict[str, Any]) -> str:
-    """How the last command ended; runs of earlier versions recorded no end, and wrote their report last."""
-    if "ended" in last:
-        return STOPPED if interrupted(last) else FAILED if "error" in last else FINISHED
-    return FINISHED if (path / "report.html").is_file() and "spa" in last else STOPPED
+def _ended(last: dict[str, Any]) -> str:
+    """How the last command ended; one that was killed recorded no end."""
+    if "ended" not in last or interrupted(last):
+        return STOPPED
+    return FAILED if "error" in last else FINISHED
 
 
 def _latest(path: Path, files: dict[str, os.stat_result]) -> str:
