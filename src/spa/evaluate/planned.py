@@ -84,9 +84,7 @@ def evaluate_planner(
     if deterministic and (true < BELIEVABLE or exact < EXACT):
         found = [f"of {len(wins)} moves that it expected to win, {true:.0%} did"] if wins else []
         found += [f"of the answers to its search {exact:.0%} are the world's"] if exact < 1 else []
-        note(
-            f"{title}: {', and '.join(found)}. Another training of stage 2 (seeds.run), or self-play in more worlds, may do better"
-        )
+        note(f"{title}: {', and '.join(found)}. Another training of stage 2 (seeds.run) may do better")
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
     return result
