@@ -128,3 +128,11 @@ def test_an_episode_has_a_deadline_of_its_own(server: Server) -> None:
 def test_an_error_nested_too_deep_is_text() -> None:
     deep = '{"error":' * 10_000
     assert _said(deep) == deep[:300]
+
+
+def test_a_reply_in_parts_is_their_text(server: Server) -> None:
+    parts = '[{"type": "text", "text": "</think><answer>"}, {"type": "text", "text": "Up</answer>"}]'
+    server.control(script=[f'json:{{"choices": [{{"message": {{"content": {parts}}}, "finish_reason": "stop"}}]}}'])
+    text, _ = ask(engine(server))
+    assert text.endswith("</think><answer>Up</answer>")
+    assert len(server.log) == 1

@@ -85,7 +85,7 @@ def length_notes(task: Task, config: Config) -> list[str]:
     Random play has no limit; the model that stage 2 teaches to write true states has one.
     """
     play, limit = config.selfplay, config.sampling.max_tokens
-    random = play.policy in ("random", "explore")
+    random = play.without_model
     if play.rows == "transitions":
         state = longest_answer(task, config.model.path, config.model, moves=True) or 0
         if state > limit:

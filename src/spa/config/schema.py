@@ -214,6 +214,11 @@ class SelfPlayConfig:
     early_turns: Count = setting(12, "Turns before the first report and early stop; 0 = neither.")
     min_kept: Share = setting(0.05, "Stop if a smaller share of the turns gives a row; 0 = never.")
 
+    @property
+    def without_model(self) -> bool:
+        """Whether actions are drawn and no model writes a response."""
+        return self.policy in ("random", "explore")
+
 
 @dataclass(config=STRICT)
 class PlannerConfig:

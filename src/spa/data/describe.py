@@ -13,7 +13,7 @@ from spa.agent.response import parse_response
 from spa.common.tables import text_table
 from spa.common.text import clean
 from spa.data.encode import encode_row, mask_states
-from spa.data.ground_truth import Row, answers_plainly, deduplicate, row_rejection, written_spans
+from spa.data.ground_truth import Row, answers_plainly, body_spans, deduplicate, row_rejection
 
 Stats = dict[str, Any]
 _BY_TASK = ("rows", "episodes", "worlds", "format_rate", "success", "changed")
@@ -90,7 +90,7 @@ def _responses(rows: Sequence[Row]) -> Stats:
 
 
 def _first(response: str, tag: str) -> str | None:
-    spans = written_spans(response, tag)
+    spans = body_spans(response, tag, None)
     return response[slice(*spans[0])] if spans else None
 
 

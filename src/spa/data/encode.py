@@ -11,7 +11,7 @@ from itertools import accumulate
 from spa.agent.chat import Chat
 from spa.agent.response import Span, parse_response, replace_spans
 from spa.config.schema import SFTConfig
-from spa.data.ground_truth import Message, Row, without_overlaps, written_spans
+from spa.data.ground_truth import Message, Row, body_spans, without_overlaps
 
 PLACEHOLDER = "[MASKED]"
 
@@ -32,7 +32,7 @@ def loss_spans(text: str, loss: str) -> list[Span]:
     observation and prediction. ``masked``: as ``think_answer`` without the placeholders.
     """
     if loss == "state":
-        return [*written_spans(text, "observation"), *written_spans(text, "prediction")]
+        return [*body_spans(text, "observation", None), *body_spans(text, "prediction", None)]
     spans = parse_response(text).spans
     chosen = [spans[name] for name in ("think", "answer") if name in spans]
     if loss == "think_answer":
@@ -51,7 +51,7 @@ def _without(text: str, span: Span) -> Iterable[Span]:
 
 def mask_states(text: str) -> str:
     """The paper's ablation (Fig. 4): every state written by the model becomes one placeholder."""
-    spans = written_spans(text, "observation") + written_spans(text, "prediction")
+    spans = body_spans(text, "observation", None) + body_spans(text, "prediction", None)
     return replace_spans(text, without_overlaps((span, PLACEHOLDER) for span in spans))
 
 

@@ -31,28 +31,17 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def body_spans(text: str, tag: str, state: str = "") -> list[Span]:
+def body_spans(text: str, tag: str, state: str | None = "") -> list[Span]:
     """Character ranges of the bodies of all ``tag`` pairs, without the layout's white space around ``state`` (see ``within``; an
-    empty body gives an empty range)."""
+    empty body gives an empty range). None is any state, with its own white space: newlines alone are the layout's."""
     spans = []
     for pair in pairs(text, tag):
         start, end = pair.body
         body = text[start:end]
         if body.strip():
-            first, last = within(body, state)
+            first, last = within(body, body.strip("\n") if state is None else state)
             start, end = start + first, start + last
         spans.append((start, end))
-    return spans
-
-
-def written_spans(text: str, tag: str) -> list[Span]:
-    """As ``body_spans`` where the states are not known: they keep their white space, and only newlines are the layout's."""
-    spans = []
-    for pair in pairs(text, tag):
-        start, end = pair.body
-        inner = text[start:end].strip("\n")
-        start += max(0, text[start:end].find(inner))
-        spans.append((start, start + len(inner)))
     return spans
 
 

@@ -135,12 +135,9 @@ def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool 
     origin = _origin(checkpoint, variant)
     if origin is None:
         readme = checkpoint / "README.md"
-        kept = readme.is_file()
-        return {
-            "README.md": readme.read_text(encoding="utf-8", errors="replace")
-            if kept
-            else _card(checkpoint, None, {}, adapter)
-        }
+        if readme.is_file():
+            return {"README.md": readme.read_text(encoding="utf-8", errors="replace")}
+        return {"README.md": _card(checkpoint, None, {}, adapter)}
     base, licence = _base(origin.trained.model.path)
     changed = {}
     if adapter and (settings := checkpoint / "adapter" / "adapter_config.json").is_file():
@@ -273,14 +270,11 @@ def _card(
     cfg = origin.config
     model = origin.trained.model.path
     named = base.get("base_model", model)
-    its_own = (
-        ""
-        if named == model
-        else f", whose own base is {', '.join(map(str, named)) if isinstance(named, list) else named}"
-    )
+    own = ", ".join(map(str, named)) if isinstance(named, list) else named
     facts = {
         "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
-        "base model": (Path(model).name if Path(model).is_absolute() else model) + its_own,
+        "base model": (Path(model).name if Path(model).is_absolute() else model)
+        + ("" if named == model else f", whose own base is {own}"),
         "license": f"{base['license']}, the base model's" if "license" in base else "that of the base model",
         "step": checkpoint.name.removeprefix("global_step_"),
         "seed": cfg.seeds.run,

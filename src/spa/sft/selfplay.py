@@ -13,7 +13,6 @@ import numpy as np
 
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
-from spa.agent.explore import play_exploring
 from spa.agent.lengths import length_notes
 from spa.agent.policy import Policy, make_task
 from spa.agent.random_engine import RandomEngine, random_responder
@@ -37,6 +36,7 @@ from spa.runs.folder import selection
 from spa.runs.stage import PLAYED
 from spa.scale import ranks
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
+from spa.sft.explore import play_exploring
 from spa.sft.warmup import cold_start, needs_random_play, unplayed_worlds, warm_up
 
 
@@ -86,12 +86,12 @@ def check_source(cfg: Config) -> None:
         check_installed()
     if play.policy == "model":
         check_engine(cfg.engine)
-    if needs_random_play(cfg) or play.policy in ("random", "explore"):
+    if needs_random_play(cfg) or play.without_model:
         try:
             random_responder(make_task(cfg))
         except ValueError as error:
             raise ValueError(f"random play ({_asking(play)}): {error}") from error
-    if play.states == "belief" and play.policy in ("random", "explore"):
+    if play.states == "belief" and play.without_model:
         raise ValueError(
             "selfplay.states=belief keeps the states that a model wrote, and random play writes none: set "
             "selfplay.policy=model or selfplay.states=truth"
@@ -272,8 +272,7 @@ def _explore(cfg: Config, task: Task, worlds: list[World], store: EpisodeStore) 
     size, run, most = cfg.selfplay.group_size, cfg.seeds.run, task.env.max_failed
 
     def play(chunk: Sequence[World], seed: int, on_turn: OnTurn, skip: Container[Key]) -> list[Episode]:
-        return play_exploring(
-            task, chunk, seed=seed, group_size=size, on_turn=on_turn
-        )  # a world's later episodes need the earlier
+        # All of them, since a world's later episodes need the earlier.
+        return play_exploring(task, chunk, seed=seed, group_size=size, on_turn=on_turn)
 
     return in_chunks(play, worlds, size, run, SELFPLAY, "self-play", store, size=CHUNK, max_failed=most)

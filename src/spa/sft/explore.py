@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,20 +15,14 @@ from spa.agent.random_engine import blank_response, fixed_thought
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.data.transitions import Transition, transitions_of
 from spa.envs.checked import CheckedEnv, WorldError
 
 DRAWS = 4  # random actions considered in a state of a world that lists none
 
 
-class Outcome(NamedTuple):
-    """What an action led to when it was last made in a state."""
-
-    state: str
-    over: bool
-
-
-Known = dict[str, dict[str, Outcome]]
-"""The actions made in each state of a world."""
+Known = dict[str, dict[str, Transition]]
+"""The actions made in each state of a world, and what they led to the last time."""
 
 
 def play_exploring(
@@ -50,6 +43,7 @@ def play_exploring(
         ValueError: the world has free-text actions and no ``sample_action``.
     """
     episodes = []
+    thought = fixed_thought(task.make_env()) if task.agent.prompt == "world_model" else ""
     with Hosts(task, 1) as hosts:
         for group, world in enumerate(worlds):
             known: Known = {}
@@ -61,7 +55,7 @@ def play_exploring(
 
                 (play,) = hosts.start(start, [(group, member)])
                 rng = np.random.default_rng(np.random.SeedSequence([seed, group, member]))
-                episodes.append(_play(play, known, draw, rng, on_turn))
+                episodes.append(_play(play, thought, known, draw, rng, on_turn))
             draw.close()
     return episodes
 
@@ -87,9 +81,10 @@ class _Draws:
                 self.env.close()
 
 
-def _play(play: Play, known: Known, draw: _Draws, rng: np.random.Generator, on_turn: OnTurn | None) -> Episode:
+def _play(
+    play: Play, thought: str, known: Known, draw: _Draws, rng: np.random.Generator, on_turn: OnTurn | None
+) -> Episode:
     task = play.task
-    thought = fixed_thought(task.make_env()) if task.agent.prompt == "world_model" else ""
     if on_turn and not play.live:
         on_turn(play.episode, True)
     for index in range(task.env.max_turns):
@@ -131,21 +126,20 @@ def way_to_untried(known: Known, state: str, names: Sequence[str], limit: int, r
         untried = [name for name in names if name not in made]
         if untried:
             return [*way, untried[int(rng.integers(len(untried)))]]
-        outcomes = list(made.items())
-        for number in rng.permutation(len(outcomes)):
-            action, (following, over) = outcomes[number]
-            if not over and following not in reached:
-                reached.add(following)
-                waiting.append((following, [*way, action]))
+        moves = list(made.values())
+        for number in rng.permutation(len(moves)):
+            move = moves[number]
+            if not move.ended and move.next_state not in reached:
+                reached.add(move.next_state)
+                waiting.append((move.next_state, [*way, move.action]))
     return []
 
 
 def _remember(known: Known, episode: Episode) -> None:
     """Adds what the last turn showed. An action that made the world fail was tried, and nothing can be tried after it."""
     turn = episode.turns[-1]
-    states = [turn.state, *turn.between, turn.next_state]
-    for number, action in enumerate(turn.executed):
-        over = turn.ended and number == len(turn.executed) - 1
-        known.setdefault(states[number], {})[action] = Outcome(states[number + 1], over)
-    if episode.status == "error" and len(turn.executed) < len(turn.actions):
-        known.setdefault(turn.next_state, {})[turn.actions[len(turn.executed)]] = Outcome(turn.next_state, True)
+    moves = transitions_of(turn)
+    if episode.status == "error" and len(moves) < len(turn.actions):
+        moves.append(Transition(turn.next_state, turn.actions[len(moves)], turn.next_state, 0.0, ended=True))
+    for move in moves:
+        known.setdefault(move.state, {})[move.action] = move

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from spa.agent.episode import Episode
-from spa.agent.explore import Outcome, play_exploring, way_to_untried
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
@@ -21,6 +20,10 @@ from spa.agent.worlds import World, WorldSource
 from spa.cli.app import main
 from spa.config.load import load_config
 from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
+from spa.data.transitions import Transition, transitions_of
+from spa.sft.explore import play_exploring, way_to_untried
+from spa.sft.warmup import random_episodes
+from tests.agent.test_broken_worlds import FORKS
 from tests.scripted import CHAT, lake_task
 
 ENDS = 5
@@ -54,17 +57,18 @@ def corridor(**env: Any) -> Task:
 
 def moves(episodes: list[Episode]) -> Counter[tuple[str, str]]:
     return Counter(
-        (state, action)
-        for episode in episodes
-        for turn in episode.turns
-        for state, action in zip([turn.state, *turn.between], turn.executed, strict=True)
+        (move.state, move.action) for episode in episodes for turn in episode.turns for move in transitions_of(turn)
     )
 
 
+def led(state: str, action: str, to: str, *, ended: bool = False) -> Transition:
+    return Transition(state, action, to, 0.0, ended)
+
+
 CHAIN = {
-    "a": {"x": Outcome("a", False), "y": Outcome("b", False)},
-    "b": {"x": Outcome("c", False), "y": Outcome("a", False)},
-    "d": {"x": Outcome("won", True), "y": Outcome("a", False)},
+    "a": {"x": led("a", "x", "a"), "y": led("a", "y", "b")},
+    "b": {"x": led("b", "x", "c"), "y": led("b", "y", "a")},
+    "d": {"x": led("d", "x", "won", ended=True), "y": led("d", "y", "a")},
 }
 
 
@@ -87,7 +91,7 @@ def test_the_shortest_known_way_to_an_untried_action(state: str, limit: int, wan
 
 
 def test_equally_short_ways_are_taken_by_chance() -> None:
-    known = {"a": {"x": Outcome("b", False), "y": Outcome("c", False)}}
+    known = {"a": {"x": led("a", "x", "b"), "y": led("a", "y", "c")}}
     draws = np.random.default_rng(0)
     assert {way_to_untried(known, "a", ("x", "y"), 2, draws)[0] for _ in range(40)} == {"x", "y"}
 
@@ -122,10 +126,8 @@ def test_turns_of_several_actions_have_the_format(prompt: str) -> None:
     assert {len(turn.actions) for turn in turns} == {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=FORKS)])
 def test_a_world_that_fails_ends_its_own_episodes(processes: int) -> None:
-    if processes and sys.platform != "linux":
-        pytest.skip("worlds get processes of their own on Linux only")
     ended: list[tuple[int, int]] = []
     episodes = play_exploring(
         corridor(max_turns=4, processes=processes, settings={"dies": bool(processes)}),
@@ -208,3 +210,10 @@ def test_each_worlds_own_actions() -> None:
     for episode in episodes:
         assert {action.split()[1] for turn in episode.turns for action in turn.executed} == {str(episode.seed)}
         assert all(turn.executed == turn.actions[: len(turn.executed)] and turn.executed for turn in episode.turns)
+
+
+@FORKS
+def test_random_play_for_examples_survives_a_world_that_dies() -> None:
+    task = corridor(processes=1, settings={"dies": True}, max_failed=1.0)
+    played = islice(random_episodes(task, [World(seed, f"w{seed}") for seed in range(2)], seed=0), 24)
+    assert {episode.status for episode in played} <= {"completed", "truncated"}
