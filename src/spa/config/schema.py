@@ -108,7 +108,8 @@ class ModelConfig:
     """The model that is trained."""
 
     path: Text = setting(
-        "builtin:tiny", "builtin:tiny, cache:NAME (`spa model get`), a Hugging Face folder or a hub name."
+        "builtin:tiny",
+        "builtin:tiny, builtin:tiny4 (with four layers, not two), cache:NAME (`spa model get`), a folder or a hub name.",
     )
     revision: str | None = setting(None, "Commit, tag or branch of a hub name; null = newest.")
     trust_remote_code: Flag = setting(False, "Run Python code that comes with the model: only from authors you trust.")

@@ -8,8 +8,9 @@ from pathlib import Path
 from spa.common.cache import CACHED, cache_folder
 from spa.common.checkpoints import list_checkpoints
 from spa.common.names import choose
+from spa.models.deepen import deepened
 
-BUILTIN = ("tiny",)
+BUILTIN = ("tiny", "tiny4")  # of two layers, and of four
 
 
 def identity(model: str | None) -> str:
@@ -19,7 +20,8 @@ def identity(model: str | None) -> str:
 
 
 def resolve_path(path: str) -> str:
-    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder, ``cache:NAME`` that of ``spa model get NAME``.
+    """A folder or hub name; ``builtin:tiny`` becomes the packaged folder, ``builtin:tiny4`` the one that ``deepened`` makes of it,
+    ``cache:NAME`` that of ``spa model get NAME``.
 
     Raises:
         ValueError: unknown built-in model, a model that is not in the cache, a GGUF file, or a path that looks local and does
@@ -27,7 +29,8 @@ def resolve_path(path: str) -> str:
     """
     if path.startswith("builtin:"):
         name = choose("built-in model", path.removeprefix("builtin:"), BUILTIN)
-        return str(resources.files("spa.models").joinpath("builtin", name))
+        packaged = Path(str(resources.files("spa.models").joinpath("builtin", "tiny")))
+        return str(deepened(packaged) if name == "tiny4" else packaged)
     if path.startswith(CACHED):
         name = path.removeprefix(CACHED)
         if not (cache_folder(name) / "config.json").is_file():
