@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes, write_episodes
 from spa.agent.host import LocalHost
-from spa.agent.policy import sampling_for
+from spa.agent.policy import Policy, sampling_for
 from spa.agent.rollout import rollout
+from spa.agent.take_over import play_with_person
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, overlaps, split_of
 from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.envs import make_env
 from spa.envs.frozen_lake.world import FrozenLake
-from tests.scripted import CHAT, LAKE, Scripted, lake_task
+from tests.scripted import CHAT, LAKE, TOKENIZER, Scripted, lake_task
 
 SAMPLING = SamplingConfig()
 WORLDS = [World(seed, f"w{seed}") for seed in range(3)]
@@ -171,6 +172,17 @@ def test_a_broken_world_ends_its_own_episode_only() -> None:
     assert [e.success for e in episodes] == [True, False, True, False]
     assert "fell apart" in episodes[1].error
     assert "no world" in episodes[3].error
+
+
+def test_a_person_s_world_that_fails_at_once_is_an_episode_too() -> None:
+    task = Task(EnvConfig(id=f"{__name__}:Broken", tag="B"), AgentConfig(style="terse", window=1))
+    policy = Policy(None, TOKENIZER, CHAT, Scripted(lambda i: answer("go")), SAMPLING)
+    seen: list[str] = []
+    worlds = [World(seed, str(seed)) for seed in (2, 3)]
+    play_with_person(
+        policy, task, worlds, lambda state: "", seed=0, on_turn=lambda episode, _: seen.append(episode.status)
+    )
+    assert seen[-1] == "error" and "completed" in seen
 
 
 def test_a_group_shares_its_world_but_not_its_luck() -> None:

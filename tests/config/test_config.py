@@ -408,3 +408,9 @@ def test_explain_names_files_of_your_own(tmp_path: Path) -> None:
 
 def test_every_setting_is_read() -> None:
     assert [name for name in setting_names(Config) if not readers(name)] == []
+
+
+@pytest.mark.parametrize("name", ["world_model_coef", "observation_reward", "prediction_reward"])
+def test_rewards_for_states_need_the_block_that_they_are_in(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"ppo\.{name} .* needs agent\.think=true"):
+        load_config("sokoban", ["agent.think=false", f"ppo.{name}=0.1"])

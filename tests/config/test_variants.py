@@ -148,6 +148,18 @@ def test_two_variants_with_one_name_of_data_must_agree() -> None:
         check_variants(cfg, [variants[0], variants[0]])
 
 
+def test_the_history_in_rows_and_a_playing_planner_make_other_data() -> None:
+    one_turn = VariantConfig("one_turn", sft=True, settings={"sft.window": 1})
+    assert selfplay_folder(OUT, one_turn) == OUT / "selfplay-one_turn"
+    variants = [
+        VariantConfig(name, sft=True, settings={"planner.depth": depth}) for name, depth in (("a", 2), ("b", 3))
+    ]
+    check_variants(load_config("sokoban"), variants)  # read in evaluation alone
+    played = load_config("sokoban", ["selfplay.policy=planner", "agent.planner=lookahead"])
+    with pytest.raises(ValueError, match=r"variants a and b share.*planner\.depth"):
+        check_variants(played, variants)
+
+
 def test_ones_own_variant_is_a_file(tmp_path) -> None:
     path = tmp_path / "gentle.yaml"
     path.write_text("sft: true\nstate_format: coordinates\nsettings: {sft.lr: 1.0e-5}\n")

@@ -127,7 +127,9 @@ def test_unsupported_settings_are_refused() -> None:
     ("response", "reason"),
     [
         (FULL, None),
-        (FULL.upper(), None),
+        (FULL.upper(), "wrong format"),
+        (FULL.replace("</think>", "</think> so"), "wrong format"),
+        (FULL.replace("</think>", "</think>\n"), None),
         ("<answer>Up</answer>", "no think block"),
         ("<think><observation>a</observation><prediction>b</prediction></think>", "no answer"),
         ("<answer>a</answer>" + FULL, "answer before think"),

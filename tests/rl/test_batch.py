@@ -14,11 +14,20 @@ from spa.config.schema import PPOConfig
 from spa.rl.advantages import gae, whiten
 from spa.rl.batch import TrainSequence, micro_batches, train_sequences, trained_tokens
 from spa.rl.losses import policy_loss, value_loss
+from spa.rl.metrics import values_explained
 from spa.rl.update import set_advantages
 from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, TOKENIZER
 
 SMALL = st.floats(-3, 3)
+
+
+@pytest.mark.parametrize(("returns", "explained"), [([0.1, 0.1, 0.1 + 2e-17], 0.0), ([0.0, 1.0, 2.0], 0.75)])
+def test_explained_variance_is_zero_where_there_is_nothing_to_explain(returns: list[float], explained: float) -> None:
+    ((row,),) = train_sequences([scripted("a")], CHAT, "response")
+    row.mask = np.arange(len(row.ids)) < 3
+    row.returns[:3], row.values[:3] = returns, [0.5, 1.0, 1.5]
+    assert values_explained([row]) == {"losses/explained_variance": pytest.approx(explained)}
 
 
 def scripted(*responses: str, chat: Chat = CHAT, one_sequence: bool = False, end: bool = True) -> Episode:

@@ -16,6 +16,7 @@ from spa.common.checkpoints import list_checkpoints
 from spa.config.schema import AgentConfig, Config, EnvConfig, PPOConfig, VariantConfig
 from spa.config.training import WITH_GROUPS
 from spa.models.load import load_state
+from spa.rl.curriculum import training_tasks
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
 from spa.rl.metrics import rollout_metrics
@@ -242,7 +243,12 @@ def test_constant_failure_gives_the_policy_no_gradient(tmp_path, capsys, critic:
 def test_dr_grpo_divides_by_the_most_tokens_of_a_row(tmp_path) -> None:
     config = tiny_config(estimator="grpo", loss_aggregation="seq-mean-token-sum-norm")
     config.sampling.max_tokens, config.sampling.max_tokens_base = 60, 12
-    assert Run(tmp_path, config).trainer.learner.horizon == 12 * (1 if config.agent.window else config.env.max_turns)
+    assert Run(tmp_path, config).trainer.learner.horizon == 12  # one turn a row
+    config.agent.window, config.env.max_turns = 0, 3
+    config.curriculum.mixture = {"frozen_lake": 1.0, "sudoku": 1.0}
+    longest = max(task.env.max_turns for task in training_tasks(config))
+    assert longest > config.env.max_turns
+    assert Run(tmp_path, config).trainer.learner.horizon == 12 * longest
 
 
 def test_the_filter_decides_what_is_learned_from(tmp_path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spa.agent.episode import Episode, Turn
 from spa.evaluate.world_model import world_model_metrics
 from spa.sft.shown import Measured, shown
+from spa.sft.stage2 import measure
+from tests.scripted import tiny_config, tiny_policy
 
 
 def measured(*turns: tuple[str, str | None, str]) -> Measured:
@@ -43,3 +47,18 @@ def test_long_states_are_cut() -> None:
     page = "\n".join(f"line {i} {'x' * 200}" for i in range(100))
     lines = shown(None, measured((page, "short", page + "!"))).splitlines()
     assert len(lines) < 30 and max(map(len, lines)) < 200
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "seen"), [("written", None, 3), ("written", 0, 0), ("transitions", None, 1)]
+)
+def test_the_model_is_measured_with_the_history_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: str, window: int | None, seen: int
+) -> None:
+    cfg, windows = tiny_config(), []
+    cfg.agent.window, cfg.selfplay.rows, cfg.sft.window = 3, rows, window
+    monkeypatch.setattr(
+        "spa.evaluate.probe.probe_world_model", lambda cfg, *_, **__: windows.append(cfg.agent.window) or ({}, [])
+    )
+    measure(cfg, tiny_policy())
+    assert windows == [seen]

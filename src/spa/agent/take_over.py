@@ -70,7 +70,8 @@ def play_with_person(
         engine = TakeOver(policy.engine, policy.chat, thought, ask, state)
 
         def seen(episode: Episode, ended: bool, group: int = group, engine: TakeOver = engine) -> None:
-            engine.state = episode.turns[-1].next_state
+            if episode.turns:  # none if the world fails at once
+                engine.state = episode.turns[-1].next_state
             if on_turn:
                 on_turn(replace(episode, group=group), ended)
 

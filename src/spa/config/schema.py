@@ -413,8 +413,9 @@ class Config:
                 "sampling.stop cannot be used with engine=openai, where a chat server leaves out the string it stops at: set "
                 "sampling.stop=[]"
             )
-        if self.ppo.world_model_coef and not self.agent.think:
-            raise ValueError("ppo.world_model_coef trains states in the think block: it needs agent.think=true")
+        for name in ("world_model_coef", "observation_reward", "prediction_reward"):
+            if getattr(self.ppo, name) and not self.agent.think:
+                raise ValueError(f"ppo.{name} is about states in the think block: it needs agent.think=true")
         return self
 
 

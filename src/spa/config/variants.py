@@ -17,7 +17,7 @@ from spa.config.schema import Config, VariantConfig
 _LATER = ("ppo", "curriculum", "planner", "practice", "eval", "report", "variants", "name")
 # Read by evaluation, and by stage 1 if a planner plays there.
 _EVALUATED = ("agent.planner", "planner.model", "planner.values")
-_STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds")
+_STAGE_1 = ("env", "agent", "model", "engine", "sampling", "selfplay", "seeds", "sft.window")
 
 
 def variants_of(cfg: Config) -> list[VariantConfig]:
@@ -81,7 +81,10 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
                 _check_shares(variant, source, *first, also=("curriculum.imagined_worlds",))
         key = selfplay_name(variant)
         other, known = sources.setdefault(key, (variant.name, source))
-        changed = [name for name in _differences(known, source) if name.partition(".")[0] in _STAGE_1]
+        plans = "planner" in (known.selfplay.policy, source.selfplay.policy)
+        changed = [
+            name for name in _differences(known, source) if _in_stage_1(name) or (plans and name.startswith("planner."))
+        ]
         if changed:
             raise ValueError(
                 f"variants {other} and {variant.name} share the self-play data {key or 'of the run'!r} but not its settings "
@@ -95,6 +98,11 @@ def _known(cfg: Config, name: str) -> VariantConfig | None:
         return variant_named(cfg, name) if name else None
     except ValueError:
         return None
+
+
+def _in_stage_1(name: str) -> bool:
+    """Whether stage 1 reads a setting, whoever plays."""
+    return name in _STAGE_1 or name.partition(".")[0] in _STAGE_1
 
 
 def _differences(known: Config, source: Config) -> list[str]:
@@ -204,7 +212,7 @@ def selfplay_name(variant: VariantConfig | None) -> str:
     """Name of the variant's own self-play data; empty if it uses the run's."""
     if variant is None:
         return ""
-    touched = any(key.partition(".")[0] in _STAGE_1 for key in [*variant.settings, *variant.source])
+    touched = any(_in_stage_1(key) for key in [*variant.settings, *variant.source])
     return variant.selfplay or variant.shares or (variant.name if touched else "")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spa.agent.episode import Episode, Turn
-from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, replace_spans
+from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, parse_response, replace_spans
 from spa.data.states import within
 
 Message = dict[str, str]
@@ -147,9 +147,10 @@ def rejection(response: str) -> str | None:
     """Why the original's tag filter drops a response, or None if it keeps it.
 
     Kept: a ``<think>…</think>`` that begins before an ``<answer>…</answer>`` and contains at least one observation and one
-    prediction, the first observation first. Case and the answer's content are ignored. Stricter than the original,
-    the filter also drops overlapping, nested or unclosed tags in the think block, and a tag inside a state anywhere
-    else: it would be ambiguous which text to replace.
+    prediction, the first observation first. The answer's content is ignored. Stricter than the original, the filter also drops
+    overlapping, nested or unclosed tags in the think block, and a tag inside a state anywhere else, since it would be ambiguous
+    which text to replace; and what ``parse_response`` reads no action from, such as tags in capitals: none was executed, so that
+    the true next state would teach that the actions named change nothing.
     """
     text = response.lower()
     think = first_pair(text, "think")
@@ -168,7 +169,9 @@ def rejection(response: str) -> str | None:
         return "no prediction"
     if prediction.span < observation.span:
         return "prediction before observation"
-    return None if _well_formed(text[slice(*think.body)]) and _replaceable(response) else "crossing tags"
+    if not (_well_formed(text[slice(*think.body)]) and _replaceable(response)):
+        return "crossing tags"
+    return None if parse_response(response, "world_model").format_ok else "wrong format"
 
 
 def _well_formed(think: str) -> bool:

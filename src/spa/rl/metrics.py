@@ -38,5 +38,5 @@ def values_explained(sequences: Sequence[TrainSequence]) -> dict[str, float]:
     """The share of the returns' variance that a critic's values explain; 0 where the returns are all equal."""
     returns = np.concatenate([sequence.returns[sequence.mask] for sequence in sequences])
     values = np.concatenate([sequence.values[sequence.mask] for sequence in sequences])
-    spread = returns.var()
-    return {"losses/explained_variance": float(1 - (returns - values).var() / spread) if spread > 0 else 0.0}
+    equal = returns.std() < 1e-9  # but for rounding
+    return {"losses/explained_variance": 0.0 if equal else float(1 - (returns - values).var() / returns.var())}

@@ -88,11 +88,11 @@ class PPOTrainer:
     def __post_init__(self) -> None:
         config, seeds = self.config.ppo, self.config.seeds
         check_ppo_sampling(self.config.sampling)
-        self.learner = self._make_learner()
         shown = self.task.env.state_format
         tasks = training_tasks(self.config, state_format=shown)
         if not self.config.curriculum.mixture:
             tasks[len(self.config.curriculum.levels)] = self.task  # after the levels, before imagined worlds
+        self.learner = self._make_learner(max(task.env.max_turns for task in tasks))
         self.curriculum, self.labels = Curriculum(self.config, tasks), task_labels(self.config, tasks)
         self.world_model_tasks = (
             training_tasks(self.config, state_format=shown, prompt="world_model") if config.world_model_coef else []
@@ -109,7 +109,7 @@ class PPOTrainer:
                     worlds = WorldSource(task, "val", seeds.val, unique=True).take(few)
                     self.validations.append((f"val/{label}/", task, worlds))
 
-    def _make_learner(self) -> Learner:
+    def _make_learner(self, turns: int) -> Learner:
         config, actor = self.config.ppo, self.policy.model
         critic = make_critic(config, actor, seed=self.config.seeds.run + 1)
         if config.lora_rank:
@@ -120,7 +120,7 @@ class PPOTrainer:
             model = actor if adapters_off else load_model(self.config.model, config.reference or self.start)
             reference = Reference(model, adapters_off)
         most = sampling_for(self.task, self.config.sampling).max_tokens
-        one_row = most * (1 if self.config.agent.window else self.config.env.max_turns)
+        one_row = most * (1 if self.config.agent.window else turns)
         temperature, exact = self.config.sampling.temperature, self.policy.exact
         return Learner(actor, critic, config, temperature, reference, horizon=one_row, exact=exact)
 

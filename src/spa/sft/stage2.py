@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from spa.agent.chat import Chat
@@ -91,9 +92,13 @@ def run_sft(cfg: Config, out: Path, *, data: Path, resume: bool, log: Log) -> Pa
 
 @measuring()
 def measure(cfg: Config, policy: Policy) -> Measured:
-    """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format of the self-play data; the episodes."""
+    """World-model metrics on ``sft.eval_worlds`` validation worlds, in the format and with the history of the self-play data; the
+    episodes."""
     from spa.evaluate.probe import probe_world_model
 
+    window = 1 if cfg.selfplay.rows == "transitions" else cfg.sft.window
+    if window is not None:
+        cfg = replace(cfg, agent=replace(cfg.agent, window=window))
     with policy.playing() as pushed:
         metrics, episodes = probe_world_model(
             cfg,
