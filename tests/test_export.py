@@ -409,6 +409,11 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
         ([], "It has spa, vanilla: choose one with --variant"),
         (["--variant", "vanila"], "Did you mean 'vanilla'?"),
         (["--variant", "spa", "--step", "7"], "has no checkpoint of step 7; it has 1, 2"),
+        (
+            ["--variant", "spa", "--step", "1", "--which", "last"],
+            "a checkpoint is chosen by its step, 1, or as the last one, not both",
+        ),
+        (["--variant", "spa", "--public"], "--public is of the upload: add --push REPO"),
         (["--variant", "spa", "--which", "bets"], "Did you mean 'best'?"),
         (["--variant", "spa", "--adapter"], "has no adapters"),
         (["--variant", "spa", "--dtype", "float33"], "Did you mean 'float32'?"),

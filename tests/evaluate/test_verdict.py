@@ -77,7 +77,7 @@ def test_only_the_best_control_is_named_and_what_it_leaves_open() -> None:
     assert verdict(once)[-1] == "That learning true states is the reason is tested on one seed alone (shuffled)."
     alone = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52])
     assert verdict(alone)[-1] == (
-        "No control was trained (such as shuffled: SFT on shuffled states), so it is open why."
+        "No control is compared (such as shuffled: SFT on shuffled states), so it is open why."
     )
 
 

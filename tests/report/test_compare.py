@@ -157,7 +157,7 @@ def test_what_the_other_runs_lack_still_counts(tmp_path: Path) -> None:
         first, *rest = [line for line in str(compare_runs([*whole, *runs])).splitlines() if line.startswith("Within")]
         assert "was not compared with" not in first
         assert "It is not shown that learning true states is the reason" in first
-        assert len(rest) == (name == "less") and all("No control was trained" in line for line in rest)
+        assert len(rest) == (name == "less") and all("No control is compared" in line for line in rest)
 
 
 def test_a_run_that_is_not_evaluated_yet_stands_beside_others(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def export(
     from spa.report.model_card import export_files
 
     choose("--which", which, _WHICH)
+    if public and not push:
+        raise ValueError("--public is of the upload: add --push REPO")
     if push:
         check_push(push)
     checkpoint = find_checkpoint(source, variant=variant, sft=sft, which=which, step=step)

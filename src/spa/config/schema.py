@@ -98,7 +98,9 @@ class AgentConfig:
     window: Count = setting(0, "Turns of history that the model sees; 0 = all (one token sequence per episode).")
     planner: Planner = setting("none", "Who acts in evaluation ([planners](planning.md#planners); beyond the paper).")
     format_penalty: Annotated[Number, Field(le=0)] = setting(
-        -0.1, "Reward of a turn with a dropped action, no valid action or a bad format."
+        -0.1,
+        "Reward of a turn with a dropped action, no valid action or a bad format; in a world that lists no actions, any text is "
+        "valid.",
     )
     penalize_extra_actions: Flag = setting(False, "Also penalize too many actions (the original does not).")
 

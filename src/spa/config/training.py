@@ -128,7 +128,11 @@ class PPOConfig:
         "reinforce_plus_plus",
         "reinforce_plus_plus_baseline",
     ] = setting("gae", "Advantage estimator.")
-    gamma: Share = setting(1.0, "Discount per trained token (turn_gae: per turn).")
+    gamma: Share = setting(
+        1.0,
+        "Discount per trained token (turn_gae: per turn). Where all episodes score the same, nothing is updated, "
+        "however long each took.",
+    )
     lam: Share = setting(1.0, "Lambda of GAE.")
     high_level_gamma: Share = setting(0.95, "bi_level_gae: discount per turn.")
     whiten_advantages: Flag | None = setting(None, "null = all but grpo, dr_grpo and rloo.")

@@ -194,7 +194,7 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
         return []
     controls = [other for other in CONTROLS if other in variants and other != name]
     if not controls:
-        return ["No control was trained (such as shuffled: SFT on shuffled states), so it is open why."]
+        return ["No control is compared (such as shuffled: SFT on shuffled states), so it is open why."]
     if unknown := [control for control in controls if control not in score.differences]:
         return [f"{name} was not compared with {' and '.join(unknown)}, so it is open why."]
     if level := [control for control in controls if score.differences[control].low <= 0]:

@@ -30,11 +30,13 @@ def find_checkpoint(
         variant: of a run: whose stage 3 or, without RL, whose practice or stage 2; None: the only one that was trained.
         sft: of a run: stage 2 instead.
         which: ``used`` (by the rest of the run), ``last`` or ``best`` (by validation).
-        step: of this step instead.
+        step: of this step instead; not with ``which``.
 
     Raises:
         ValueError: there is none; the message lists the existing ones.
     """
+    if step is not None and which != "used":
+        raise ValueError(f"a checkpoint is chosen by its step, {step}, or as the {which} one, not both")
     if not source.is_dir():
         raise ValueError(f"no folder {source}")
     if (source / "config.json").is_file():

@@ -34,7 +34,10 @@ def resolve_path(path: str) -> str:
     if path.startswith(CACHED):
         name = path.removeprefix(CACHED)
         if not (cache_folder(name) / "config.json").is_file():
-            raise ValueError(f"the model {name!r} has not been downloaded yet: run `spa model get {name}`")
+            from spa.models.get import KNOWN
+
+            how = name if name in KNOWN else f"{name} --from FILE.gguf"
+            raise ValueError(f"the model {name!r} is not in the cache yet: run `spa model get {how}`")
         return str(cache_folder(name))
     looks_local = (
         path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path or path.endswith(".gguf")
