@@ -63,6 +63,15 @@ def test_a_tokenizer_of_an_unknown_type(folder: Path) -> None:
     assert refused(lambda: load_tokenizer(str(folder))).startswith(f"cannot load a tokenizer from '{folder}': ")
 
 
+def test_a_hub_out_of_reach_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*given: Any, **more: Any) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.\nCheck your connection.")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", unreachable)
+    line = refused(lambda: load_tokenizer("org/name"))
+    assert "couldn't connect" in line and line.endswith("(`hf download NAME`), or give a folder (model=FOLDER).")
+
+
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
 def test_too_little_memory_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     def full(*given: Any, **more: Any) -> None:

@@ -189,7 +189,10 @@ def _too_few(task: Task, *few: tuple[str, int, int, str | None]) -> str:
         f"{found} distinct worlds for split {split!r} ({count} asked for{f' by {setting}' if setting else ''})"
         for split, found, count, setting in few
     ]
-    return f"world {task.env.id!r} gave only {' and '.join(parts)}: ask for fewer, choose larger worlds or set env.disjoint=seed"
+    fewer = "ask for fewer, " if all(found for _, found, _, _ in few) else ""
+    return (
+        f"world {task.env.id!r} gave only {' and '.join(parts)}: {fewer}choose larger worlds or set env.disjoint=seed"
+    )
 
 
 def world_keys(worlds: Iterable[World]) -> dict[str, str | None]:

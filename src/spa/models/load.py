@@ -70,7 +70,11 @@ def _reading(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = first_line(error)
-        raise ValueError(f"cannot {what}: {error_message(error) if text.endswith(':') else text}") from error
+        if text.endswith(":"):
+            text = error_message(error)
+        if "couldn't connect" in text:
+            text += " Fetch it where there is a network (`hf download NAME`), or give a folder (model=FOLDER)."
+        raise ValueError(f"cannot {what}: {text}") from error
 
 
 def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: bool = False) -> Any:
