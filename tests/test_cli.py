@@ -314,7 +314,7 @@ def test_a_command_that_reads_its_config_can_be_stopped(
 
 
 @pytest.mark.parametrize(
-    "place", ["spa.cli.app._current_option", "typer.core.TyperGroup.make_context", "typer.core.TyperGroup.invoke"]
+    "place", ["spa.cli.app._call", "typer.core.TyperGroup.make_context", "typer.core.TyperGroup.invoke"]
 )
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])
 def test_a_command_can_be_stopped_while_its_words_are_read(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from spa.config.load import differences, load_config, load_variant, names_of
-from spa.config.overrides import current_name
 from spa.config.schema import VariantConfig
 from spa.config.variants import (
     changes_nothing,
@@ -25,7 +24,6 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
-from spa.runs.folder import variants_folder
 
 TRANSFERS = ("easy_to_hard", "cross_complexity", "cross_world")
 OUT = Path("run")
@@ -192,21 +190,6 @@ def test_what_is_wrong_with_an_variant_is_said_in_one_line(tmp_path, text: str, 
 def test_missing_variant_file() -> None:
     with pytest.raises(ValueError, match=r"no variant file nowhere\.yaml"):
         variants_of(load_config("sokoban", ["variants=[nowhere.yaml]"]))
-
-
-def test_earlier_names_are_read_and_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    current_name.cache_clear()
-    assert load_config("sokoban", ["arms=[se]"]).variants == ["se"]
-    assert capsys.readouterr().err == "arms is now called variants\n"
-    path = tmp_path / "mine.yaml"
-    path.write_text("arms: [vagen]\n")
-    assert load_config(path).variants == ["vagen"]
-
-
-def test_the_folder_of_an_earlier_run_is_read(tmp_path: Path) -> None:
-    assert variants_folder(tmp_path) == tmp_path / "variants"
-    (tmp_path / "arms").mkdir()
-    assert variants_folder(tmp_path) == tmp_path / "arms"
 
 
 def test_settings_without_effect_in_a_variant_are_named() -> None:

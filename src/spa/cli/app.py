@@ -32,7 +32,6 @@ from spa.cli.view import view
 from spa.common.errors import error_message
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
-from spa.config.overrides import current_name
 
 if TYPE_CHECKING:
     from spa.config.schema import Config, VariantConfig
@@ -90,11 +89,6 @@ def is_rank() -> bool:
 _words_given: list[str] = []  # of the command, to start it again in several ranks
 
 
-def _current_option(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return current_name(name) + equals + value if name.startswith("--") else word
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 (a check failed), 2 (bad input, one line on stderr), 130 (Ctrl-C),
     141 (nobody reads the output), 143 (SIGTERM).
@@ -112,7 +106,7 @@ def _main(argv: Sequence[str] | None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
-        words = [_current_option(word) for word in _words_given]
+        words = list(_words_given)
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts
             words.append("--resume")
         code = _call(words)

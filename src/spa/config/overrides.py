@@ -12,24 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from spa.common.names import nearest
-from spa.common.progress import note
 from spa.common.secrets import from_environment
 from spa.common.typed import adapter_of
 
 T = TypeVar("T")
 Node = dict[str, Any]  # of a JSON schema
-
-RENAMED = {"arms": "variants", "own_arms": "own_variants", "--arm": "--variant", "--arms": "--variants"}
-"""Earlier names of settings and options. They are still read."""
-
-
-@functools.cache
-def current_name(name: str) -> str:
-    """The current name of a setting or option; reports an old name once."""
-    if name not in RENAMED:
-        return name
-    note(f"{name} is now called {RENAMED[name]}")
-    return RENAMED[name]
 
 
 def apply_overrides(config: T, overrides: Sequence[str]) -> T:
@@ -64,7 +51,7 @@ def merge(cls: type, result: dict[str, Any], data: Mapping[str, Any]) -> None:
     Raises:
         ValueError: an unknown key.
     """
-    _merge(cls, result, {current_name(str(key)): value for key, value in data.items()}, "")
+    _merge(cls, result, {str(key): value for key, value in data.items()}, "")
 
 
 def resolved(cls: type[T], data: dict[str, Any], overrides: Sequence[str]) -> T:
@@ -111,7 +98,7 @@ def split_override(override: str) -> tuple[str, str]:
         raise ValueError(f"settings cannot be deleted ({override!r}); give the whole value, as in env.settings={{}}")
     if not equals or not key:
         raise ValueError(f"settings are written key=value, not {override!r}")
-    return current_name(key), text
+    return key, text
 
 
 @functools.cache

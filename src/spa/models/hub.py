@@ -12,7 +12,7 @@ def check_push(repo: str) -> None:
     """Raises ValueError, before anything is written, for a bad repository name, without a token, or offline."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repo)

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from spa.common.names import choose
 from spa.config.fields import DISTINCT, STRICT, Count, Key, Mapping, Positive, setting
 from spa.config.load import conf_folder, load_config, names_of, read_yaml
-from spa.config.overrides import RENAMED, current_name, from_mapping
+from spa.config.overrides import from_mapping
 from spa.config.schema import Config, Planner, VariantConfig
 from spa.config.variants import variants_of
 from spa.evaluate.roles import PLANNED
@@ -109,12 +109,7 @@ def load_scale(name: str) -> Scale:
     else:
         path = conf_folder() / "scale" / f"{choose('scale', name, names_of('scale'))}.yaml"
     try:
-        data = read_yaml(path)
-        worlds = data.get("worlds")
-        for world in worlds.values() if isinstance(worlds, dict) else ():
-            for key in [key for key in RENAMED if isinstance(world, dict) and key in world]:
-                world[current_name(key)] = world.pop(key)
-        return from_mapping(Scale, {"name": path.stem, "worlds": {}, **data})
+        return from_mapping(Scale, {"name": path.stem, "worlds": {}, **read_yaml(path)})
     except ValueError as error:
         raise ValueError(f"scale {path.stem}: {error}") from error
 

@@ -88,9 +88,8 @@ _STAGES = ("generate", "sft", "practice", "ppo", "eval")  # also part of `run`
 
 
 def variants_folder(out: Path) -> Path:
-    """The folder for stage 3 and the evaluation of variants: ``variants``, or ``arms`` in runs of earlier versions."""
-    earlier = out / "arms"
-    return earlier if earlier.is_dir() else out / "variants"
+    """The folder for stage 3 and the evaluation of variants."""
+    return out / "variants"
 
 
 def selection(cfg: Config) -> dict[str, Any]:

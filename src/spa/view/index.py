@@ -99,8 +99,7 @@ class Index:
         commands = info.get("commands")
         last = commands[-1] if isinstance(commands, list) and commands and isinstance(commands[-1], dict) else {}
         error = "" if running else str(last.get("error", ""))
-        variants = path / ("arms" if (path / "arms").is_dir() else "variants")
-        curve_name, curve = _curve(variants)
+        curve_name, curve = _curve(path / "variants")
         return RunEntry(
             key=key,
             path=path,
@@ -109,7 +108,7 @@ class Index:
             state=RUNNING if running else _ended(last),
             error=error,
             latest=_latest(path, files),
-            score=_best(variants, curve if curve_name == "val/pass@1" else ()),
+            score=_best(path / "variants", curve if curve_name == "val/pass@1" else ()),
             curve=curve,
             curve_name=curve_name,
             size=sum(stat.st_size for _, stat in _files(path)),
@@ -135,7 +134,7 @@ def find_runs(root: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 def _looks_like_a_run(folder: Path) -> bool:
     """Whether it is one whose run.json is lost: a config.yaml alone may be any project's."""
-    return (folder / "config.yaml").is_file() and any((folder / name).is_dir() for name in ("variants", "arms"))
+    return (folder / "config.yaml").is_file() and (folder / "variants").is_dir()
 
 
 def _files(folder: str | Path, without: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
@@ -170,7 +169,7 @@ def _latest(path: Path, files: dict[str, os.stat_result]) -> str:
     except OSError:
         return ""
     steps = [row["step"] for row in _rows(lines[-2:]) if "step" in row]
-    stage = str(Path(name).parent).removeprefix("variants/").removeprefix("arms/").replace("/", " ")
+    stage = str(Path(name).parent).removeprefix("variants/").replace("/", " ")
     return f"{stage}, step {steps[-1]}" if steps else stage
 
 
