@@ -164,20 +164,6 @@ def test_pruning_counts_whole_checkpoints_only(stage_folder: Path, tmp_path: Pat
     assert [step for step, _ in list_checkpoints(folder)] == [1]
 
 
-def test_checkpoints_of_earlier_versions_are_used_with_a_note(
-    stage_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "ppo"
-    shutil.copytree(stage_folder, folder)
-    for step in (1, 2):
-        (checkpoint_folder(folder, step) / MANIFEST).unlink()
-    newest = checkpoint_folder(folder, 2)
-    assert latest_checkpoint(folder) == (2, newest)
-    assert "has no manifest, as checkpoints of earlier versions" in capsys.readouterr().err
-    load_model(ModelConfig(device="cpu"), str(newest))
-    assert load_state(newest)["step"] == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["train.parquet", "val.parquet", "stats.json"])

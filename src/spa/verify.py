@@ -154,7 +154,7 @@ def _checkpoint(folder: Path) -> str:
     if lines := damage(folder):
         raise ValueError(lines[0])
     if not has_manifest(folder):
-        return "no manifest (an earlier version)"
+        raise ValueError(f"{folder} has no manifest.json: it is not whole")
     return "whole"
 
 

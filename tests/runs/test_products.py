@@ -53,24 +53,6 @@ def test_a_run_that_was_moved_keeps_its_evaluations(runs: Path, monkeypatch: pyt
     assert is_of_model(done, OWN, Path())
 
 
-@pytest.mark.parametrize(
-    ("given", "same"),
-    [
-        ({"model": "{runs}/run/" + OWN}, True),
-        ({"model": "run/" + OWN}, True),
-        ({"model": "/before/it/was/moved/" + OWN}, True),
-        ({"model": "{runs}/run/sft/checkpoints/global_step_2"}, False),
-        ({"model": "org/name"}, False),
-        ({}, True),
-    ],
-)
-def test_records_of_earlier_versions(runs: Path, given: dict[str, str], same: bool) -> None:
-    done = {key: text.format(runs=runs) for key, text in given.items()}
-    assert is_of_model(done, f"{runs}/run/{OWN}", runs / "run") == same
-    shutil.move("run", "moved")
-    assert is_of_model(done, f"moved/{OWN}", Path("moved")) == same
-
-
 def test_another_models_evaluation_is_refused(runs: Path) -> None:
     folder = Path("run/variants/base/eval")
     base = VariantConfig(name="base")

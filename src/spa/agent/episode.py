@@ -76,12 +76,12 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)  # of the last executed action: success, valid, effective, ...
     imagined: dict[str, Any] = field(default_factory=dict)  # what a planner predicted before acting (``Plan.record``)
     tries: int = 1  # responses sampled, of which this is the last (``selfplay.tries``)
-    invalid: int | None = None  # executed actions that the world called invalid; None: not recorded (earlier versions)
+    invalid: int = 0  # executed actions that the world called invalid
 
     @property
     def valid(self) -> bool:
         """Whether an action was executed that the world did not call invalid."""
-        return len(self.executed) > (self.invalid or 0)
+        return len(self.executed) > self.invalid
 
 
 @dataclass(repr=False)

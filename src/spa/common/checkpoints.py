@@ -19,7 +19,7 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """(step, folder) in ascending order of steps.
 
     Folders appear and vanish atomically. Left out are those with a missing file or one of another size than their manifest says,
-    and those without a manifest, unless they are an earlier version's. ``latest_checkpoint`` also compares contents.
+    and those without a manifest. ``latest_checkpoint`` also compares contents.
     """
     return [(step, folder) for step, folder, why in _looked_at(root, content=False) if not why]
 
@@ -35,8 +35,6 @@ def latest_checkpoint(root: Path) -> tuple[int, Path] | None:
         if not why:
             if first:
                 say(f"{first}; going back to {folder}")
-            if not has_manifest(folder):
-                say(f"{folder} has no manifest, as checkpoints of earlier versions: damage would not be noticed")
             return step, folder
         first = first or why
     if first:
@@ -70,16 +68,13 @@ def _numbered(checkpoints: Path) -> list[tuple[int, Path]]:
 def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
     """Step, folder and damage (empty if whole) of what is called a checkpoint. Stops looking at contents after the newest whole."""
     folders = _numbered(root / "checkpoints")
-    new = [step for step, folder in folders if has_manifest(folder)]
     checkpoints: list[tuple[int, Path, str]] = []
     for step, folder in reversed(folders):
         if has_manifest(folder):
             lines = damage(folder, content=content)
             content = content and bool(lines)
-        elif new and min(new) <= step:
-            lines = [f"{folder} has no manifest.json: it is not whole"]
         else:
-            lines = [] if any(folder.glob("*")) else [f"{folder} is empty"]
+            lines = [f"{folder} has no manifest.json: it is not whole"]
         checkpoints.append((step, folder, lines[0] if lines else ""))
     return checkpoints[::-1]
 

@@ -45,8 +45,6 @@ def _difference(play: Play, episode: Episode) -> str:
         play.open_turn(len(play.episode.turns), turn.user)
         play.answer(turn.response, turn.finish_reason)
         recorded, replayed = asdict(turn), asdict(play.episode.turns[-1])
-        if turn.invalid is None:  # an earlier version's
-            del replayed["invalid"]
         for name in replayed:
             if name not in _NOT_REPLAYED and replayed[name] != recorded[name]:
                 return f"turn {turn.index}, {_line(name, replayed[name], recorded[name])}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.agent.episode import Episode, Turn
+from spa.agent.episode import Episode
 from spa.common.files import atomic_write
 from spa.common.tables import text_table
 from spa.common.typed import KNOWN_KEYS, Finite, parse
@@ -92,7 +92,7 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     played = [episode for episode in episodes if not _failed(episode)]
     turns = [turn for episode in played for turn in episode.turns]
     executed = sum(len(turn.executed) for turn in turns)
-    refused = sum(map(_invalid, turns))
+    refused = sum(turn.invalid for turn in turns)
     sampled = sum(sum(sequence.mask) for episode in played for sequence in episode.sequences)
     sums = {  # name -> sum, count
         "num_turns": (len(turns), len(played)),
@@ -107,11 +107,6 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "response_tokens": (sampled, len(turns) if sampled else 0),
     }
     return {name: total / count for name, (total, count) in sums.items() if count}
-
-
-def _invalid(turn: Turn) -> int:
-    """How many executed actions the world called invalid: at least the last, in episodes of earlier versions."""
-    return turn.invalid if turn.invalid is not None else int(bool(turn.executed) and turn.info.get("valid") is False)
 
 
 def summarize(

@@ -442,7 +442,7 @@ class PPOTrainer:
         self.step = int(state["step"])
         self.played = dict(state["played"])
         self.episodes, self.empty_steps = int(state["episodes"]), int(state["empty_steps"])
-        self.actions = int(state.get("actions", 0))  # checkpoints of earlier versions have none
+        self.actions = int(state["actions"])
         self.skipped_steps = int(state["skipped_steps"])
         self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
         self.curriculum.load_state(state["curriculum"])

@@ -147,15 +147,8 @@ def model_path(model: str | None, out: Path) -> str:
 
 
 def is_of_model(done: Mapping[str, Any], model: str | None, out: Path) -> bool:
-    """Whether the record of an evaluation in ``out`` is of this model.
-
-    Earlier versions recorded only the path as it was given; of a run that was moved since, its end is compared.
-    """
-    path, given = model_path(model, out), done.get("model", model)
-    if given == model or "model_path" in done:
-        return bool(given == model or done["model_path"] == path)
-    parts = Path(path).parts
-    return model is None or Path(str(given)).expanduser().resolve().parts[-len(parts) :] == parts
+    """Whether the record of an evaluation in ``out`` is of this model."""
+    return bool(done.get("model") == model or done.get("model_path") == model_path(model, out))
 
 
 def check_evaluated(variant: VariantConfig, out: Path, model: str | None) -> None:

@@ -61,16 +61,7 @@ def provenance(cfg: Config, device: str) -> dict[str, Any]:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two commands of a run and may change results: ``torch 2.6.0 -> 2.7.1``."""
     pairs = [(name, before.get(name), now.get(name)) for name in _COMPARED if name in before or name in now]
-    return [
-        f"{name} {described(old)} -> {described(new)}"
-        for name, old, new in pairs
-        if old != new and _known(name, before)
-    ]
-
-
-def _known(name: str, before: Mapping[str, Any]) -> bool:
-    """Whether an entry could have held a fact: entries of earlier versions of the package lack some."""
-    return "argv" in before or name in before
+    return [f"{name} {described(old)} -> {described(new)}" for name, old, new in pairs if old != new]
 
 
 def described(value: Any) -> str:
