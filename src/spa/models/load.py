@@ -196,13 +196,8 @@ def _quantization(config: Any) -> Any:
     return next((found for part in parts if (found := getattr(part, "quantization_config", None))), None)
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of one weight."""
-    return compute_dtype_bytes(config.dtype)
-
-
-def compute_dtype_bytes(precision: str) -> int:
-    """Bytes of one number in the precision of matrix products."""
+def bytes_of(precision: str) -> int:
+    """Bytes of one number."""
     dtype: torch.dtype = getattr(torch, precision)
     return dtype.itemsize
 

@@ -32,11 +32,11 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
     trainings = {folder: settings for folder, settings in trainings.items() if not (folder / DONE).is_file()}
     if not trainings:
         return
-    from spa.models.load import load_config, weight_bytes
+    from spa.models.load import bytes_of, load_config
     from spa.models.memory import count_parameters, size
 
     try:
-        weights = count_parameters(load_config(cfg.model.path, cfg.model, local_only=True)) * weight_bytes(cfg.model)
+        weights = count_parameters(load_config(cfg.model.path, cfg.model, local_only=True)) * bytes_of(cfg.model.dtype)
     except ValueError:  # a model that is downloaded later
         return
     needed = 0

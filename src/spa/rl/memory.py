@@ -9,7 +9,7 @@ from typing import Any
 from spa.config.schema import Config
 from spa.config.training import WITH_VALUES
 from spa.models.fit import check_fits
-from spa.models.load import compute_dtype_bytes, context_length, load_config, weight_bytes
+from spa.models.load import bytes_of, context_length, load_config
 from spa.models.memory import (
     PROCESS,
     MemoryEstimate,
@@ -93,7 +93,7 @@ def play_estimate(cfg: Config, device: str, *, local_only: bool = False) -> Play
         ValueError: the model's config cannot be read.
     """
     model = load_config(cfg.model.path, cfg.model, local_only=local_only)
-    weights = count_parameters(model) * weight_bytes(cfg.model)
+    weights = count_parameters(model) * bytes_of(cfg.model.dtype)
     vllm = cfg.engine.kind == "vllm"
     copy, row = _engine(cfg, model, device)
     return PlayMemory(0 if vllm else weights, copy, (cfg.sampling.batch_size + 1) * row, PROCESS[device])
@@ -101,9 +101,9 @@ def play_estimate(cfg: Config, device: str, *, local_only: bool = False) -> Play
 
 def _engine(cfg: Config, model: Any, device: str, *, adapters: bool = False) -> tuple[int, int]:
     """Bytes of the engine's copy of the weights, and of an episode's keys and values."""
-    itemsize = weight_bytes(cfg.model)
+    itemsize = bytes_of(cfg.model.dtype)
     if cfg.engine.kind == "vllm":
-        itemsize = compute_dtype_bytes(getattr(cfg.engine, "dtype", None) or cfg.model.dtype)
+        itemsize = bytes_of(cfg.engine.dtype or cfg.model.dtype)
         copy = count_parameters(model) * itemsize
     else:
         copy = blocked_bytes(model, adapters=adapters) if device == "cpu" and cfg.model.dtype == "float32" else 0
@@ -123,8 +123,8 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
         local_only: no download.
     """
     config, model = cfg.ppo, load_config(cfg.model.path, cfg.model, local_only=local_only)
-    weights = weight_bytes(cfg.model)
-    compute = min(weights, compute_dtype_bytes(config.precision))
+    weights = bytes_of(cfg.model.dtype)
+    compute = min(weights, bytes_of(config.precision))
 
     tokens = max(config.micro_batch_tokens, _longest(cfg, model))  # a longer row has a pass of its own
 

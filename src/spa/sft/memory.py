@@ -6,7 +6,7 @@ from functools import partial
 
 from spa.config.schema import Config
 from spa.models.fit import check_fits
-from spa.models.load import compute_dtype_bytes, load_config, weight_bytes
+from spa.models.load import bytes_of, load_config
 from spa.models.memory import MemoryEstimate, estimate_training
 
 
@@ -23,8 +23,8 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, longest: int, loca
         load_config(cfg.model.path, cfg.model, local_only=local_only),
         tokens=tokens,
         scored=tokens,
-        weight_bytes=weight_bytes(cfg.model),
-        compute_bytes=min(weight_bytes(cfg.model), compute_dtype_bytes(sft.precision)),
+        weight_bytes=bytes_of(cfg.model.dtype),
+        compute_bytes=min(bytes_of(cfg.model.dtype), bytes_of(sft.precision)),
         checkpointing=cfg.model.gradient_checkpointing,
         lora_rank=sft.lora_rank,
         device=device,
