@@ -186,7 +186,7 @@ FEW = ["ppo.val_worlds=8", "eval.worlds=8", "sft.eval_worlds=8"]
         (["frozen_lake", "agent.think=false"], "agent.think=true"),
         (["frozen_lake", "--json", "no/such/found.json"], "--json"),
         (["frozen_lake", "--out", "full"], "not empty"),
-        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "ask for fewer"),
+        (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "asked for by eval.worlds): choose larger worlds"),
         (["gym:Taxi-v4", *FEW, "--worlds", "500"], "(500 asked for by --worlds): ask for fewer"),
     ],
 )
@@ -431,8 +431,10 @@ def test_play_is_compared_with_chance_world_by_world(
 
 def test_the_small_world_model_plays_in_the_format_it_learned() -> None:
     cfg = load_config("frozen_lake", ["model=tiny", "env.state_format=coordinates", "planner.model=simulator"])
+    cfg.planner.values, cfg.agent.planner = True, "best_of_n"  # of a practice, which this has not
     base = Base(1.0, 1.0, Interval(0.3, 0.2, 0.4), 0.1)
     small = measure._small(cfg, base, Outcomes("certain", ""), groups=2)
     assert small.env.state_format == small.selfplay.state_format == "grid"
     assert cfg.env.state_format == "coordinates"
+    assert (small.planner.values, small.agent.planner) == (False, "lookahead")
     assert (small.planner.model, cfg.planner.model) == (None, "simulator"), "and it is asked itself, not the true world"

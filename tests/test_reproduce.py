@@ -144,6 +144,10 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
     assert "have different numbers of worlds" in capsys.readouterr().err
     damaged = json.loads(whole)
     damaged["lake"]["spa"]["seconds"] = {"PPO": None}
+    words = json.loads(whole)
+    words["lake"]["spa"]["tokens_by_seed"] = {"0": "x"}
+    endless = json.loads(whole)
+    endless["lake"]["spa"]["cpu_seconds"] = {"PPO": float("nan")}
     path.write_text(whole)
     for text in (
         "[]",
@@ -151,6 +155,10 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
         '{"lake": {"spa": {}}}',
         whole.replace('"samples": 8', '"samples": 0'),
         json.dumps(damaged),
+        whole.replace('"samples": 8', '"samples": Infinity'),
+        whole.replace('"samples": 8', '"samples": 1'),
+        json.dumps(words),
+        json.dumps(endless),
     ):
         path.write_text(text)
         assert main(["reproduce", "--scale", scale, "--numbers", str(path)]) == 2

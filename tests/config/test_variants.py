@@ -257,6 +257,12 @@ def test_imagined_worlds_need_a_stage_2_that_can_imagine() -> None:
     check_variants(cfg, [load_variant(name) for name in ("base", "vanilla", "spa_dream")])
 
 
+def test_rounds_of_practice_need_states_that_the_plain_prompt_can_give() -> None:
+    settings = {"selfplay.states": "belief", "selfplay.rows": "transitions", "practice.rounds": 2}
+    with pytest.raises(ValueError, match=r"variant own plays between rounds .* practice\.rounds=1"):
+        check_variants(load_config("sokoban"), [VariantConfig("own", sft=True, practice=True, settings=settings)])
+
+
 def test_variants_that_share_practice_practise_once() -> None:
     cfg = load_config("frozen_lake")
     variants = [load_variant(name) for name in ("vanilla", "plan", "spa_plan", "plan_shuffled")]

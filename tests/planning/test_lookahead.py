@@ -89,9 +89,10 @@ def values_of(
         if state not in asked:
             return optimism
         if not left:
-            return 0.0
+            return min(0.0, optimism)
         return max(
-            (value for action in table[state] if (value := of_action(state, action, left)) is not None), default=0.0
+            (value for action in table[state] if (value := of_action(state, action, left)) is not None),
+            default=min(0.0, optimism),
         )
 
     @cache
@@ -120,7 +121,7 @@ def compare(table: Table, depth: int, gamma: float, optimism: float, samples: in
 
 
 GAMMAS = st.sampled_from([1.0, 0.95, 0.5])
-OPTIMISM = st.sampled_from([0.0, 0.1, 2.0])
+OPTIMISM = st.sampled_from([0.0, 0.1, 2.0, -3.0])
 
 
 @settings(max_examples=120)
@@ -373,3 +374,21 @@ def test_where_every_step_costs_a_negative_optimism_makes_lessons(optimism: floa
     found = finish(imagine("0", model.actions, config, 5, 5, whole=False), model)
     assert len(found) == lessons
     assert all(max(lesson.values, key=lambda name: lesson.values[name]) == "go" for lesson in found)
+
+
+@pytest.mark.parametrize("cost", [-1.0, -0.1])
+def test_where_no_end_is_in_reach_nothing_is_taught(cost: float) -> None:
+    model = Asked(lambda move: (seen("b" if move.action == "go" else "a", cost),), ("back", "go"))
+    config = PlannerConfig(optimism=-10.0, whole=True)
+    assert finish(imagine("a", model.actions, config, 10, 10, whole=True), model) == []
+
+
+def test_where_every_step_costs_a_state_of_which_nothing_is_believed_is_no_way_out() -> None:
+    def answer(move: Move) -> tuple[Imagined, ...]:
+        if move.action == "blind" or move.state == "?":
+            return (seen("?", -1.0, False, 1.0 if move.state == "0" else 0.01),)
+        after = int(move.state) + 1
+        return (seen(str(after), -1.0, after == 3),)
+
+    plan = decide("lookahead", "0", Asked(answer, ("blind", "go")), optimism=-10.0, whole=True)
+    assert [action for action, _ in plan.path] == ["go"] * 3

@@ -114,6 +114,12 @@ def test_what_is_imagined_ends_with_an_imagined_end() -> None:
     assert found["depth_1"]["exact"] == 1 > found["depth_2"]["exact"] == 0
 
 
+def test_what_cannot_be_read_predicts_neither_reward_nor_end() -> None:
+    unreadable = Asked(lambda move: (Imagined(move.state, 0.0, False, 0.0),), TASK.make_env().actions)
+    found = measure(unreadable)["depth_1"]
+    assert (found["reward"], found["ended"], found["believed"]) == (0, 0, 0)
+
+
 def test_a_state_may_be_legal_and_yet_not_be_the_true_one() -> None:
     """A model that never moves: right where a move does nothing, and legal everywhere."""
     still = Asked(lambda move: (seen(move.state),), TASK.make_env().actions)

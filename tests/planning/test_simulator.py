@@ -40,12 +40,13 @@ def test_a_text_that_is_no_state_has_no_probability() -> None:
     assert Simulator(SILENT, lake_task(1)).ask([Move("no lake", "Up")]) == [(Imagined("no lake", 0.0, False, 0.0),)]
 
 
-def test_where_chance_decides_it_is_drawn_by_the_seed_of_the_question() -> None:
+def test_where_chance_decides_it_is_drawn_by_the_question_and_the_run() -> None:
     task = lake_task(1, settings={"size": 4, "is_slippery": True})
     moves = [Move(start_of(task, world), action) for world in WORLDS for action in MOVES]
     found = Simulator(SILENT, task, samples=12).ask(moves)
     assert max(len({one.state for one in answers}) for answers in found) == 3
     assert found[3:9] == Simulator(SILENT, task, samples=12).ask(moves[3:9])
+    assert found != Simulator(SILENT, task, samples=12, seed=1).ask(moves), "other runs, other luck"
 
 
 def test_a_planner_with_it_is_the_upper_bound(tmp_path: Path) -> None:

@@ -373,6 +373,14 @@ def test_choices_are_the_shares_of_the_first_actions_that_are_named() -> None:
     assert (len(engine.contexts), model.usage.cached, model.usage.questions) == (2, 1, 16)
 
 
+def test_the_player_proposes_and_the_world_model_predicts() -> None:
+    model_engine, player_engine = TrueEngine(TASK), Scripted(lambda number: "</think><answer>Up</answer>")
+    model = WorldModel(player_of(model_engine), TASK, proposals=2, player=player_of(player_engine))
+    choice, (imagined,) = model.ask([Choice(STARTS[0], 3), Move(STARTS[0], "Down")])
+    assert choice == {"Up": 1.0} and imagined.probability > 0
+    assert len(player_engine.contexts) == 1
+
+
 def test_without_proposals_nobody_is_asked_what_the_policy_would_do() -> None:
     engine = Scripted(lambda number: "")
     assert WorldModel(player_of(engine), TASK).ask([Choice(STARTS[0], 3), Choice(STARTS[1], 3)]) == [{}, {}]

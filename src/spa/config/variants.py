@@ -74,6 +74,11 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
             raise ValueError(
                 f"variant {variant.name} practises, which asks about single moves: set selfplay.rows=transitions"
             )
+        if variant.practice and source.practice.rounds > 1 and source.selfplay.states == "belief":
+            raise ValueError(
+                f"variant {variant.name} plays between rounds with the plain prompt, in which no states are written: set "
+                "practice.rounds=1, or selfplay.states=truth or shuffled"
+            )
         if variant.shares:
             _check_shares(variant, source, *shared.setdefault(variant.shares, (variant, source)))
             if dreams:

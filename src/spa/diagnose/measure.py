@@ -195,9 +195,11 @@ def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
     """Small stages 1 and 2 with the planning variants' settings; random play if the base cannot play."""
     small = source_config(cfg, load_variant("search"))
     play, tune = small.selfplay, small.sft
-    kind = cfg.agent.planner if cfg.agent.planner != "none" else "lookahead"
+    # Values are learned in practice alone, and best_of_n chooses by them.
+    kind = cfg.agent.planner if cfg.agent.planner not in ("none", "best_of_n") else "lookahead"
     small.agent = dataclasses.replace(small.agent, planner=kind)
-    small.planner = dataclasses.replace(small.planner, model=None)  # its own predictions, not the simulator's
+    # Its own predictions, not the simulator's.
+    small.planner = dataclasses.replace(small.planner, model=None, values=False)
     small.env.state_format = play.state_format  # what it plays is what it learned
     play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
     play.success_only, play.balance, play.states = False, "none", "truth"

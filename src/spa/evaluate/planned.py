@@ -12,7 +12,7 @@ import numpy as np
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
 from spa.agent.failures import Failures
-from spa.agent.policy import Policy
+from spa.agent.policy import Policy, local_engine
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
@@ -103,14 +103,16 @@ def expected_wins(episodes: Iterable[Episode]) -> list[bool]:
 
 @contextmanager
 def planning_model(cfg: Config, policy: Policy, task: Task) -> Iterator[WorldModel]:
-    """The model that ``agent.planner`` queries: ``planner.model``, or the policy's."""
+    """The model that ``agent.planner`` queries: ``planner.model``, or the policy's, which proposes actions in any case."""
     planner, seed = cfg.planner, stream_seed(cfg.seeds.run, PLANNER, 0)
     other = None
     if planner.model not in (None, SIMULATOR):
-        other = Policy.load(cfg, model_of(planner.model, "planner.model"))
+        other = Policy.load(cfg, model_of(planner.model, "planner.model"), engine=local_engine(cfg))
     kind = Simulator if planner.model == SIMULATOR else WorldModel
     try:
-        yield kind(other or policy, task, samples=planner.samples, proposals=planner.proposals, seed=seed)
+        yield kind(
+            other or policy, task, samples=planner.samples, proposals=planner.proposals, seed=seed, player=policy
+        )
     finally:
         if other:
             other.close()
@@ -192,8 +194,9 @@ def imagination_metrics(
             legal = env.legal(guess.state, truth.state)
             if legal is not None:
                 values[f"{name}legal"].append(legal)
-            values[f"{name}reward"].append(abs(guess.reward - truth.reward) < 1e-6)
-            values[f"{name}ended"].append(guess.ended == truth.ended)
+            read = guess.probability > 0  # else neither was predicted
+            values[f"{name}reward"].append(read and abs(guess.reward - truth.reward) < 1e-6)
+            values[f"{name}ended"].append(read and guess.ended == truth.ended)
             values[f"{name}believed"].append(guess.probability)
             scores.append((guess.probability if guess.ended else -guess.probability, truth.ended))
             imagined[number] = guess.state if guess.probability and not guess.ended else ""

@@ -164,7 +164,8 @@ class ImaginedGraph:
         place = np.array([here for here, *_ in rows], dtype=np.int64)
         queried = np.zeros(len(self.states) + 1, dtype=bool)
         queried[place] = True
-        values = np.where(queried, 0.0, [*self.worth, 0.0])
+        nothing = min(0.0, config.optimism)  # where every step costs, knowing nothing of a state is no gain
+        values = np.where(queried, nothing, [*self.worth, 0.0])
         gains = np.zeros(len(rows))
         for _ in range(max(1, horizon)):
             worth = reward + config.gamma * values[after]
@@ -172,7 +173,7 @@ class ImaginedGraph:
             gains[unknown] = -np.inf
             best = np.full(len(values), -np.inf)
             np.maximum.at(best, place, gains)
-            new = np.where(queried & np.isfinite(best), best, np.where(queried, 0.0, values))
+            new = np.where(queried & np.isfinite(best), best, np.where(queried, nothing, values))
             if np.allclose(new, values, rtol=0, atol=1e-12):
                 break
             values = new
@@ -181,10 +182,12 @@ class ImaginedGraph:
             gains_by_state.setdefault(here, {})[action] = gain
         return values[:-1], gains_by_state
 
-    def path(self, gains: Mapping[int, Mapping[str, float]], first: str, length: int) -> list[tuple[str, Imagined]]:
-        """The path from the root through ``first`` and then the best actions, as far as it was imagined."""
+    def path(
+        self, gains: Mapping[int, Mapping[str, float]], first: str, length: int, start: int = 0
+    ) -> list[tuple[str, Imagined]]:
+        """The path from a state (default: the root) through ``first`` and then the best actions, as far as it was imagined."""
         way: list[tuple[str, Imagined]] = []
-        here, action, seen = 0, first, {0}
+        here, action, seen = start, first, {start}
         for _ in range(length):
             answers = self.edges[here][action]
             if not answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,14 +54,14 @@ class Simulator(WorldModel):
     the given cells of a Sudoku), the move is played in the part it shows.
 
     Args:
-        policy, task, samples, proposals, seed: as for ``WorldModel``.
+        policy, task, given: as for ``WorldModel``.
 
     Raises:
         ValueError: the world cannot be set to a state.
     """
 
-    def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
-        super().__init__(policy, task, samples=samples, proposals=proposals, seed=seed)
+    def __init__(self, policy: Policy, task: Task, **given: Any) -> None:
+        super().__init__(policy, task, **given)
         self._env = task.make_env()
         self._failures = Failures("simulator", task.env.max_failed, unit="moves")
         check_settable(self._env)
@@ -80,7 +81,8 @@ class Simulator(WorldModel):
     def _look(self, move: Move, sample: int) -> Imagined:
         with self._failures.alone(0):
             try:
-                self._env.reset(seed=0, options={"state": move.state, "noise_seed": self._session(move, sample)})
+                noise_seed = self._session((*move, self.seed), sample)
+                self._env.reset(seed=0, options={"state": move.state, "noise_seed": noise_seed})
                 state, reward, ended, _, _ = self._env.step(move.action)
                 return Imagined(state, float(reward), ended, 1.0)
             except WorldError as error:

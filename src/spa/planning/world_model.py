@@ -71,17 +71,27 @@ class WorldModel:
         samples: answers per move. 1 is the likeliest; more are sampled at temperature 1.
         proposals: actions sampled from the plain policy to answer a ``Choice``; with 0 the answer is ``{}`` (no preference).
         seed: for sampling. An answer depends only on it, on the question and on its headers, not on other questions.
+        player: the policy that proposes actions; None is ``policy``.
 
     Raises:
         ValueError: the model is behind a chat server, which cannot continue a partial response.
     """
 
-    def __init__(self, policy: Policy, task: Task, *, samples: int = 1, proposals: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        task: Task,
+        *,
+        samples: int = 1,
+        proposals: int = 0,
+        seed: int = 0,
+        player: Policy | None = None,
+    ) -> None:
         if isinstance(policy, ServedPolicy):
             raise ValueError(
                 "a planner continues partial responses: use engine=transformers or vllm, not a chat server"
             )
-        self.policy = policy
+        self.policy, self.player = policy, player or policy
         self.samples, self.proposals, self.seed = samples, proposals, seed
         self.usage = Usage()
         self._layout: Layout = LAYOUTS[task.agent.style]
@@ -270,7 +280,7 @@ class WorldModel:
         """Frequencies of the first actions in the plain policy's responses; unreadable ones are left out."""
         if not self.proposals:
             return [{} for _ in choices]
-        sampling = sampling_for(self._plain_task, self.policy.sampling)
+        sampling = sampling_for(self._plain_task, self.player.sampling)
         queries = [(one, sample) for one in choices for sample in range(self.proposals)]
         named = self._spread(self._propose, queries, sampling)
         shares = []
@@ -282,13 +292,13 @@ class WorldModel:
     def _propose(
         self, queries: Sequence[tuple[Asked[Choice], int]], sampling: SamplingConfig
     ) -> tuple[list[str | None], Usage]:
-        chat, agent = self.policy.chat, self._plain_task.agent
+        chat, agent = self.player.chat, self._plain_task.agent
         sessions = [self._session(choice, sample, headers) for (choice, headers), sample in queries]
         contexts = {
             session: [*self._prompt(self._plain_task, *choice, headers.base), *chat.forced_ids]
             for session, ((choice, headers), _) in zip(sessions, queries, strict=True)
         }
-        texts, usage = self._continue(contexts, sampling)
+        texts, usage = self._continue(self.player, contexts, sampling)
         named = []
         for session, ((_, headers), _) in zip(sessions, queries, strict=True):
             text = chat.forced + texts[session]
@@ -304,7 +314,7 @@ class WorldModel:
             number: [*self._question_prompt(one.state, headers), *ids]
             for number, ((one, headers), (ids, _)) in enumerate(zip(worths, asked, strict=True))
         }
-        texts, usage = self._continue(contexts, sampling)
+        texts, usage = self._continue(self.policy, contexts, sampling)
         values: list[float | None] = []
         for number, (_, begun) in enumerate(asked):
             text, closed = _read(texts[number], begun)
@@ -312,9 +322,11 @@ class WorldModel:
             values.append(None if outcome is None or outcome[1] else outcome[0])
         return values, usage
 
-    def _continue(self, contexts: dict[int, list[int]], sampling: SamplingConfig) -> tuple[dict[int, str], Usage]:
-        """The model's continuation of each session's context."""
-        chat = self.policy.chat
+    def _continue(
+        self, policy: Policy, contexts: dict[int, list[int]], sampling: SamplingConfig
+    ) -> tuple[dict[int, str], Usage]:
+        """A policy's continuation of each session's context."""
+        chat = policy.chat
         usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
         texts: dict[int, str] = {}
 
@@ -322,7 +334,7 @@ class WorldModel:
             usage.tokens_written += len(completion.ids)
             texts[session] = chat.decode(completion.ids)
 
-        self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
+        policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return texts, usage
 
     def _question_prompt(self, state: str, headers: Headers) -> list[int]:

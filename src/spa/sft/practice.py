@@ -29,6 +29,7 @@ from spa.config.schema import Config, PlannerConfig, SelfPlayConfig
 from spa.config.seeds import PRACTICE, first_seed
 from spa.data.ground_truth import Row, deduplicate, is_move
 from spa.data.layouts import data_files, read_rows, write_rows
+from spa.data.select import select_rows
 from spa.data.transitions import (
     LAYOUTS,
     each_move_once,
@@ -82,7 +83,10 @@ def imagine(
     values, gains = graph.solve(depth)
     lessons = []
     for here, of_actions in sorted(gains.items()):
-        if values[here] > config.optimism:
+        # Above a negative optimism is also what only goes round: there the best way must end.
+        if values[here] > max(config.optimism, 0.0) or (
+            values[here] > config.optimism and graph.path(gains, best_actions(of_actions)[0], depth, here)[-1][1].ended
+        ):
             lessons.append(Lesson(graph.states[here], graph.depth[here], of_actions))
     return lessons
 
@@ -226,8 +230,9 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
     world_model_task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="world_model")
     play = cfg.selfplay
     rows = transition_rows((e for e in episodes if e.status != "error"), world_model_task, play.states)
+    rows = select_rows(rows, play, seeds.run)[0]
     if play.states == "shuffled":  # afterwards no move is recognised
-        rows = shuffle_moves(each_move_once(rows) if play.deduplicate else rows, cfg.agent.style, seeds.run)
+        rows = shuffle_moves(rows, cfg.agent.style, seeds.run)
     write_rows(out / "train.parquet", rows)
     actions = sum(len(turn.executed) for episode in episodes for turn in episode.turns)
     success = sum(episode.success for episode in episodes) / len(episodes)
