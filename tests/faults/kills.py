@@ -87,7 +87,10 @@ class Victim:
         child = Child(folder, *out(*self.argv, resume=True), before=lambda: kill_at(number) if at else None)
         while (ended := child.ended()) is None:
             if not at and child.seconds() >= moment:
-                (os.killpg if group else os.kill)(child.pid, signal.SIGKILL)
+                try:
+                    (os.killpg if group else os.kill)(child.pid, signal.SIGKILL)
+                except ProcessLookupError:  # so young that it has no session of its own yet
+                    os.kill(child.pid, signal.SIGKILL)
                 ended = child.wait()
                 break
             time.sleep(0.01)
