@@ -401,6 +401,9 @@ def test_moves_of_a_later_round_are_kept_once_in_the_control_too(tmp_path: Path)
         counts[states, once] = len(rows_in(out))
     every, true, mixed = counts.values()
     assert true - 2 <= mixed <= true < every - 5, "two that are shuffled may be alike by chance"
+    even = dataclasses.replace(cfg.selfplay, balance="turn", deduplicate=False)  # as in stage 1
+    module._play(dataclasses.replace(cfg, selfplay=even), "builtin:tiny", 2, tmp_path / "even")
+    assert 0 < len(rows_in(tmp_path / "even")) < every
 
 
 def test_the_control_of_a_later_round_has_false_states(tmp_path: Path) -> None:
