@@ -76,6 +76,11 @@ def play(world: str, *lines: str, **settings) -> tuple[bool, str]:
     return play_world(make_env(world, **settings), 0, iter(lines), out), out.getvalue()
 
 
+def test_a_number_of_no_action_is_asked_again() -> None:
+    out = play("sokoban", "00010", "99999999999", "0", "q")[1]
+    assert "Traceback" not in out
+
+
 LAKE = {"is_slippery": False, "desc": ["SFG", "HFF"], "map_name": None}
 
 

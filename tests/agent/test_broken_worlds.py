@@ -72,6 +72,11 @@ class Hostile(UserDict):
         raise RuntimeError("not to be read")
 
 
+class Silent:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 class Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -110,6 +115,8 @@ TABLE: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "ResetStateAlone": ("reset", lambda self: "state", "reset() must return state, info, not 'state'"),
     "ResetThree": ("reset", lambda self: ("state", {}, 3), "reset() must return 2 values (state, info), not 3"),
     "ResetNone": ("reset", lambda self: (None, {}), "reset: a state must be text, not None"),
+    "ResetContent": ("reset", lambda self: ("state", {"content": Silent()}), "reset: RuntimeError: no text"),
+    "ResetSymmetry": ("reset", lambda self: ("state", {"symmetry": "\ud800"}), "info['symmetry'] is not valid Unicode"),
     "ResetInfo": ("reset", lambda self: ("state", None), "reset: info must be a mapping, not None"),
     "StepRaises": ("step", fail(ValueError("fell\napart")), "step: ValueError: fell apart"),
     "StepExits": ("step", fail(SystemExit(0)), "step: SystemExit: 0"),

@@ -11,7 +11,7 @@ import pytest
 from spa.agent.conversation import Job, play_jobs
 from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
-from spa.agent.random_engine import RandomReplies
+from spa.agent.random_engine import RandomReplies, random_responder
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig, SamplingConfig
@@ -229,3 +229,61 @@ def test_a_measurement_stops_like_a_stage() -> None:
     Failures.check("validation", 0.5, [bad, Episode("T", 1, 0)])
     with pytest.raises(ValueError, match=r"validation: 2 of 3 episodes failed; the first: seed 2: step: no \| seed 2"):
         Failures.check("validation", 0.5, [bad, bad, bad])
+
+
+@pytest.mark.parametrize("name", ["rules", "instruction", "symbols"])
+def test_texts_outside_of_states_are_checked_too(name: str) -> None:
+    class Odd(Legal):
+        pass
+
+    setattr(Odd, name, {"P": "\ud800"} if name == "symbols" else "\ud800")
+    with pytest.raises(WorldError, match=f"{name}: .* is not valid Unicode"):
+        getattr(CheckedEnv(Odd), name)
+
+
+class Counted(TextEnv):
+    """Holds something until it is closed."""
+
+    open = 0
+    actions = ("go",)
+
+    def __init__(self, state_format: str = "grid") -> None:
+        self.state_format = state_format
+        Counted.open += 1
+
+    def reset(self, *, seed=None, options=None):
+        return "state", {}
+
+    def close(self) -> None:
+        Counted.open -= 1
+
+
+@pytest.mark.parametrize("state_format", ["grid", "coordinates"])
+def test_a_world_is_made_in_its_format_and_every_one_is_closed(state_format: str) -> None:
+    env = Task(EnvConfig(id=f"{__name__}:Counted", tag="C", state_format=state_format), AgentConfig()).make_env()
+    assert (env.state_format, Counted.open) == (state_format, 1)
+    env.close()
+    assert Counted.open == 0
+
+
+class Rarely(TextEnv):
+    """Its random actions fail now and then."""
+
+    share = 0.3
+    actions = ("go", "stay")
+
+    def reset(self, *, seed=None, options=None):
+        return "state", {}
+
+    def sample_action(self, rng):
+        if rng.random() < self.share:
+            raise RuntimeError("rare")
+        return super().sample_action(rng)
+
+
+def test_random_actions_that_fail_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    respond = random_responder(task_of(f"{__name__}:Rarely"))
+    assert all("go" in text or "stay" in text for text in (respond(np.random.default_rng(i)) for i in range(50)))
+    monkeypatch.setattr(Rarely, "share", 1.0)
+    with pytest.raises(WorldError, match="sample_action: RuntimeError: rare"):
+        respond(np.random.default_rng(0))

@@ -96,7 +96,7 @@ def test_the_exported_files(exported: Path, capsys: pytest.CaptureFixture[str]) 
     assert "add agent.window=0" in capsys.readouterr().err
     few = ["data", "export-verl", "frozen_lake", "agent.window=0", "env.settings.size=2", "--train", "4", "--val", "99"]
     assert main([*few, "--out", str(exported / "few")]) == 2
-    assert "ask for fewer" in capsys.readouterr().err and not (exported / "few").exists()
+    assert "asked for): choose larger worlds" in capsys.readouterr().err and not (exported / "few").exists()
 
 
 def test_an_episode_is_the_one_of_our_own_rollout(loop_class: type, exported: Path) -> None:

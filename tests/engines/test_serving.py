@@ -311,6 +311,13 @@ def test_stop_strings_over_several_tokens_and_outside_of_ascii() -> None:
     assert not Stops(frozenset(), ["é"], Letters()).reached([5, 4][1:])
 
 
+@pytest.mark.parametrize("string", ["停止", "停止回答吧", "🔚🔚🔚", "</answer>"])
+def test_a_stop_string_may_take_several_tokens_a_character(string: str) -> None:
+    ids = TOKENIZER.encode("abc " + string)
+    stops = Stops(frozenset(), [string], TOKENIZER)
+    assert [stops.reached(ids[: i + 1]) for i in range(len(ids))] == [False] * (len(ids) - 1) + [True]
+
+
 def test_stop_strings_need_a_tokenizer_and_must_not_be_empty() -> None:
     engine = TransformersEngine(network(), 0)
     for strings, message in ((["x"], "tokenizer"), ([""], "stop")):

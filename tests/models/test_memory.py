@@ -17,6 +17,7 @@ from spa.config.schema import SFTConfig
 from spa.models.memory import (
     Sizes,
     UnknownSizes,
+    _cgroup_free,
     blocked_bytes,
     cache_bytes,
     count_parameters,
@@ -197,3 +198,12 @@ def test_bfloat16_products_of_many_lengths_keep_no_more_than_of_few() -> None:
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back to the system: the rest is kept
     few, many = map(int, subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.split())
     assert many - few < 10, "MiB; 30 and more with oneDNN's own bounds"
+
+
+def test_files_that_were_read_are_no_memory_in_use(tmp_path: Path) -> None:
+    for name, text in {"max": "16000\n", "current": "15500\n", "stat": "anon 1000\ninactive_file 14000\n"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert _cgroup_free(tmp_path) == 14500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _cgroup_free(tmp_path) is None
+    assert _cgroup_free(tmp_path / "none") is None

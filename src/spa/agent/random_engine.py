@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 
 import numpy as np
@@ -13,10 +14,11 @@ from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Completion, Engine, Message, Reply
-from spa.envs.checked import CheckedEnv
+from spa.envs.checked import CheckedEnv, WorldError
 
 THOUGHT = "I will push the box to the target."  # the paper's fixed thought, for Sokoban
 PLAIN_THOUGHT = "I will try these actions."  # of other worlds
+DRAWS = 10  # of a random action, as far as they fail
 
 
 class RandomEngine(Engine):
@@ -86,14 +88,22 @@ def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
 
     Raises:
         ValueError: the world has free-text actions and no ``sample_action``.
+        WorldError: it fails; the responder, if it does so ``DRAWS`` times in a row.
     """
     env = task.make_env()
     env.reset(seed=0)  # one world stands for all: actions are blind to the state
     env.sample_action(np.random.default_rng(0))
     thought = fixed_thought(env)
 
+    def draw(rng: np.random.Generator) -> str:
+        for _ in range(DRAWS - 1):
+            with suppress(WorldError):
+                return env.sample_action(rng)
+            env.reset(seed=0)  # a world that failed is made anew
+        return env.sample_action(rng)
+
     def respond(rng: np.random.Generator) -> str:
         count = int(rng.integers(1, task.env.max_actions_per_turn + 1))
-        return blank_response(task, thought, [env.sample_action(rng) for _ in range(count)])
+        return blank_response(task, thought, [draw(rng) for _ in range(count)])
 
     return respond

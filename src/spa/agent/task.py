@@ -37,12 +37,15 @@ class Task:
     cold_start: ColdStart = field(default_factory=ColdStart)
 
     def __post_init__(self) -> None:
+        env = self.make_env()
         try:
-            self.make_env().call("constructor", lambda world: world)
+            env.call("constructor", lambda world: world)
         except WorldError as error:
             if isinstance(error.__cause__, (ValueError, OSError, ImportError)):
                 raise error.__cause__ from None
             raise ValueError(f"the world {self.env.id!r} cannot be made: {error}") from error
+        with suppress(WorldError):  # told of where it is played
+            env.close()
 
     @property
     def tag(self) -> str:
@@ -74,11 +77,13 @@ class Task:
                 "env.settings.state_format: set env.state_format, selfplay.state_format or a variant's state_format instead"
             )
         try:
-            return make_env(self.env.id, **settings, state_format=self.env.state_format)
+            formatted = make_env(self.env.id, **settings, state_format=self.env.state_format)
         except ValueError as error:
             if "unknown setting 'state_format'" in str(error):
                 return env
             raise
+        env.close()  # it may hold a process or a socket
+        return formatted
 
     @property
     def system(self) -> str | None:

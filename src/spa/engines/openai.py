@@ -145,10 +145,11 @@ class OpenAIEngine:
                 raise _TryAgain(str(error.__cause__)) from error
             raise _TryAgain(f"{error} ({error.__cause__ or type(error).__name__})") from error
         except self._api.APIStatusError as error:
-            what = f"HTTP {error.status_code}: {_said(error.response.text)}"
+            text = _decoded(error.response)
+            what = f"HTTP {error.status_code}: {_said(text)}"
             if error.status_code in _RETRY_STATUS or error.status_code >= 500:
                 raise _TryAgain(what, _retry_after(error.response.headers.get("retry-after"))) from error
-            if "max_tokens" in request and "max_completion_tokens" in error.response.text:
+            if "max_tokens" in request and "max_completion_tokens" in text:
                 self._limit = "max_completion_tokens"
                 others = {name: value for name, value in request.items() if name != "max_tokens"}
                 return self._ask({**others, self._limit: request["max_tokens"]})
@@ -220,8 +221,16 @@ def _retry_after(value: str | None) -> float:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # not a date, or one without a time zone
+    except (ValueError, TypeError, OverflowError):  # not a date, or one without a time zone or too far off
         return 0.0
+
+
+def _decoded(response: Any) -> str:
+    """The text of a reply; its declared encoding may be none."""
+    try:
+        return str(response.text)
+    except Exception:  # the client asserts what a codec gives
+        return bytes(response.content).decode(errors="replace")
 
 
 def _said(text: str) -> str:

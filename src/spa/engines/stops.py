@@ -24,7 +24,7 @@ class Stops:
             return
         if tokenizer is None:
             raise ValueError("sampling.stop needs an engine with a tokenizer")
-        self._window = max(map(len, self.strings)) + 8
+        self._window = max(len(string.encode()) for string in self.strings) + 8  # a token holds a byte or more
         ends = {string[-1] for string in self.strings}
         # Byte-level tokenizers keep ASCII as is; other characters may be split between tokens.
         if all(" " < end < "\x7f" for end in ends):

@@ -81,11 +81,16 @@ class CheckedEnv(TextEnv):
         max_chars: of a state.
     """
 
-    rules: str = _own("rules")
-    instruction: str = _own("instruction")
+    rules: str = _own("rules", lambda text: _text(text, MAX_CHARS, "the rules"))
+    instruction: str = _own("instruction", lambda text: _text(text, MAX_CHARS, "the instruction"))
     example: Example | None = _own("example")
     actions: Sequence[str] = _own("actions", lambda names: tuple(_text(name, MAX_CHARS, "an action") for name in names))
-    symbols: Mapping[str, str] = _own("symbols", dict)
+    symbols: Mapping[str, str] = _own(
+        "symbols",
+        lambda names: {
+            _text(a, MAX_CHARS, "a symbol"): _text(b, MAX_CHARS, "a symbol's name") for a, b in names.items()
+        },
+    )
     state_format: str = _own("state_format")
     num_cell_values: int | None = _own("num_cell_values")
 
@@ -240,6 +245,8 @@ def _info(info: Any, max_chars: int) -> dict[str, Any]:
         where = f"info[{name[:40]!r}]"
         if isinstance(value, int) and value.bit_length() > 64:
             raise WorldError(f"{where} has {value.bit_length()} bits, more than 64: files and logs cannot hold it")
+        if name in ("content", "symmetry", "split") and value is not None:  # what tells worlds apart is text
+            value = str(value)
         plain[name] = _text(value, max_chars, where) if isinstance(value, str) else value
     if "success" in plain:
         plain["success"] = _flag(plain["success"], "info['success']")

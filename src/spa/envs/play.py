@@ -109,7 +109,7 @@ def _read(line: str, actions: Sequence[str], arrows: Mapping[str, str]) -> str:
         return line
     if line in arrows:
         return arrows[line]
-    if actions and line.isascii() and line.isdecimal() and 1 <= int(line[:4]) <= len(actions):
+    if actions and line.isascii() and line.isdecimal() and len(line) <= 4 and 1 <= int(line) <= len(actions):
         return actions[int(line) - 1]
     short = {"q": "quit", "r": "reset"} if actions else {}
     command = short.get(line.casefold(), line.casefold())

@@ -276,11 +276,14 @@ def _meminfo(name: str) -> int | None:
     return None
 
 
-def _cgroup_free() -> int | None:
-    """Bytes left under the container's limit."""
+def _cgroup_free(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes left under the container's limit; what the kernel keeps of files read before counts as left."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text()
-        return None if limit == "max" else max(0, int(limit) - int(used))
+        limit = (group / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((group / "memory.current").read_text())
+        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - used + int(files.get("inactive_file", 0)))
     except (OSError, ValueError):
         return None

@@ -7,13 +7,14 @@ import pickle
 import random
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from spa.envs import make_env
-from spa.envs.adapters import ADAPTERS
-from spa.envs.adapters.guard import RandomGuard
+from spa.envs.adapters import ADAPTERS, guard
+from spa.envs.adapters.guard import RandomGuard, untouched
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,30 @@ def test_a_guard_puts_back_after_an_error_and_copies(global_state):
         with one:
             draws.append((random.random(), np.random.random()))
     assert draws[0] == draws[1] == draws[2] != draws[3]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_of_several_threads_one_at_a_time_is_untouched(monkeypatch: pytest.MonkeyPatch, hangs: bool):
+    monkeypatch.setattr(guard, "PATIENCE", 0.05 if hangs else 60.0)
+    monkeypatch.setattr(guard, "_lock", threading.RLock())
+    outputs = sys.stdout, sys.stderr
+    inside, leave, second = threading.Event(), threading.Event(), threading.Event()
+
+    def first_world() -> None:
+        with untouched():
+            inside.set()
+            leave.wait(30)
+
+    def second_world() -> None:
+        with untouched(), RandomGuard(1):
+            second.set()
+
+    threads = [threading.Thread(target=first_world), threading.Thread(target=second_world)]
+    threads[0].start()
+    inside.wait(30)
+    threads[1].start()
+    assert second.wait(20 if hangs else 0.2) == hangs, "one that hangs is not waited for for ever"
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+    assert second.is_set() and (sys.stdout, sys.stderr) == outputs

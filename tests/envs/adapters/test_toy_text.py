@@ -82,6 +82,16 @@ def test_the_cliff_and_the_lake():
     assert text == f"__O\nX_G\nPlayer (P) is at (1,0); {sentence}" and terminated and not info["success"]
 
 
+@pytest.mark.parametrize("schedule", [(1, 0, 0), (10, 5, 0), (0, -1, -0.01)])
+def test_the_lake_is_won_on_the_goal_whatever_it_pays(schedule):
+    settings = {"desc": ["SG", "HF"], "is_slippery": False, "reward_schedule": schedule}
+    for action, won in (("Right", True), ("Down", False)):
+        env = make_env("gym:FrozenLake", **settings)
+        env.reset(seed=0)
+        _, reward, terminated, _, info = env.step(action)
+        assert (terminated, info["success"], reward) == (True, won, schedule[0 if won else 1])
+
+
 def test_random_starts_and_worlds():
     contents = {make_env("gym:CliffWalking").reset(seed=seed)[1]["content"] for seed in range(10)}
     assert len(contents) == 1

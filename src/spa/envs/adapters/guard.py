@@ -9,6 +9,7 @@ import io
 import logging
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -17,17 +18,20 @@ import numpy as np
 
 from spa.envs.seeded import did_you_mean, one_line
 
+PATIENCE = 60.0  # seconds that a thread waits for another's block, whose world then is taken to hang
+_lock = threading.RLock()
+
 
 class RandomGuard:
     """A private copy of the global random state (``random`` and ``numpy.random``).
 
     Inside ``with guard:`` the global state is the guard's and continues from the previous such block. Outside it is as if the block
     had drawn nothing. So a world that draws from the global state depends on its own seed alone, also while
-    others play in between.
+    others play in between; of several threads one at a time is in such a block.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self._others: list[tuple[Any, Any]] = []
+        self._others: list[tuple[Any, tuple[Any, Any]]] = []  # locks and states
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
@@ -42,13 +46,25 @@ class RandomGuard:
         return other
 
     def __enter__(self) -> RandomGuard:
-        self._others.append(_get_state())
+        held = _locked()
+        self._others.append((held, _get_state()))
         _set_state(self._own)
         return self
 
     def __exit__(self, *error: object) -> None:
+        held, state = self._others.pop()
         self._own = _get_state()
-        _set_state(self._others.pop())
+        _set_state(state)
+        held.release()
+
+
+def _locked() -> Any:
+    """The lock of the process, acquired; a new one where a world hangs that holds it."""
+    global _lock
+    while not (lock := _lock).acquire(timeout=PATIENCE):
+        if lock is _lock:
+            _lock = threading.RLock()
+    return lock
 
 
 def _get_state() -> tuple[Any, Any]:

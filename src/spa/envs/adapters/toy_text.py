@@ -148,7 +148,7 @@ class ToyText(SeededEnv):
         theirs = spec.kwargs | {name: value for name, value in settings.items() if name not in (*ours, "render_mode")}
         if kind == "FrozenLakeEnv" and theirs.get("map_name") is None and theirs.get("desc") is None:
             raise ValueError(f"{world} needs map_name or desc; the world frozen_lake has a new map for every seed")
-        self.name, self._world = game.partition("-v")[0], _WORLDS[kind]
+        self.name, self._world, self.lake = game.partition("-v")[0], _WORLDS[kind], kind == "FrozenLakeEnv"
         state_format = one_of(
             "state_format", options.get("state_format", "grid"), ("grid", "coordinates"), of=self.name
         )
@@ -175,7 +175,9 @@ class ToyText(SeededEnv):
             return None
         before, self.inner.np_random = self.render(), self.noise
         _, reward, self._over, _, _ = self.inner.step(index)
-        self._won = self._over and float(reward) > self._world.loss
+        # FrozenLake's reward_schedule may pay for a hole, and nothing for the goal.
+        won = self.inner.desc.flat[self.inner.s] == b"G" if self.lake else float(reward) > self._world.loss
+        self._won = bool(self._over and won)
         return Outcome(float(reward), self.render() != before, bool(self._over))
 
     def _success(self) -> bool:

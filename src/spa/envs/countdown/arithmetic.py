@@ -25,7 +25,7 @@ class Expression(NamedTuple):
 
 
 def parse_expression(text: str) -> Expression | None:
-    """Reads whole numbers, ``+ - * /`` (also ``× ÷ −``), signs and parentheses; None for anything else.
+    """Reads whole numbers, ``+ - * /`` (also ``× ÷ −``), minus signs and parentheses; None for anything else.
 
     The usual precedence, from left to right, with exact fractions. At most ``MAX_LENGTH`` characters, as given and as always
     written, and ``MAX_DEPTH`` levels.
