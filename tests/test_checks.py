@@ -318,6 +318,14 @@ def test_a_planners_model_that_is_nowhere(capsys, tmp_path) -> None:
     line = refused(capsys, tmp_path / "r", "run", *settings, "variants=[search]")
     assert line.startswith("Error: planner.model: ") and "/nope/x" in line
     assert main(["run", *settings, "variants=[vanilla]", "--dry-run"]) == 0, "nothing plans"
+    out = tmp_path / "hub"  # what a hub name stands for is looked up before a real run alone
+    assert main(["run", *settings[:-1], "planner.model=nosuch", "variants=[search]", "--out", str(out)]) == 2
+    assert "cannot load a tokenizer from 'nosuch'" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_model_folder_that_is_nowhere_is_no_hub_name(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no model folder ./nosuch" in refused(capsys, tmp_path / "r", "run", "sokoban", *SMALL, "model=./nosuch")
 
 
 def test_a_reference_that_is_not_used_and_hub_names_are_not_looked_at(tmp_path) -> None:

@@ -160,3 +160,14 @@ def test_a_planner_is_not_taken_over(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["play", *LAKE, "agent.planner=lookahead", "--take-over"]) == 2
     assert "add agent.planner=none" in capsys.readouterr().err
     assert main(["play", *LAKE, "--variant", "spa"]) == 2
+
+
+def test_a_folder_that_is_called_like_a_world_hides_it_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frozen_lake").mkdir()
+    assert main(["eval", "frozen_lake", "--dry-run"]) == 0
+    (tmp_path / "mine").mkdir()
+    assert main(["eval", "mine", "--dry-run"]) == 2
+    assert "mine is no exported model" in capsys.readouterr().err

@@ -276,6 +276,17 @@ def test_the_card_names_what_the_settings_made_of_the_recipe(run, tmp_path, befo
     assert trained_by(tmp_path / "model") == training
 
 
+def test_an_export_in_a_run_is_none_of_its_stages(run, tmp_path) -> None:
+    inside, again = run / "exported", tmp_path / "again"
+    assert main(["export", str(run), "--variant", "spa", "--to", str(inside)]) == 0
+    try:
+        assert main(["export", str(inside), "--to", str(again), "--dtype", "bfloat16"]) == 0
+        for name in ("README.md", "spa.yaml"):
+            assert (again / name).read_bytes() == (inside / name).read_bytes()
+    finally:
+        shutil.rmtree(inside)
+
+
 def test_the_base_models_licence_comes_along(run, tmp_path) -> None:
     base, copy, to = (tmp_path / name for name in ("base", "run", "model"))
     shutil.copytree(resolve_path("builtin:tiny"), base)
@@ -389,11 +400,19 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
     assert (to / "mine.txt").exists()
     (to / "mine.txt").unlink()
     assert main(command) == 0
-    (to / "old.txt").write_text("x")
+    (to / "old.json").write_text("x")
     assert main(command) == 2
     assert "--force" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
-    assert not (to / "old.txt").exists()
+    assert not (to / "old.json").exists()
+    for name in ("notes.txt", ".git/HEAD"):
+        (to / name).parent.mkdir(exist_ok=True)
+        (to / name).write_text("x")
+        assert main([*command, "--force"]) == 2
+        first = name.partition("/")[0]
+        assert f"{to} holds more than an exported model ({first}); give another --to" in capsys.readouterr().err
+        assert (to / name).exists()
+        shutil.rmtree(to / first) if (to / first).is_dir() else (to / first).unlink()
     (to / "spa.yaml").unlink()
     assert main([*command, "--force"]) == 2, "a model, but not one exported from a run"
     assert (to / "config.json").exists()

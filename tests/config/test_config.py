@@ -414,3 +414,13 @@ def test_every_setting_is_read() -> None:
 def test_rewards_for_states_need_the_block_that_they_are_in(name: str) -> None:
     with pytest.raises(ValueError, match=rf"ppo\.{name} .* needs agent\.think=true"):
         load_config("sokoban", ["agent.think=false", f"ppo.{name}=0.1"])
+
+
+def test_files_that_are_odd_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text("env:\nenv.id: sokoban\n")
+    assert load_config(path).env.id == "sokoban"
+    path.write_text("a: &a {b: *a}\n")
+    with pytest.raises(ValueError, match=f"cannot read {path}: .*recursi") as raised:
+        load_config(path)
+    assert "\n" not in str(raised.value)

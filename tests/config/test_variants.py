@@ -149,6 +149,8 @@ def test_two_variants_with_one_name_of_data_must_agree() -> None:
 def test_the_history_in_rows_and_a_playing_planner_make_other_data() -> None:
     one_turn = VariantConfig("one_turn", sft=True, settings={"sft.window": 1})
     assert selfplay_folder(OUT, one_turn) == OUT / "selfplay-one_turn"
+    nested = replace(one_turn, settings={"sft": {"window": 1}})
+    assert selfplay_folder(OUT, nested) == OUT / "selfplay-one_turn"
     variants = [
         VariantConfig(name, sft=True, settings={"planner.depth": depth}) for name, depth in (("a", 2), ("b", 3))
     ]

@@ -10,6 +10,7 @@ import pytest
 
 from spa.config.load import load_config
 from spa.config.schema import Config, VariantConfig
+from spa.config.variants import variants_of
 from spa.evaluate.verdict import main_variant
 from spa.runs.folder import RunFolder, variant_names
 
@@ -194,3 +195,43 @@ def test_damaged_run_json_does_not_hide_a_run(tmp_path: Path, cfg: Config) -> No
     with pytest.raises(ValueError, match="add --resume"):
         folder.open(cfg, "run", resume=False)
     assert folder.open(cfg, "run", resume=True).commands() == ["run"]
+
+
+@pytest.mark.parametrize("name", ["sft", "selfplay", "practice-plan", "variants/spa/ppo"])
+def test_folders_of_other_things_are_not_replaced(tmp_path: Path, cfg: Config, name: str) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    folder = RunFolder(tmp_path)
+    folder.check(cfg, "run", resume=False)  # empty
+    (tmp_path / name / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=f"{tmp_path} is no run, and its {Path(name).name} would be replaced"):
+        folder.check(cfg, "run", resume=False)
+    (tmp_path / name / "seconds.json").write_text("{}")  # a stage's, whose run.json is lost
+    folder.check(cfg, "run", resume=False)
+    with pytest.raises(ValueError, match=r"thesis\.txt is a file; give another --out"):
+        RunFolder(tmp_path / name / "thesis.txt" / "run").check(cfg, "run", resume=False)
+
+
+@pytest.mark.parametrize(
+    ("shared", "changed"),
+    [({"shares": "mine"}, "sft.epochs"), ({"selfplay": "mine"}, "selfplay.policy")],
+)
+def test_variants_share_a_stage_with_those_that_were_run_before(
+    tmp_path: Path, cfg: Config, shared: dict[str, str], changed: str
+) -> None:
+    before = {"sft.epochs": 2, "selfplay.policy": "random"}
+    first = VariantConfig("first", sft=True, settings=before, **shared)  # type: ignore[arg-type]
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False, variants=[first])
+    other = {"sft.epochs": 3} if changed == "sft.epochs" else {"selfplay.policy": "explore"}
+    second = replace(first, name="second", settings={**before, **other})
+    with pytest.raises(ValueError, match=f"variants first and second share .*{changed}"):
+        folder.check(cfg, "run", True, [second])
+    folder.check(cfg, "run", True, [replace(first, name="second")])
+    folder.check(cfg, "run", True, [replace(second, shares="", selfplay="other")])
+
+
+def test_a_variant_is_called_as_its_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "vanilla.yaml"
+    file.write_text("{name: fast, rl: true}")
+    cfg = load_config("sokoban", [f"variants=[vanilla,{file}]"])
+    folder = RunFolder(tmp_path / "run").open(cfg, "run", resume=False, variants=variants_of(cfg))
+    assert [variant.name for variant in folder.variants()] == ["base", "vanilla", "fast"]

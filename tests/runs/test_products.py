@@ -44,6 +44,12 @@ def test_an_evaluation_knows_its_model(runs: Path, evaluated: str | None, asked:
     assert is_of_model(done, asked and asked.format(runs=runs), Path("run")) == same
 
 
+def test_a_checkpoint_that_was_lost_is_still_the_runs_own(runs: Path) -> None:
+    done = {"model": f"run/{OWN}", "model_path": model_path(f"run/{OWN}", Path("run"))}
+    shutil.rmtree(f"run/{OWN}")
+    assert is_of_model(done, str(runs / "run" / OWN), runs / "run")
+
+
 @pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
 def test_a_run_that_was_moved_keeps_its_evaluations(runs: Path, monkeypatch: pytest.MonkeyPatch, move) -> None:
     done = {"model": f"run/{OWN}", "model_path": model_path(f"run/{OWN}", Path("run"))}

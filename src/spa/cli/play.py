@@ -97,11 +97,14 @@ def exported(words: list[str] | None, model: str | None, command: str) -> tuple[
     Raises:
         ValueError: a folder that holds no task, or another model beside it.
     """
+    from spa.config.load import names_of
     from spa.runs.folder import TASK
 
     if not words or not (folder := Path(words[0]).expanduser()).is_dir():
         return words, model
     if not (folder / TASK).is_file():
+        if words[0] in names_of("env"):  # a world that a folder happens to be called like
+            return words, model
         raise ValueError(
             f"{folder} is no exported model (no {TASK}): use `spa {command} NAME --model {folder}`"
             + (f" or, for a run, --out {folder}" if command != "play" and (folder / "config.yaml").is_file() else "")

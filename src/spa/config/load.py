@@ -290,7 +290,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         data = _parse(path.read_text("utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error_message(error)}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a config: it must contain a mapping")

@@ -79,9 +79,13 @@ def _merge(cls: type, result: dict[str, Any], data: Mapping[str, Any], prefix: s
         node = node_of(cls, f"{prefix}{key}")
         entries = result
         for block in blocks:
-            entries = entries.setdefault(block, {})
+            if entries.get(block) is None:  # a block without entries, too
+                entries[block] = {}
+            entries = entries[block]
         if "properties" in node and isinstance(value, Mapping):
-            _merge(cls, entries.setdefault(name, {}), value, f"{prefix}{key}.")
+            if entries.get(name) is None:
+                entries[name] = {}
+            _merge(cls, entries[name], value, f"{prefix}{key}.")
         else:
             entries[name] = value
 

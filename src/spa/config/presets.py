@@ -91,7 +91,7 @@ def model_folder(path: str) -> Path | None:
     folder = cache_folder(path.removeprefix(CACHED)) if path.startswith(CACHED) else Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path):
         return None
     from huggingface_hub import try_to_load_from_cache
 

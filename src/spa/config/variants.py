@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -103,6 +103,15 @@ def _known(cfg: Config, name: str) -> VariantConfig | None:
         return variant_named(cfg, name) if name else None
     except ValueError:
         return None
+
+
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The names of settings, which a variant may write as nested blocks."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def _in_stage_1(name: str) -> bool:
@@ -217,7 +226,7 @@ def selfplay_name(variant: VariantConfig | None) -> str:
     """Name of the variant's own self-play data; empty if it uses the run's."""
     if variant is None:
         return ""
-    touched = any(_in_stage_1(key) for key in [*variant.settings, *variant.source])
+    touched = any(_in_stage_1(key) for key in [*_dotted(variant.settings), *_dotted(variant.source)])
     return variant.selfplay or variant.shares or (variant.name if touched else "")
 
 
@@ -231,7 +240,8 @@ def given_data(cfg: Config, variant: VariantConfig | None) -> str | None:
     """The ``sft.data`` that the variant's stage 2 reads, so that it needs no stage 1; None without."""
     if selfplay_name(variant):  # the run's takes the place of the run's stage 1 alone
         cfg = replace(cfg, sft=replace(cfg.sft, data=None))
-    return source_config(cfg, variant).sft.data
+    data = source_config(cfg, variant).sft.data
+    return data and str(Path(data).expanduser())
 
 
 def needs_sft(cfg: Config, variant: VariantConfig) -> bool:

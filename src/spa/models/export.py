@@ -18,6 +18,20 @@ from spa.runs.folder import TASK, RunFolder, variant_names, variants_folder
 from spa.runs.record import read_done
 from spa.runs.stage import model_of
 
+_EXPORTED = (  # what an export, also of other models with their tokenizers, may consist of
+    "*.json",
+    "*.safetensors",
+    "*.bin",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "merges.txt",
+    "vocab.txt",
+    "additional_chat_templates",
+    "README.md",
+    "LICEN[SC]E*",
+    TASK,
+)
 _NOT_A_MODEL = ("trainer_state.pt", "trainer_state", "adapter", manifest.MANIFEST)
 
 
@@ -135,6 +149,10 @@ def export(
             raise ValueError(f"{target} exists and is no exported model; give another --to")
         if not force:
             raise ValueError(f"{target} exists; add --force to replace it")
+        if foreign := [path.name for path in target.iterdir() if not any(map(path.match, _EXPORTED))]:
+            raise ValueError(
+                f"{target} holds more than an exported model ({', '.join(sorted(foreign))}); give another --to"
+            )
     if target.exists() and (target.resolve() in checkpoint.resolve().parents or target.samefile(checkpoint)):
         raise ValueError(f"{target} holds the model that is exported; give another --to")
     if adapter and not (checkpoint / "adapter").is_dir():

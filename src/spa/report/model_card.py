@@ -16,6 +16,7 @@ import yaml
 from spa.agent.chat import Chat
 from spa.agent.policy import make_task, sampling_for
 from spa.common.cache import CACHED
+from spa.common.secrets import shown
 from spa.common.tables import markdown_table
 from spa.config.load import to_yaml
 from spa.config.schema import Config, ModelConfig, VariantConfig
@@ -180,12 +181,14 @@ def _check_adapter(checkpoint: Path, origin: Origin) -> None:
 
 
 def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
-    run = next((parent for parent in checkpoint.resolve().parents if (parent / "config.yaml").is_file()), None)
-    if run is None:
+    stage = checkpoint.resolve().parent.parent
+    run = next((parent for parent in stage.parents if (parent / "config.yaml").is_file()), None)
+    if (
+        run is None or checkpoint.resolve().parent.name != "checkpoints"
+    ):  # an export that lies in a run is none of its stages
         return None
     folder = RunFolder(run)
     cfg = folder.config()
-    stage = checkpoint.resolve().parent.parent
     kind = stage.name if stage.name in ("ppo", "policy") else "sft"
     definition, practised = _definition(folder, stage)
     if variant_name or kind == "ppo" or (practised and definition):
@@ -272,7 +275,7 @@ def _card(
     named = base.get("base_model", model)
     own = ", ".join(map(str, named)) if isinstance(named, list) else named
     facts = {
-        "world": f"{cfg.env.id} {json.dumps(cfg.env.settings)}" if cfg.env.settings else cfg.env.id,
+        "world": f"{cfg.env.id} {json.dumps(shown(cfg)['env']['settings'])}" if cfg.env.settings else cfg.env.id,
         "base model": (Path(model).name if Path(model).is_absolute() else model)
         + ("" if named == model else f", whose own base is {own}"),
         "license": f"{base['license']}, the base model's" if "license" in base else "that of the base model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
     real = CheckedEnv(lambda: make_env(cfg.env.id, **cfg.env.settings), cfg.env.step_timeout)
     real.reset(seed=0)  # some worlds have their rules from then on
     instructions = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}
-    settings = {"path": cfg.curriculum.imagined_file, "world": cfg.env.id, "settings": dict(cfg.env.settings)}
+    path = os.path.expanduser(str(cfg.curriculum.imagined_file))
+    settings = {"path": path, "world": cfg.env.id, "settings": dict(cfg.env.settings)}
     return dataclasses.replace(
         cfg.env,
         id=IMAGINED,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
@@ -23,8 +24,9 @@ from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.overrides import from_mapping
 from spa.config.schema import Config, VariantConfig
-from spa.config.variants import variant_named
+from spa.config.variants import check_variants, selfplay_name, sft_name, variant_named
 from spa.runs.provenance import changes, provenance
+from spa.runs.record import DONE
 
 TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
 # A run may be resumed with other values of these. They do not change the results, except in the last digits (model.device and
@@ -85,6 +87,7 @@ _OPEN = {
     "eval.worlds": "*/*/eval/*",  # its unfinished episodes count
 }
 _STAGES = ("generate", "sft", "practice", "ppo", "eval")  # also part of `run`
+_FOLDERS = ("selfplay", "selfplay-*", "sft", "sft-*", "practice-*", "imagined-*", "variants/*/ppo", "variants/*/eval")
 
 
 def variants_folder(out: Path) -> Path:
@@ -205,9 +208,17 @@ class RunFolder:
 
     def variants(self) -> list[VariantConfig]:
         """What the run compares, the untrained base first. Raises: as ``variant``."""
-        references, known = ["base", *self.config().variants], self.definitions()
-        names = (Path(each).stem if Path(each).stem in known else load_variant(each).name for each in references)
+        names = (self._name(each) for each in ["base", *self.config().variants])
         return [self.variant(name) for name in dict.fromkeys(names)]
+
+    def _name(self, reference: str) -> str:
+        """Of one of the config's variants; of a file that is gone since its stem, where a variant of that name was run."""
+        try:
+            return load_variant(reference).name
+        except ValueError:
+            if (stem := Path(reference).stem) in self.definitions():
+                return stem
+            raise
 
     def commands(self) -> list[str]:
         """The distinct commands that were run here, in order."""
@@ -286,7 +297,13 @@ class RunFolder:
         """Raises what ``open`` would raise, but writes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; give another --out")
+        if file := next((parent for parent in self.path.parents if parent.is_file()), None):
+            raise ValueError(f"{self.path} cannot be made: {file} is a file; give another --out")
         if not self.holds_run:
+            if foreign := [path.name for name in _FOLDERS for path in self.path.glob(name) if _is_foreign(path)]:
+                raise ValueError(
+                    f"{self.path} is no run, and its {', '.join(foreign)} would be replaced by a run's: give another --out"
+                )
             return
         done = self.commands()
         clash = next((other for other in done if _clash(other, command)), None)
@@ -299,6 +316,7 @@ class RunFolder:
                     f"variant {variant.name} was another when {self.path} was run: {', '.join(names)} changed; restore it, "
                     "rename it or give another --out"
                 )
+        check_variants(cfg, [*self._sharing(variants), *variants])
         before = self.config()
         changed = changed_settings(before, cfg)
         if resume:
@@ -317,6 +335,17 @@ class RunFolder:
                 "leave them as they are or give another --out"
             )
 
+    def _sharing(self, variants: Sequence[VariantConfig]) -> list[VariantConfig]:
+        """Other variants that were run here, whose stage 1 or 2 is, by its name, that of one of ``variants``."""
+        given = {variant.name for variant in variants}
+        stages = {name(variant) for variant in variants if variant.sft for name in (selfplay_name, sft_name)} - {""}
+        others = []
+        for name in self.definitions().keys() - given:
+            with suppress(ValueError):  # not one of this version's
+                if (other := self.recorded(name)) and other.sft and stages & {selfplay_name(other), sft_name(other)}:
+                    others.append(other)
+        return others
+
     def _changed(self, variant: VariantConfig) -> list[str]:
         """What differs in a variant since an earlier command; not a path that moved with the run (``_moved``)."""
         known = self.definitions().get(variant.name)
@@ -334,7 +363,17 @@ class RunFolder:
         tuned = {variant.name: variant.sft for variant in map(load_variant, ["base", *cfg.variants])}
         stages = [each for name in ("sft*", "practice-*", "imagined-*") for each in self.path.glob(name)]
         variants = [each for each in variants_folder(self.path).glob("*") if tuned.get(each.name, True)]
-        return [str(each.relative_to(self.path)) for each in sorted([*stages, *variants]) if any(each.iterdir())]
+        return [
+            str(each.relative_to(self.path))
+            for each in sorted([*stages, *variants])
+            if each.is_dir() and any(each.iterdir())
+        ]
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder holds something, but nothing by which a stage could be told."""
+    marks = (DONE, "seconds.json", "metrics.jsonl", "episodes.jsonl", "checkpoints")
+    return folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in marks)
 
 
 def _moved(before: object, after: object, run: Path) -> bool:
