@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,3 +128,14 @@ def test_the_task_beside_a_model_is_that_of_its_plain_policy(run: Path) -> None:
     served = ["engine=openai", "engine.base_url=http://localhost:8000/v1", "engine.model=m", "engine.prefill=true"]
     pytest.importorskip("openai")
     assert main(["eval", str(task), *served, "sampling.stop=[]", "--dry-run"]) == 0
+
+
+def test_a_secret_of_the_world_stays_in_the_environment(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE_MAP", "supersecrettoken123")
+    cfg = load_config("frozen_lake", ["variants=[vanilla]", "env.settings.desc=${oc.env:LAKE_MAP}"])
+    (run / "config.yaml").write_text(to_yaml(cfg))
+    monkeypatch.setattr("spa.report.model_card._usage", lambda *_: [])
+    monkeypatch.setattr("spa.report.model_card.make_task", lambda *_, **__: SimpleNamespace(forced="<think>"))
+    files = export_files(run / MODEL)
+    assert "supersecrettoken123" not in "".join(files.values())
+    assert "${oc.env:LAKE_MAP}" in files["README.md"] and "${oc.env:LAKE_MAP}" in files["spa.yaml"]
