@@ -10,6 +10,7 @@ import pytest
 
 from spa.common.checkpoints import checkpoint_folder, latest_checkpoint, list_checkpoints, prune_checkpoints
 from spa.common.files import atomic_file, atomic_folder, sweep
+from spa.common.manifest import write_manifest
 from spa.runs.stage import Stage
 
 
@@ -22,6 +23,7 @@ def checkpoints(root: Path, *steps: int) -> None:
         with atomic_folder(checkpoint_folder(root, step)) as folder:
             for name in ("config.json", "model.safetensors", "trainer_state.pt"):
                 (folder / name).write_text(name)
+            write_manifest(folder)
 
 
 def half_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +37,7 @@ def half_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    return len(list(folder.iterdir())) == 3
+    return len(list(folder.iterdir())) == 4
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ import pytest
 from spa.agent.episode import Episode
 from spa.agent.episode_store import EpisodeStore
 from spa.common import clock
+from spa.common.checkpoints import checkpoint_folder
 from spa.common.clock import Elapsed, measuring, training_time, work_stored
+from spa.common.files import atomic_folder
+from spa.common.manifest import write_manifest
 from spa.config.schema import Config
 from spa.runs.record import read_done
 from spa.runs.stage import Stage, reopen_as
@@ -45,14 +48,19 @@ def test_a_resumed_stage_adds_up(now: list[Elapsed], tmp_path: Path) -> None:
     }
     reopen_as(tmp_path / "one", tmp_path / "two")
     assert json.loads((tmp_path / "two" / "seconds.json").read_text()) == {"seconds": 10, "cpu_seconds": 8}
-    (tmp_path / "two" / "checkpoints" / "global_step_1").mkdir(parents=True)
-    (tmp_path / "two" / "checkpoints" / "global_step_1" / "trainer_state.pt").touch()
+    save_checkpoint(tmp_path / "two", 1)
     again = Stage(tmp_path / "two", "two", resume=True)
     now.append(Elapsed(13, 9))
     again.finish({})
     expected = {"seconds": 13, "cpu_seconds": 9} if again.resume else {"seconds": 3, "cpu_seconds": 1}
     assert again.resume
     assert expected.items() <= (read_done(tmp_path / "two") or {}).items()
+
+
+def save_checkpoint(stage: Path, step: int) -> None:
+    with atomic_folder(checkpoint_folder(stage, step)) as folder:
+        (folder / "trainer_state.pt").touch()
+        write_manifest(folder)
 
 
 def interrupted_training(folder: Path, now: list[Elapsed], seconds: int) -> None:
@@ -63,8 +71,7 @@ def interrupted_training(folder: Path, now: list[Elapsed], seconds: int) -> None
             now.append(now[-1] + Elapsed(1, 1))
             log(step, {})
             if step == 5:
-                (folder / "checkpoints" / "global_step_5").mkdir(parents=True)
-                (folder / "checkpoints" / "global_step_5" / "trainer_state.pt").touch()
+                save_checkpoint(folder, 5)
                 work_stored()
         raise KeyboardInterrupt
 

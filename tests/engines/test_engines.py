@@ -9,6 +9,7 @@ import torch
 import spa.models.forward as forward
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
+from spa.common.manifest import write_manifest
 from spa.config.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
 from spa.engines.transformers import TransformersEngine
 from spa.models.folders import resolve_path
@@ -209,6 +210,7 @@ def test_models_that_are_none(tmp_path) -> None:
         check_model(ModelConfig(path=str(tmp_path)))
     checkpoint = tmp_path / "sft" / "checkpoints" / "global_step_3"
     make().save_pretrained(checkpoint)
+    write_manifest(checkpoint)
     with pytest.raises(ValueError, match=f"its last checkpoint, {checkpoint}$"):
         check_model(ModelConfig(path=str(tmp_path / "sft")))
     make().save_pretrained(tmp_path / "bare")
