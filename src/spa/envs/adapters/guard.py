@@ -10,6 +10,7 @@ import logging
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -18,8 +19,8 @@ import numpy as np
 
 from spa.envs.seeded import did_you_mean, one_line
 
-PATIENCE = 60.0  # seconds that a thread waits for another's block, whose world then is taken to hang
-_lock = threading.RLock()
+PATIENCE = 60.0  # seconds in a block, after which its world is taken to hang if another waits
+_lock, _since = threading.RLock(), 0.0
 
 
 class RandomGuard:
@@ -60,10 +61,11 @@ class RandomGuard:
 
 def _locked() -> Any:
     """The lock of the process, acquired; a new one where a world hangs that holds it."""
-    global _lock
-    while not (lock := _lock).acquire(timeout=PATIENCE):
-        if lock is _lock:
-            _lock = threading.RLock()
+    global _lock, _since
+    while not (lock := _lock).acquire(timeout=min(1.0, PATIENCE)):
+        if lock is _lock and time.monotonic() > _since + PATIENCE:
+            _lock, _since = threading.RLock(), time.monotonic()
+    _since = time.monotonic()
     return lock
 
 
