@@ -24,6 +24,7 @@ def test_the_deeper_model_starts_as_the_shallow_one(deep: Path) -> None:
     torch.testing.assert_close(tiny4(tokens_BT).logits, tiny(tokens_BT).logits, rtol=0, atol=0)
     assert (tiny.config.num_hidden_layers, tiny4.config.num_hidden_layers) == (2, 4)
     text = "<observation>#P_\n_G#</observation>"
+    assert (deep / "README.md").read_text().startswith("---\nlicense: apache-2.0\n")
     assert load_tokenizer("builtin:tiny4").encode(text) == load_tokenizer("builtin:tiny").encode(text)
 
 

@@ -12,6 +12,10 @@ from spa.common.cache import cache_folder
 from spa.common.files import atomic_file, atomic_write
 
 _SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # what a block adds to the residual stream
+_CARD = """# The built-in model of SPA with twice the layers
+
+Each layer is followed by a copy that adds nothing until it is trained, so that it computes what the built-in model does.
+"""
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -49,5 +53,7 @@ def deepened(base: Path) -> Path:
     for name in _COPIED:
         with atomic_file(folder / name) as file:
             shutil.copyfile(base / name, file)
+    front = re.match(r"---\n.*?\n---\n", (base / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    atomic_write(folder / "README.md", (front[0] if front else "") + _CARD)
     atomic_write(folder / "config.json", json.dumps(config, indent=2))
     return folder
