@@ -396,9 +396,8 @@ def _check_players(
         bases = [source_config(cfg, each) if each.sft else variant_config(cfg, each) for each in variants]
         for own in {each.model.path: each for each in bases if each.model.path != cfg.model.path}.values():
             _check_model(own, None, local_only)
-    for each in [variant_config(cfg, variant) for variant in variants] if stage in ("run", "eval") else ():
-        if each.agent.planner != "none" and each.planner.model not in (None, SIMULATOR):
-            _check_model(each, model_of(each.planner.model, "planner.model"), local_only)
+    for path in {path for setting, path, _ in _models(cfg, stage, variants, model) if setting == "planner.model"}:
+        _check_model(cfg, path, local_only)
     sources = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
     for source in sources:
         check_source(source)

@@ -14,7 +14,7 @@ from spa import __version__
 from spa.agent.episode import Episode, read_episodes
 from spa.agent.policy import make_task
 from spa.agent.task import Task
-from spa.common.manifest import damage, has_manifest
+from spa.common.checkpoints import damage_of_checkpoint
 from spa.common.secrets import redact
 from spa.config.schema import Config
 from spa.config.variants import selfplay_folder, source_config, variant_config
@@ -151,10 +151,8 @@ def _files(stage: Path, ended: bool) -> str:
 
 
 def _checkpoint(folder: Path) -> str:
-    if lines := damage(folder):
+    if lines := damage_of_checkpoint(folder):
         raise ValueError(lines[0])
-    if not has_manifest(folder):
-        raise ValueError(f"{folder} has no manifest.json: it is not whole")
     return "whole"
 
 

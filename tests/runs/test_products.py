@@ -44,6 +44,12 @@ def test_an_evaluation_knows_its_model(runs: Path, evaluated: str | None, asked:
     assert is_of_model(done, asked and asked.format(runs=runs), Path("run")) == same
 
 
+def test_any_folder_of_a_run_is_named_by_its_path_in_it(runs: Path) -> None:
+    Path("run/exported").mkdir()
+    assert model_path("run/exported", Path("run")) == "exported"
+    assert model_path("run/nothing", Path("run")) == "run/nothing"
+
+
 def test_a_checkpoint_that_was_lost_is_still_the_runs_own(runs: Path) -> None:
     done = {"model": f"run/{OWN}", "model_path": model_path(f"run/{OWN}", Path("run"))}
     shutil.rmtree(f"run/{OWN}")

@@ -60,6 +60,13 @@ def check_best(root: Path, step: int) -> Path:
     return folder
 
 
+def damage_of_checkpoint(folder: Path, *, content: bool = True) -> list[str]:
+    """As ``damage``; a checkpoint without a manifest is not whole."""
+    return (
+        damage(folder, content=content) if has_manifest(folder) else [f"{folder} has no manifest.json: it is not whole"]
+    )
+
+
 def _numbered(checkpoints: Path) -> list[tuple[int, Path]]:
     """Step and folder of what is called a checkpoint, in ascending order."""
     return sorted((int(m[1]), path) for path in checkpoints.glob("global_step_*") if (m := _NAME.fullmatch(path.name)))
@@ -70,11 +77,8 @@ def _looked_at(root: Path, *, content: bool) -> list[tuple[int, Path, str]]:
     folders = _numbered(root / "checkpoints")
     checkpoints: list[tuple[int, Path, str]] = []
     for step, folder in reversed(folders):
-        if has_manifest(folder):
-            lines = damage(folder, content=content)
-            content = content and bool(lines)
-        else:
-            lines = [f"{folder} has no manifest.json: it is not whole"]
+        lines = damage_of_checkpoint(folder, content=content)
+        content = content and bool(lines)
         checkpoints.append((step, folder, lines[0] if lines else ""))
     return checkpoints[::-1]
 

@@ -86,9 +86,11 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
                 _check_shares(variant, source, *first, also=("curriculum.imagined_worlds",))
         key = selfplay_name(variant)
         other, known = sources.setdefault(key, (variant.name, source))
-        plans = "planner" in (known.selfplay.policy, source.selfplay.policy)
+        planned = _plans(known, source)
         changed = [
-            name for name in _differences(known, source) if _in_stage_1(name) or (plans and name.startswith("planner."))
+            name
+            for name in _differences(known, source)
+            if _in_stage_1(name) or (planned and name.startswith("planner."))
         ]
         if changed:
             raise ValueError(
@@ -121,8 +123,13 @@ def _in_stage_1(name: str) -> bool:
 
 def _differences(known: Config, source: Config) -> list[str]:
     """Like ``differences``, without settings that only evaluation reads."""
-    plays = "planner" in (known.selfplay.policy, source.selfplay.policy)
-    return [name for name in differences(known, source) if plays or name not in _EVALUATED]
+    planned = _plans(known, source)
+    return [name for name in differences(known, source) if planned or name not in _EVALUATED]
+
+
+def _plans(*sources: Config) -> bool:
+    """Whether a planner plays in the stage 1 of one of them."""
+    return any(source.selfplay.policy == "planner" for source in sources)
 
 
 def _check_shares(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -10,9 +9,14 @@ from pathlib import Path
 
 from spa.common.cache import cache_folder
 from spa.common.files import atomic_file, atomic_write
+from spa.common.manifest import digest
 
 _SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # what a block adds to the residual stream
-_CARD = """# The built-in model of SPA with twice the layers
+_CARD = """---
+license: apache-2.0
+library_name: transformers
+---
+# The built-in model of SPA with twice the layers
 
 Each layer is followed by a copy that adds nothing until it is trained, so that it computes what the built-in model does.
 """
@@ -30,7 +34,7 @@ def deepened(base: Path) -> Path:
         OSError: the cache cannot be written.
     """
     source = base / "model.safetensors"
-    folder = cache_folder(f"{base.name}-deep-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}")
+    folder = cache_folder(f"{base.name}-deep-{digest(source)[:12]}")
     if (folder / "config.json").is_file():
         return folder
     import numpy as np
@@ -53,7 +57,6 @@ def deepened(base: Path) -> Path:
     for name in _COPIED:
         with atomic_file(folder / name) as file:
             shutil.copyfile(base / name, file)
-    front = re.match(r"---\n.*?\n---\n", (base / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    atomic_write(folder / "README.md", (front[0] if front else "") + _CARD)
+    atomic_write(folder / "README.md", _CARD)
     atomic_write(folder / "config.json", json.dumps(config, indent=2))
     return folder

@@ -183,9 +183,8 @@ def _check_adapter(checkpoint: Path, origin: Origin) -> None:
 def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
     stage = checkpoint.resolve().parent.parent
     run = next((parent for parent in stage.parents if (parent / "config.yaml").is_file()), None)
-    if (
-        run is None or checkpoint.resolve().parent.name != "checkpoints"
-    ):  # an export that lies in a run is none of its stages
+    # An export that lies in a run is none of its stages.
+    if run is None or checkpoint.resolve().parent.name != "checkpoints":
         return None
     folder = RunFolder(run)
     cfg = folder.config()

@@ -141,9 +141,10 @@ def model_path(model: str | None, out: Path) -> str:
     """How the record of an evaluation in ``out`` identifies its model: in the run, which may be moved, by the path below ``out``;
     elsewhere by the absolute path; a hub name by itself; a chat server's (None) by an empty text."""
     folder, run = Path(model or "").expanduser().resolve(), out.resolve()
-    if model and folder.is_relative_to(run) and "checkpoints" in folder.parts:  # also one that was lost
-        return str(folder.relative_to(run))
-    return str(folder) if model and folder.is_dir() else model or ""
+    is_own = folder.is_relative_to(run)
+    if not model or not (folder.is_dir() or (is_own and folder.parent.name == "checkpoints")):  # one may have been lost
+        return model or ""
+    return str(folder.relative_to(run) if is_own else folder)
 
 
 def is_of_model(done: Mapping[str, Any], model: str | None, out: Path) -> bool:

@@ -37,18 +37,17 @@ from spa.runs.stage import PLAYED
 from spa.scale import ranks
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
 from spa.sft.explore import play_exploring
+from spa.sft.stage2 import history
 from spa.sft.warmup import cold_start, needs_random_play, unplayed_worlds, warm_up
 
 
 def row_window(cfg: Config) -> int:
-    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` if that is null; 1 in transition rows.
+    """``history``, as far as stage 1 makes such rows.
 
     Raises:
         ValueError: neither 0 (all turns) nor 1.
     """
-    if cfg.selfplay.rows == "transitions":
-        return 1  # a planner asks about states that have no history
-    window = cfg.agent.window if cfg.sft.window is None else cfg.sft.window
+    window = history(cfg)
     if window not in (0, 1):
         raise ValueError(f"stage 1 makes rows with all turns or one: set sft.window=0 or sft.window=1, not {window}")
     return window

@@ -24,6 +24,14 @@ from spa.sft.shown import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
 
 
+def history(cfg: Config) -> int:
+    """Turns of history in a row's prompt: ``sft.window``, or ``agent.window`` if that is null; 1 in transition rows, since a
+    planner asks about states that have no history."""
+    if cfg.selfplay.rows == "transitions":
+        return 1
+    return cfg.agent.window if cfg.sft.window is None else cfg.sft.window
+
+
 def load_examples(cfg: Config, data: Path, chat: Chat) -> tuple[list[Example], list[Example]]:
     """Training and validation examples of stage 1's data; reports how many rows were skipped, and why.
 
@@ -96,9 +104,7 @@ def measure(cfg: Config, policy: Policy) -> Measured:
     episodes."""
     from spa.evaluate.probe import probe_world_model
 
-    window = 1 if cfg.selfplay.rows == "transitions" else cfg.sft.window
-    if window is not None:
-        cfg = replace(cfg, agent=replace(cfg.agent, window=window))
+    cfg = replace(cfg, agent=replace(cfg.agent, window=history(cfg)))
     with policy.playing() as pushed:
         metrics, episodes = probe_world_model(
             cfg,

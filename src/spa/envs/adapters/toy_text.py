@@ -78,7 +78,7 @@ class _World(NamedTuple):
     actions: tuple[str, ...]
     symbols: dict[str, str]
     rules: str
-    loss: float = 0.0  # a last move that pays more than this has won
+    won: Callable[[Any, float], bool] = lambda inner, reward: reward > 0  # by a last move with this reward
 
 
 # By the name of Gymnasium's class.
@@ -104,13 +104,14 @@ _WORLDS = {
         ("Up", "Right", "Down", "Left"),
         {"P": "player", "_": "ground", "S": "start", "C": "cliff", "G": "goal", "√": "player on goal"},
         "Walk to the goal. Who steps off the cliff is put back to the start.",
-        loss=-100.0,
+        won=lambda inner, reward: reward > -100,
     ),
     "FrozenLakeEnv": _World(
         _lake,
         ("Left", "Down", "Right", "Up"),
         {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player in hole", "√": "player on goal"},
         "Cross the lake to the goal without falling into a hole.",
+        won=lambda inner, reward: bool(inner.desc.flat[inner.s] == b"G"),  # reward_schedule may pay for a hole
     ),
     "BlackjackEnv": _World(
         _cards,
@@ -148,7 +149,7 @@ class ToyText(SeededEnv):
         theirs = spec.kwargs | {name: value for name, value in settings.items() if name not in (*ours, "render_mode")}
         if kind == "FrozenLakeEnv" and theirs.get("map_name") is None and theirs.get("desc") is None:
             raise ValueError(f"{world} needs map_name or desc; the world frozen_lake has a new map for every seed")
-        self.name, self._world, self.lake = game.partition("-v")[0], _WORLDS[kind], kind == "FrozenLakeEnv"
+        self.name, self._world = game.partition("-v")[0], _WORLDS[kind]
         state_format = one_of(
             "state_format", options.get("state_format", "grid"), ("grid", "coordinates"), of=self.name
         )
@@ -175,9 +176,7 @@ class ToyText(SeededEnv):
             return None
         before, self.inner.np_random = self.render(), self.noise
         _, reward, self._over, _, _ = self.inner.step(index)
-        # FrozenLake's reward_schedule may pay for a hole, and nothing for the goal.
-        won = self.inner.desc.flat[self.inner.s] == b"G" if self.lake else float(reward) > self._world.loss
-        self._won = bool(self._over and won)
+        self._won = self._over and self._world.won(self.inner, float(reward))
         return Outcome(float(reward), self.render() != before, bool(self._over))
 
     def _success(self) -> bool:
