@@ -69,6 +69,18 @@ def _cards(inner: Any, over: bool) -> tuple[str, str]:
     return f"You: {hand(inner.player)}. Dealer: {hand(inner.dealer) if over else f'{inner.dealer[0]}, ?'}", ""
 
 
+def _was_paid(inner: Any, reward: float) -> bool:
+    return reward > 0
+
+
+def _stayed_on_the_cliff(inner: Any, reward: float) -> bool:
+    return reward > -100
+
+
+def _stands_on_the_goal(inner: Any, reward: float) -> bool:
+    return bool(inner.desc.flat[inner.s] == b"G")  # ``reward_schedule`` may pay for a hole
+
+
 class _World(NamedTuple):
     """What Gymnasium does not say of a world in words."""
 
@@ -78,7 +90,7 @@ class _World(NamedTuple):
     actions: tuple[str, ...]
     symbols: dict[str, str]
     rules: str
-    won: Callable[[Any, float], bool] = lambda inner, reward: reward > 0  # by a last move with this reward
+    won: Callable[[Any, float], bool] = _was_paid  # by a last move with this reward
 
 
 # By the name of Gymnasium's class.
@@ -104,14 +116,14 @@ _WORLDS = {
         ("Up", "Right", "Down", "Left"),
         {"P": "player", "_": "ground", "S": "start", "C": "cliff", "G": "goal", "√": "player on goal"},
         "Walk to the goal. Who steps off the cliff is put back to the start.",
-        won=lambda inner, reward: reward > -100,
+        won=_stayed_on_the_cliff,
     ),
     "FrozenLakeEnv": _World(
         _lake,
         ("Left", "Down", "Right", "Up"),
         {"P": "player", "_": "ice", "O": "hole", "G": "goal", "X": "player in hole", "√": "player on goal"},
         "Cross the lake to the goal without falling into a hole.",
-        won=lambda inner, reward: bool(inner.desc.flat[inner.s] == b"G"),  # reward_schedule may pay for a hole
+        won=_stands_on_the_goal,
     ),
     "BlackjackEnv": _World(
         _cards,
