@@ -60,7 +60,10 @@ class RandomGuard:
 
 
 def _locked() -> Any:
-    """The lock of the process, acquired; a new one where a world hangs that holds it."""
+    """The lock of the process, acquired; a new one where a world hangs that holds it.
+
+    A world that was left behind and ends while another is in its block may leave the wrong output and random state.
+    """
     global _lock, _since
     while not (lock := _lock).acquire(timeout=min(1.0, PATIENCE)):
         if lock is _lock and time.monotonic() > _since + PATIENCE:
