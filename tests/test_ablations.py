@@ -11,7 +11,7 @@ from spa.agent.episode import read_episodes
 from spa.cli import main
 from spa.config.schema import ModelConfig
 from spa.data.layouts import read_rows
-from spa.data.states import grid_part
+from spa.envs.states import grid_part
 from spa.models.load import load_model
 from spa.runs.record import read_done
 from tests.test_pipeline import SMALL

@@ -410,7 +410,26 @@ def test_quantized_weights_that_vllm_reads(tmp_path, monkeypatch) -> None:
         ),
         (["run", "frozen_lake", *SMALL, "variants=[vanilla]", "algorithm=dapo"], ["dynamic_groups=32 is out of reach"]),
         (["run", "bandit", *SMALL, "variants=[vanilla,se]"], ["variant se: this world writes states in one way"]),
-        (["run", "frozen_lake", *SMALL, "variants=[vanilla,se]", "algorithm=grpo", "ppo.critic_warmup=2"], []),
+        (
+            [
+                "run",
+                "frozen_lake",
+                *SMALL,
+                "variants=[vanilla,se]",
+                "algorithm=grpo",
+                "ppo.critic_warmup=2",
+                "ppo.gamma=0.5",
+            ],
+            [f"variant {name}: ppo.gamma without effect, since grpo" for name in ("vanilla", "se")],
+        ),
+        (
+            ["run", "frozen_lake", *SMALL, "variants=[vanilla]", "ppo.gamma=0.5", "ppo.lam=0.5", "ppo.critic_warmup=1"],
+            [],
+        ),
+        (
+            ["run", "frozen_lake", *SMALL, "variants=[vanilla]", "ppo.reference=builtin:tiny"],
+            ["ppo.reference without effect: set ppo.kl_loss_coef"],
+        ),
         (
             ["run", "frozen_lake", *SMALL, "variants=[vanilla,spa,search]", "agent.planner=mcts"],
             [f"variant {name} is not trained to predict single moves" for name in ("base", "vanilla", "spa")],

@@ -10,8 +10,8 @@ from pathlib import Path
 from spa.agent.episode import read_episodes
 from spa.agent.task import Task
 from spa.agent.worlds import content_of
-from spa.config.schema import Config, VariantConfig
-from spa.config.training import WITH_VALUES
+from spa.config.schema import Config, PPOConfig, VariantConfig
+from spa.config.training import WITH_GROUPS, WITH_VALUES
 from spa.config.variants import sft_variants, source_config, variant_config
 from spa.envs.checked import WorldError
 
@@ -38,6 +38,10 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
             continue
         if each.model.dtype == "bfloat16" and not each.ppo.lora_rank:
             yield f"variant {variant.name}: {vanish} ppo.lora_rank=32"
+        if each.ppo.estimator in WITH_GROUPS and each.ppo.gamma != PPOConfig().gamma:
+            yield f"variant {variant.name}: ppo.gamma without effect, since {each.ppo.estimator} reads an episode's plain sum"
+        if each.ppo.reference and not (each.ppo.kl_loss_coef or each.ppo.kl_reward_coef):
+            yield f"variant {variant.name}: ppo.reference without effect: set ppo.kl_loss_coef or ppo.kl_reward_coef"
         most = each.ppo.groups * each.ppo.dynamic_rounds
         if each.ppo.dynamic_groups > most:
             yield (

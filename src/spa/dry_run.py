@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spa.cautions import written_format
 from spa.config.schema import Config, PPOConfig, VariantConfig
-from spa.config.training import WITH_VALUES
+from spa.config.training import WITH_GROUPS, WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
     practice_variants,
@@ -153,7 +153,8 @@ def _plan_sft(cfg: Config, folder: str) -> str:
 
 def _algorithm(rl: PPOConfig) -> str:
     """The settings that define the algorithm."""
-    parts = [rl.estimator, f"rewards at the end of each {'turn' if rl.reward_placement == 'turn' else 'episode'}"]
+    by_turn = rl.reward_placement == "turn" and rl.estimator not in WITH_GROUPS  # which read an episode's sum
+    parts = [rl.estimator, f"rewards at the end of each {'turn' if by_turn else 'episode'}"]
     parts.append(f"critic: {rl.critic}" if rl.estimator in WITH_VALUES else "no critic")
     if rl.filter != "off" and rl.filter_ratio < 1:
         parts.append(f"{rl.filter_ratio:.0%} of the groups kept ({rl.filter})")

@@ -18,7 +18,7 @@ from spa.common.text import clean
 from spa.data.encode import encode_row, loss_spans, mask_states
 from spa.data.ground_truth import Row, body_spans, ground_truth, rejection
 from spa.data.maskview import pieces
-from spa.data.states import cell_accuracy
+from spa.envs.states import cell_accuracy
 from spa.report.turns import _common, mark_differences, mark_response, view
 from spa.rl.auxiliary import true_response
 from tests.scripted import CHAT

@@ -23,7 +23,7 @@ from spa.data.ground_truth import (
 )
 from spa.data.layouts import read_rows, write_rows
 from spa.data.select import split_rows
-from spa.data.states import exact
+from spa.envs.states import exact
 from spa.rl.auxiliary import true_response
 
 

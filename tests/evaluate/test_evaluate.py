@@ -14,7 +14,7 @@ from spa.agent.play import Play
 from spa.agent.policy import make_task
 from spa.agent.worlds import World, content_of
 from spa.config.load import load_config
-from spa.data.states import cell_accuracy, grid_part
+from spa.envs.states import cell_accuracy, grid_part
 from spa.evaluate.bootstrap import bootstrap_mean
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.replay import replay

@@ -22,9 +22,9 @@ from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import EnvConfig
-from spa.data.states import exact
 from spa.envs import TextEnv, make_env
 from spa.envs.checked import CheckedEnv
+from spa.envs.states import exact
 from spa.evaluate import calibration
 from spa.evaluate.calibration import calibration_metrics, cases, changes
 from spa.evaluate.perplexity import (

@@ -53,11 +53,17 @@ def test_a_response_that_writes_states_keeps_the_rest() -> None:
         "<think>o</observation></think><answer>Up</answer>",
         "<think>I go.</think><answer>Up<observation>o</observation></answer>",
         f"<think>{BOTH}<observation><prediction>o</observation>t<prediction>p</prediction>",
+        "<think>a</think>b</think><answer>Up</answer>",
         "",
     ],
 )
 def test_a_response_in_neither_format_is_left_out(response: str) -> None:
     assert true_response(turn(response)) is None
+
+
+@pytest.mark.parametrize("response", ["<think>" + BOTH, PLAIN])
+def test_a_state_that_contains_a_tag_is_left_out(response: str) -> None:
+    assert true_response(Turn(0, "S", "user", response, "S </prediction> T")) is None
 
 
 @pytest.mark.parametrize("window", [0, 1])
@@ -96,6 +102,25 @@ def test_examples_train_the_states_alone() -> None:
     merged, _ = encode_rows(rows, CHAT, SFTConfig(loss="state", train_end=False, max_length=10_000))
     assert sorted(e.ids for e in examples) == sorted(e.ids for e in merged)
     assert encode_row(rows[0], CHAT, loss="state", train_end=True).positions  # no end of turn among them
+
+
+@pytest.mark.parametrize("transitions", [False, True])
+def test_a_row_longer_than_the_context_is_left_out(transitions: bool) -> None:
+    policy = tiny_policy()
+    policy.engine = Scripted(lambda i: PLAIN)
+    task = lake_task(1)
+    episodes = policy.play(task, WORLDS, samples=1, seed=0)
+
+    def lengths(context: int | None) -> list[int]:
+        rng = np.random.default_rng(0)
+        examples = world_model_examples(
+            episodes, [task] * len(episodes), CHAT, fraction=1.0, rng=rng, transitions=transitions, context=context
+        )
+        return [len(example.ids) for example in examples]
+
+    every = lengths(None)
+    assert lengths(max(every)) == every
+    assert lengths(max(every) - 1) == [length for length in every if length < max(every)]
 
 
 def test_a_share_of_the_episodes_is_drawn_and_failed_ones_never() -> None:

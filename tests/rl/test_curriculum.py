@@ -130,8 +130,28 @@ def test_a_mixture_takes_config_files_and_worlds_by_id(tmp_path, monkeypatch) ->
     after.load_state(json.loads(json.dumps(before.state())))
     assert after.state() == before.state()
     hard.write_text("env: {id: 'vault:Vault', settings: {wheels: 6}, max_turns: 6}")
-    with pytest.raises(ValueError, match=r"hard_vault\.yaml has changed since the checkpoint"):
+    with pytest.raises(ValueError, match=r"hard_vault\.yaml, or the order of the worlds, has changed since the"):
         curriculum(cfg).load_state(before.state())
+
+
+@pytest.mark.parametrize(
+    ("mixture", "labels"),
+    [
+        ({"sokoban_easy": 1, "frozen_lake": 1}, ["sokoban_easy", "FrozenLake"]),  # the run's own is not among them
+        ({"sokoban_easy": 1, "sokoban": 1}, ["sokoban_easy", "sokoban"]),
+        ({"sokoban": 1, "frozen_lake": 1}, ["SimpleSokoban", "FrozenLake"]),
+        ({"a/vault.yaml": 1, "b/vault.yaml": 1, "hard.yaml": 1}, ["a/vault", "b/vault", "hard"]),
+    ],
+)
+def test_labels_tell_all_worlds_of_a_mixture_apart(tmp_path, monkeypatch, mixture, labels) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    for number, name in enumerate(each for each in mixture if each.endswith(".yaml")):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(f"env: {{id: 'vault:Vault', settings: {{wheels: {number + 3}}}}}")
+    cfg = load_config("sokoban")
+    cfg.curriculum.mixture = mixture
+    assert task_labels(cfg, training_tasks(cfg)) == labels
 
 
 def test_a_world_of_a_mixture_with_too_few_instances_is_refused_beforehand() -> None:

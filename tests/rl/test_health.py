@@ -71,10 +71,17 @@ def test_one_good_step_begins_anew() -> None:
 
 def test_entropy_floor() -> None:
     health = Health(config(min_entropy=0.01))
-    assert not health.observe(1, {})  # a step without an update has none
+    assert not health.observe(1, {})  # every episode failed
     assert not health.observe(2, {"losses/entropy": 0.001})
     assert health.observe(3, {"losses/entropy": 0.001})
     assert not any(Health(config()).observe(step, {"losses/entropy": 0.0}) for step in range(1, 9))
+
+
+def test_a_policy_that_always_plays_the_same_is_not_updated_and_yet_seen() -> None:
+    health = Health(config(min_entropy=0.01))
+    assert not health.observe(1, {"losses/entropy": 0.001, "train/entropy": 0.5})
+    assert health.observe(2, {"train/entropy": 0.0})
+    assert not Health(config(min_entropy=0.01)).observe(1, {"losses/entropy": 0.5, "train/entropy": 0.0})
 
 
 def test_what_was_seen_survives_a_resume() -> None:

@@ -340,6 +340,13 @@ def test_tasks_of_a_mixture_that_share_a_tag_are_named_by_their_configs(tmp_path
     assert "val/frozen_lake/pass@1" not in rows[-1][1]  # the run's own
 
 
+def test_a_world_with_the_tag_of_the_runs_own_is_validated_where_that_is_not_trained_on(tmp_path) -> None:
+    cfg = tiny_config(steps=1, val_every=1, val_worlds=4, groups=4)
+    cfg.curriculum = CurriculumConfig(mixture={"frozen_lake_slippery": 1, "frozen_lake_6x6": 1})
+    _, rows = train(tmp_path, cfg)
+    assert {"val/pass@1", "val/frozen_lake_slippery/pass@1", "val/FrozenLake6x6/pass@1"} <= set(rows[-1][1])
+
+
 def test_levels_rise_with_success(tmp_path, monkeypatch) -> None:
     win = [[1.0] * 3, [1.0] * 3]
     calls = scored(monkeypatch, [win] * 9)

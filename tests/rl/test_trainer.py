@@ -349,7 +349,7 @@ def test_rollout_metrics_count_only_what_was_played() -> None:
         return Turn(i, "", "", "", executed=["Up"] * executed, **more)
 
     long = Episode("T", 0, 0, turns=[turn(0, 2, reward=1.0, format_ok=True), turn(1, 1, penalty=-0.5)], success=True)
-    long.sequences = [TokenSequence([1] * 4, [0, 1, 1, 1], [0.0] * 4, [-1, 0, 0, 1])]
+    long.sequences = [TokenSequence([1] * 4, [0, 1, 1, 1], [-9.0, 0.0, -1.0, -0.5], [-1, 0, 0, 1])]
     short = Episode("T", 0, 0, turns=[turn(0, 0, finish_reason="length")])
     short.sequences = [TokenSequence([1] * 4, [0, 1, 1, 1], [0.0] * 4, [-1, 0, 0, 0])]
     failed = Episode("T", 0, 0, turns=[turn(0, 5, reward=99.0)], success=True, status="error")
@@ -365,6 +365,7 @@ def test_rollout_metrics_count_only_what_was_played() -> None:
         "train/valid_rate": pytest.approx(2 / 3),
         "train/repetition": 0,
         "train/response_tokens": 2,
+        "train/entropy": pytest.approx(1.5 / 6),
     }
     assert rollout_metrics([failed]) == {"train/errors": 1}
     refused = Episode("T", 0, 0, turns=[turn(0, 2, invalid=2), turn(1, 2, invalid=1), turn(2, 1), turn(3, 0)])

@@ -14,7 +14,8 @@ from spa.agent.episode_store import EpisodeStore
 from spa.agent.policy import Policy
 from spa.cli import main
 from spa.evaluate import play as play_module
-from spa.runs.stage import PLAYED, Stage, reopen_episodes
+from spa.runs.record import PLAYED
+from spa.runs.stage import Stage, reopen_episodes
 
 ARGUMENTS = ["generate", "frozen_lake", "--quiet", "model.threads=1", "selfplay.groups=5", "selfplay.group_size=2"]
 
@@ -130,6 +131,30 @@ def test_a_selection_that_is_killed_loses_no_episode(
     assert result(out) == before
 
 
+@pytest.mark.parametrize("step", ["generate", "select", "eval"])
+def test_a_stage_killed_before_its_record_loses_no_episode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str
+) -> None:
+    """Also one that selects the rows of its episodes again."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    arguments = [*ARGUMENTS, "eval.worlds=4", "eval.samples=2", "eval.ks=[1,2]", "eval.world_model_worlds=1"]
+    if step == "eval":
+        arguments = ["eval", "--variant", "base", *arguments[1:]]
+    if step == "select":
+        assert main([*arguments, "selfplay.success_only=true", "--out", str(out)]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("spa.runs.stage.write_record", killed)
+        assert main([*arguments, "--out", str(out), *(["--resume"] if step == "select" else [])]) == 130
+    monkeypatch.setattr(Policy, "play", None)
+    assert main([*arguments, "--out", str(out), "--resume"]) == 0
+    (record,) = out.rglob("done.json")
+    assert {path.name for path in record.parent.iterdir()} == {"done.json", *json.loads(record.read_text())["files"]}
+
+
 def test_another_model_may_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     arguments = ["selfplay.model=builtin:tiny", "model.path=builtin:tiny"]
@@ -163,9 +188,6 @@ def test_kept_episodes(tmp_path: Path) -> None:
     again = EpisodeStore(path)
     assert len(again) == 3
     assert (1, 0) not in again
-    again.remove()
-    again.remove()
-    assert len(EpisodeStore(path)) == 0
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))

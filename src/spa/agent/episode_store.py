@@ -72,11 +72,6 @@ class EpisodeStore:
         """All episodes, group by group."""
         return [self._episodes[key] for key in sorted(self._episodes)]
 
-    def remove(self) -> None:
-        """Deletes the file."""
-        if self.path is not None and ranks.is_main():
-            self.path.unlink(missing_ok=True)
-
 
 def _key(episode: Episode) -> Key:
     return episode.group, episode.member

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spa.agent.episode import Episode, Turn
 from spa.common.tables import side_by_side
 from spa.common.text import clean
+from spa.envs.states import exact
 
 
 def show_sample(episode: Episode) -> str:
@@ -37,7 +38,7 @@ def _headline(turn: Turn) -> str:
             known = "seen before"
         text += f". Planned: {plan}; {known}"
     elif turn.prediction:
-        text += f". Its prediction is {'right' if turn.prediction.split() == turn.next_state.split() else 'wrong'}"
+        text += f". Its prediction is {'right' if exact(turn.prediction, turn.next_state) else 'wrong'}"
     return clean(text)
 
 

@@ -163,7 +163,7 @@ class PPOConfig:
         "none", "Importance weights where the engine's log-probs differ from training's."
     )
     rollout_is_threshold: AboveZero = setting(2.0, "Truncation of the weights of ppo.rollout_is.")
-    world_model_fraction: ShareAboveZero = setting(0.25, "Share of the episodes for ppo.world_model_coef.")
+    world_model_fraction: ShareAboveZero = setting(0.25, "Share of the step's episodes for ppo.world_model_coef.")
 
     # Optimisation
     critic: Literal["model", "head", "detached_head", "none"] = setting(

@@ -15,7 +15,7 @@ import numpy as np
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, parse_response, replace_spans
-from spa.data.states import within
+from spa.envs.states import within
 
 Message = dict[str, str]
 _LOWER_TAG = re.compile(TAG.pattern)

@@ -29,7 +29,7 @@ from spa.agent.failures import Failures
 from spa.agent.response import tagged
 from spa.agent.task import Task
 from spa.data.ground_truth import Message, Row, facts, is_move
-from spa.data.states import bare
+from spa.envs.states import bare
 
 END = "end"
 _FIRST_TURN = "\nTurn 1:\nState:\n"  # begins ``Task.turn_text`` in style ``paper``

@@ -15,9 +15,9 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
 from spa.agent.response import closing, match_action, parse_response, replace_spans
 from spa.data.ground_truth import body_spans
-from spa.data.states import cells, exact, grid_part, is_board, within
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
+from spa.envs.states import cells, exact, grid_part, is_board, within
 from spa.scale import ranks
 
 PREFIX = "calibration/"

@@ -54,7 +54,6 @@ def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Po
     title = f"evaluating {variant.name}"
     episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, title, store)
     if all(episode.status == "error" for episode in episodes):
-        store.remove()
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     probe: list[Episode] = []
     measured: dict[str, float] = {}
@@ -79,8 +78,6 @@ def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Po
         from spa.evaluate.planned import evaluate_planner
 
         scores["planner"] = evaluate_planner(cfg, variant.name, policy, task, worlds, out, model).metrics["pass@1"]
-    store.remove()
-    probed.remove()
     return {"model": name, **scores, "worlds": record["worlds"]}
 
 

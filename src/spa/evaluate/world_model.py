@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from spa.agent.episode import Episode, Turn
-from spa.data.states import cell_accuracy, exact
+from spa.envs.states import cell_accuracy, exact
 
 PREFIX = "world_model/"
 

@@ -10,9 +10,9 @@ import numpy as np
 from spa.agent.failures import Failures
 from spa.agent.policy import Policy
 from spa.agent.task import Task
-from spa.data.states import exact
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
+from spa.envs.states import exact
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import Headers, WorldModel
 

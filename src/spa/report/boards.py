@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from spa.data.states import cells
 from spa.envs.registry import make_env
+from spa.envs.states import cells
 
 _TILED = ("frozen_lake", "sokoban")
 _LARGEST = 30  # rows and columns that are drawn

@@ -9,7 +9,7 @@ from itertools import islice
 from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
-from spa.data.states import cell_accuracy, exact
+from spa.envs.states import cell_accuracy, exact
 from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
 from spa.report.boards import Alphabet, board
 from spa.report.data import SelfPlay, VariantReport

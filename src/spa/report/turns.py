@@ -10,7 +10,7 @@ from itertools import groupby, zip_longest
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import TAG
-from spa.data.states import cell_accuracy, exact, grid_part
+from spa.envs.states import cell_accuracy, exact, grid_part
 
 Segment = tuple[str, bool]
 """Text and whether it differs from the other side."""

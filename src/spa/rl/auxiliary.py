@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,11 +22,15 @@ from spa.envs.checked import WorldError
 def true_response(turn: Turn, style: str = "terse") -> str | None:
     """The turn's response with the true state as observation and the true next state as prediction.
 
-    A response that has both is otherwise unchanged. One in the plain format gets them around its thoughts. None for a response
-    in neither format, because a wrong state or broken tags would be trained as if they were true.
+    A response that has both is otherwise unchanged. One in the plain format gets them around its thoughts. None where stage 1's
+    filter drops the result, because a wrong state or broken tags would be trained as if they were true.
     """
-    if rejection(turn.response) is None:
-        return ground_truth(turn)
+    corrected = ground_truth(turn) if rejection(turn.response) is None else _with_states(turn, style)
+    return corrected if corrected and rejection(corrected) is None else None
+
+
+def _with_states(turn: Turn, style: str) -> str | None:
+    """A response in the plain format with both states around its thoughts; None for one in another format."""
     parsed = parse_response(turn.response)
     if not parsed.format_ok or parsed.observation is not None or parsed.prediction is not None:
         return None
@@ -73,12 +78,14 @@ def world_model_examples(
     fraction: float,
     rng: np.random.Generator,
     transitions: bool = False,
+    context: int | None = None,
 ) -> list[Example]:
     """Examples with the loss on the states alone, of ``fraction`` of the episodes (drawn at random, at least one).
 
     Args:
         tasks: the world-model task of each episode.
         transitions: one row per move, as in stage 1 with ``selfplay.rows=transitions``, with the loss on the whole response.
+        context: tokens that the model can attend to, if known; longer rows are left out, as in stage 2.
     """
     usable = [i for i, episode in enumerate(episodes) if episode.status != "error" and episode.turns]
     if not usable:
@@ -87,7 +94,10 @@ def world_model_examples(
     chosen = sorted(rng.choice(usable, size=count, replace=False).tolist())
     if transitions:
         rows = [row for i in chosen for row in transition_rows([episodes[i]], tasks[i])]
-        return [encode_row(row, chat, train_end=False) for row in rows]
-    rows = [row for i in chosen for row in world_model_rows(episodes[i], tasks[i])]
-    examples = [encode_row(row, chat, loss="state", train_end=False) for row in rows]
-    return merge_turns([example for example in examples if example.positions])
+        examples = [encode_row(row, chat, train_end=False) for row in rows]
+    else:
+        rows = [row for i in chosen for row in world_model_rows(episodes[i], tasks[i])]
+        examples = [encode_row(row, chat, loss="state", train_end=False) for row in rows]
+    limit = math.inf if context is None else context
+    examples = [example for example in examples if example.positions and len(example.ids) <= limit]
+    return examples if transitions else merge_turns(examples)

@@ -89,10 +89,19 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
 
 
 def task_labels(cfg: Config, tasks: Sequence[Task]) -> list[str]:
-    """What metrics call the tasks: their tags; in a mixture, the names of configs that share a tag."""
+    """What metrics call the tasks: their tags; in a mixture, the name of a config that shares its tag with another or the run."""
     tags = [task.tag for task in tasks]
-    names = [Path(name).stem if is_file_name(name) else name for name in cfg.curriculum.mixture] or tags
-    return [tag if tags.count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
+    if not cfg.curriculum.mixture:
+        return tags
+    own = [] if any(_same_world(task.env, cfg.env) for task in tasks) else [cfg.env.tag]
+    paths = [str(Path(name).with_suffix("")) if is_file_name(name) else name for name in cfg.curriculum.mixture]
+    stems = [Path(path).name for path in paths]
+    names = [stem if stems.count(stem) == 1 else path for stem, path in zip(stems, paths, strict=True)]
+    return [tag if (tags + own).count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
+
+
+def _same_world(env: EnvConfig, other: EnvConfig) -> bool:
+    return env == dataclasses.replace(other, state_format=env.state_format)
 
 
 def validation_worlds(cfg: Config) -> int:
@@ -196,13 +205,13 @@ class Curriculum:
         """Continues from ``state()``.
 
         Raises:
-            ValueError: a world of the mixture has changed.
+            ValueError: a world of the mixture, or their order, has changed.
         """
-        then = state.get("worlds", [])  # none in older checkpoints
-        for name, before, now in zip(self.config.mixture, then, self._worlds(), strict=False):
+        for name, before, now in zip(self.config.mixture, state["worlds"], self._worlds(), strict=False):
             if before != now:
                 raise ValueError(
-                    f"curriculum.mixture: {name} has changed since the checkpoint: undo that or start anew"
+                    f"curriculum.mixture: {name}, or the order of the worlds, has changed since the checkpoint: undo that or "
+                    "start anew"
                 )
         for source, cursor in zip(self.sources, state["cursors"], strict=True):
             source.cursor = int(cursor)

@@ -49,7 +49,7 @@ def repetition(episodes: Sequence[Episode]) -> float:
 
 @dataclass
 class Health:
-    """Watches ``train/valid_rate``, ``train/repetition`` and ``losses/entropy``.
+    """Watches ``train/valid_rate``, ``train/repetition`` and ``losses/entropy``, in a step without an update ``train/entropy``.
 
     ``sick`` counts consecutive unhealthy steps; ``healthy_step`` is the last step before them. The valid rate counts only once
     it has reached twice the floor: a base model may start below it.
@@ -81,7 +81,7 @@ class Health:
         looping = metrics.get("train/repetition", 0.0)
         if looping > config.max_repetition:
             signs.append(f"{looping:.1%} of the responses end in a loop (ppo.max_repetition)")
-        entropy = metrics.get("losses/entropy")
+        entropy = metrics.get("losses/entropy", metrics.get("train/entropy"))
         if entropy is not None and entropy < config.min_entropy:
             signs.append(f"the entropy is {entropy:.2g} nats a token (ppo.min_entropy)")
         return signs

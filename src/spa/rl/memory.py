@@ -19,6 +19,7 @@ from spa.models.memory import (
     estimate_training,
     size,
 )
+from spa.rl.curriculum import training_tasks
 from spa.rl.reference import needs_reference
 
 PROMPT = 512  # tokens of a turn's user message, about
@@ -107,12 +108,14 @@ def _engine(cfg: Config, model: Any, device: str, *, adapters: bool = False) -> 
         copy = count_parameters(model) * itemsize
     else:
         copy = blocked_bytes(model, adapters=adapters) if device == "cpu" and cfg.model.dtype == "float32" else 0
-    return copy, _longest(cfg, model) * cache_bytes(model, itemsize)
+    longest = max(cfg.sampling.max_tokens, cfg.sampling.max_tokens_base)  # both prompts are played
+    return copy, _longest(cfg, model, longest) * cache_bytes(model, itemsize)
 
 
-def _longest(cfg: Config, model: Any) -> int:
-    """Tokens of a row of full-length responses."""
-    tokens = (cfg.agent.window or cfg.env.max_turns) * (PROMPT + cfg.sampling.max_tokens)
+def _longest(cfg: Config, model: Any, response: int) -> int:
+    """Tokens of a row of responses of ``response`` tokens."""
+    turns = max(task.env.max_turns for task in training_tasks(cfg)) if cfg.curriculum.mixture else cfg.env.max_turns
+    tokens = (cfg.agent.window or turns) * (PROMPT + response)
     return min(tokens, context_length(model) or tokens)
 
 
@@ -126,7 +129,8 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
     weights = bytes_of(cfg.model.dtype)
     compute = min(weights, bytes_of(config.precision))
 
-    tokens = max(config.micro_batch_tokens, _longest(cfg, model))  # a longer row has a pass of its own
+    response = (cfg.agent.prompt == "base" and cfg.sampling.max_tokens_base) or cfg.sampling.max_tokens
+    tokens = max(config.micro_batch_tokens, _longest(cfg, model, response))  # a longer row has a pass of its own
 
     def network(rank: int, scored: int) -> MemoryEstimate:
         return estimate_training(

@@ -19,6 +19,8 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     if not played:
         return metrics
     turns = [turn for episode in played for turn in episode.turns]
+    sequences = [sequence for episode in played for sequence in episode.sequences]
+    sampled = [logprob for s in sequences for logprob, is_own in zip(s.logprobs, s.mask, strict=True) if is_own]
     finished = Counter(turn.finish_reason for turn in turns)
     metrics |= {
         "train/success": float(np.mean([episode.success for episode in played])),
@@ -29,7 +31,9 @@ def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
         "train/valid_rate": float(np.mean([turn.valid for turn in turns])),
         "train/cut_off": finished["length"] / len(turns),
         "train/repetition": repetition(played),
-        "train/response_tokens": sum(sum(s.mask) for e in played for s in e.sequences) / len(turns),
+        "train/response_tokens": len(sampled) / len(turns),
+        # An estimate, also of a step that is not trained on.
+        "train/entropy": 0.0 - float(np.mean(sampled)) if sampled else 0.0,
     }
     return metrics
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from spa.agent.episode import Episode, Turn
 from spa.config.schema import PPOConfig
-from spa.data.states import cell_accuracy, exact
+from spa.envs.states import cell_accuracy, exact
 from spa.rl.batch import Array
 
 _EPS = 1e-6

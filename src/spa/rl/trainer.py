@@ -104,7 +104,7 @@ class PPOTrainer:
             worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
             self.validations.append(("val/", self.task, worlds))
             for label, task in zip(self.labels, tasks, strict=True) if self.config.curriculum.mixture else ():
-                if label != self.task.tag and task.env != self.task.env:
+                if task.env != self.task.env:
                     few = validation_worlds(self.config)
                     worlds = WorldSource(task, "val", seeds.val, unique=True).take(few)
                     self.validations.append((f"val/{label}/", task, worlds))
@@ -316,6 +316,7 @@ class PPOTrainer:
             fraction=self.config.ppo.world_model_fraction,
             rng=np.random.default_rng(stream_seed(self.config.seeds.run, AUXILIARY, step)),
             transitions=self.config.selfplay.rows == "transitions",
+            context=self.policy.engine.context_length,
         )
 
     def _say_alike(self, alike: bool, step: int, *, critic: bool) -> None:

@@ -17,8 +17,9 @@ from spa.common.manifest import digests, find_damage, own_digest
 from spa.common.typed import Finite, parse
 
 DONE = "done.json"
+PLAYED = "episodes.played.jsonl"  # all episodes of a stage 1 that selects its rows again
 # Checkpoints have manifests of their own; trackers write when they like.
-_NOT_RECORDED = ("checkpoints", "tensorboard", "wandb", "seconds.json", DONE)
+_NOT_RECORDED = ("checkpoints", "tensorboard", "wandb", DONE)
 
 
 class _Record(TypedDict, total=False):
@@ -32,9 +33,17 @@ class _Record(TypedDict, total=False):
     last: str
 
 
+def unfinished_work(folder: Path) -> list[Path]:
+    """What an unfinished stage resumes from, in ``folder``; useless once it has its record, and not before."""
+    return [path for name in ("*.partial.jsonl", PLAYED, "warmup", "seconds.json") for path in folder.glob(name)]
+
+
 def write_record(folder: Path, result: Mapping[str, Any]) -> str:
     """The text of the record of a stage that has just finished in ``folder``."""
-    record = {**result, "files": digests(folder, leave_out=_NOT_RECORDED)}
+    record = {
+        **result,
+        "files": digests(folder, leave_out=[*_NOT_RECORDED, *(path.name for path in unfinished_work(folder))]),
+    }
     return json.dumps({**record, "sha256": own_digest(record)}, indent=1) + "\n"
 
 

@@ -18,12 +18,11 @@ from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog
-from spa.runs.record import DONE, damaged_files, read_done, write_record
+from spa.runs.record import DONE, PLAYED, damaged_files, read_done, unfinished_work, write_record
 from spa.runs.trackers import make_trackers
 from spa.scale import ranks
 
 _LOST = 1.0  # seconds of an interrupted stage that may go uncounted: a write takes milliseconds, and episodes end by the thousand
-PLAYED = "episodes.played.jsonl"  # all episodes of a stage 1 that selects its rows again
 
 
 def model_of(path: str, setting: str = "ppo.start") -> str:
@@ -101,6 +100,15 @@ def _whole_record(folder: Path, remake: bool) -> tuple[dict[str, Any] | None, bo
     return None, again
 
 
+def _clear(folder: Path) -> None:
+    """Deletes what a finished stage no longer needs."""
+    for path in unfinished_work(folder):
+        if path.is_dir():
+            remove_folder(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
 class Stage:
     """A stage about to run in ``folder``.
 
@@ -127,7 +135,7 @@ class Stage:
         folder, title = self.folder, self.title
         done, again = _whole_record(folder, remake) if resume else (None, False)
         if done is not None:
-            (folder / "seconds.json").unlink(missing_ok=True)  # of one killed right after it had finished
+            _clear(folder)  # it may have been killed right after it had finished
             note(f"{title}: done before ({folder}), skipped")
             return True, True
         checkpoint = latest_checkpoint(folder) if resume else None
@@ -205,5 +213,5 @@ class Stage:
     def _finish(self, result: Mapping[str, Any]) -> None:
         elapsed = self._elapsed()
         atomic_write(self.folder / DONE, write_record(self.folder, {**elapsed.record(), **result}))
-        (self.folder / "seconds.json").unlink(missing_ok=True)
+        _clear(self.folder)
         note(f"{self.title}: {duration(elapsed.wall)}")

@@ -19,7 +19,7 @@ from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
-from spa.common.files import atomic_write, remove_folder
+from spa.common.files import atomic_write
 from spa.common.progress import note
 from spa.config.schema import Config, SelfPlayConfig
 from spa.config.seeds import SELFPLAY, first_seed
@@ -33,7 +33,7 @@ from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, in_chunks, play_chunks
 from spa.evaluate.world_model import world_model_metrics
 from spa.runs.folder import selection
-from spa.runs.stage import PLAYED
+from spa.runs.record import PLAYED
 from spa.scale import ranks
 from spa.sft.early import EarlyReport, distinct_states, remedies, summary, too_few, why_dropped
 from spa.sft.explore import play_exploring
@@ -133,12 +133,10 @@ def selfplay(cfg: Config, out: Path) -> dict[str, Any]:
     complete = ranks.on_main(lambda: (out / PLAYED).is_file())
     store = EpisodeStore(out / (PLAYED if complete else "episodes.partial.jsonl"), retry=not complete)
     worlds, shown, episodes = _play(cfg, task, store, out / "warmup")
-    return ranks.on_main(lambda: _write(cfg, out, store, worlds, shown, episodes))
+    return ranks.on_main(lambda: _write(cfg, out, worlds, shown, episodes))
 
 
-def _write(
-    cfg: Config, out: Path, store: EpisodeStore, worlds: list[World], shown: list[World], episodes: list[Episode]
-) -> dict[str, Any]:
+def _write(cfg: Config, out: Path, worlds: list[World], shown: list[World], episodes: list[Episode]) -> dict[str, Any]:
     """Corrects, selects and splits the episodes; returns the stage's record."""
     play = cfg.selfplay
     write_episodes(out / "episodes.jsonl", episodes)
@@ -165,8 +163,6 @@ def _write(
         "dropped": dropped,
     }
     atomic_write(out / "stats.json", json.dumps(stats, indent=1) + "\n")
-    store.remove()
-    remove_folder(out / "warmup")
     return {
         "rows_train": len(train),
         "rows_val": len(val),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from spa.agent.episode import Episode
 from spa.common.tables import side_by_side
-from spa.data.states import exact
+from spa.envs.states import exact
 
 Measured = tuple[dict[str, float], list[Episode]]
 """Metrics of the world model, and the episodes that they were measured on."""
