@@ -223,7 +223,7 @@ class Run:
         episodes = list(read_episodes(folder / "episodes.jsonl"))
         if stage == "selfplay":
             return episodes
-        return [episode for episode in episodes if (episode.prompt == "world_model") == (stage == "world_model")]
+        return [episode for episode in episodes if episode.probe == (stage == "world_model")]
 
     def model(self, variant: str | None = None, stage: str | None = None) -> str:
         """The model that a variant's evaluation plays, or the one that a stage trained (``ppo``, ``sft`` or ``practice``).

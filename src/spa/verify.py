@@ -246,9 +246,8 @@ def _result(evaluation: Path, probed: Task) -> str:
     if again.worlds != stored.worlds or (again.task, again.ks) != (stored.task, stored.ks):
         raise ValueError("the worlds of result.json are not those of the episodes")
     _same(again.metrics, stored.metrics, evaluation / "result.json")
-    shown = [episode for episode in read_episodes(evaluation / "episodes.jsonl") if episode.prompt == "world_model"]
-    if shown and any(key.startswith("world_model/") for key in stored.world_model):
-        probe = shown[len(stored.worlds) :] if len(shown) > len(stored.worlds) else shown
+    probe = [episode for episode in read_episodes(evaluation / "episodes.jsonl") if episode.probe]
+    if probe and any(key.startswith("world_model/") for key in stored.world_model):
         _same(world_model_metrics(probe, probed.make_env().legal), stored.world_model, evaluation / "result.json")
     done = read_done(evaluation) or {}
     played = (done.get("worlds") or {}).get("test")

@@ -30,7 +30,7 @@ def play(
     """An episode at random, with predictions (``told``) or imagined states (``planned``) that are right at rate ``skill``."""
     env = make_env(world)
     state, info = env.reset(seed=seed)
-    episode = Episode(world, seed, seed, content=str(seed), prompt="world_model" if told else "base")
+    episode = Episode(world, seed, seed, content=str(seed), prompt="world_model" if told else "base", probe=told)
     for index in range(turns):
         actions = list(env.actions) or [f"{rng.randint(1, 4)},{rng.randint(1, 4)},{rng.randint(1, 4)}"]
         action = rng.choice(actions)

@@ -115,6 +115,20 @@ def test_ticks_are_few_round_and_inside(low: float, length: float) -> None:
     assert all(math.isfinite(mark) for mark in marks)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[2.001, 2.002, 2.004], [0.6929, 0.6932], [1001, 1003, 1005], [1e-50, 2e-50], [-1e6, -1e6 - 3], [0.25, 0.5]],
+)
+@pytest.mark.parametrize("share", [True, False])
+def test_the_ticks_of_an_axis_are_told_apart(values: list[float], share: bool) -> None:
+    root = parsed(line_chart([Line("a", list(enumerate(values)), "#000000")], Axes("step", "y", share=share)))
+    labels = [(each.attrib.get("text-anchor"), each.text) for each in root.iter("text")]
+    y_labels = [text for anchor, text in labels if anchor == "end"]
+    assert len(set(y_labels)) == len(y_labels)
+    x_labels = {text for anchor, text in labels if anchor != "end" and text not in ("step", "y")}
+    assert x_labels == {str(step) for step in range(len(values))}
+
+
 def test_a_planner_has_the_colour_of_the_variant_it_plays_with_and_variants_differ() -> None:
     names = ["base", "vanilla", *(f"own{i}" for i in range(9)), "own3+lookahead", "spa+beam"]
     colors = variant_colors(names)

@@ -95,6 +95,38 @@ def test_all_variants_show_the_same_worlds_with_their_own_ids(page: str) -> None
         assert f'<details class="episode" id="{episode["id"]}">' in page
 
 
+def test_a_variant_that_predicts_for_its_score_too_is_compared_with_the_others() -> None:
+    variants = made_up().variants
+    for episode in variants["spa"].episodes:
+        episode.prompt = "world_model"
+    scenes = choose_scenes(variants, 6)
+    assert len({scene.id for scene in scenes}) == len(scenes)
+    seeds = {name: {s.episode.seed for s in scenes if s.variant == name and s.split == "test"} for name in variants}
+    assert seeds["base"] == seeds["vanilla"] == seeds["spa"] and len(seeds["spa"]) == 3
+
+
+def test_as_many_episodes_as_asked_for_are_chosen() -> None:
+    variants = made_up().variants
+    variants["spa"].episodes = variants["spa"].episodes[:3]  # whose worlds come first
+    for limit in (0, 3, 5, 1000):
+        chosen = [scene.variant for scene in choose_scenes(variants, limit) if scene.split != "training"]
+        assert {name: chosen.count(name) for name in variants} == {
+            name: min(limit, len(report.episodes)) for name, report in variants.items()
+        }
+
+
+def test_a_prediction_is_right_where_the_metrics_say_so() -> None:
+    data = made_up()
+    for episode in data.variants["spa"].episodes:
+        for turn in episode.turns:
+            turn.state = turn.next_state = "  P.\n...."
+            if turn.prediction is not None:
+                turn.prediction = "\n  P.\n....\n" if turn.index % 2 else "P.\n...."
+    turns = [turn for e in embedded(render_report(data))["episodes"] if e["variant"] == "spa" for turn in e["turns"]]
+    told = [(turn["prediction"], turn.get("right", False)) for turn in turns if "prediction" in turn]
+    assert set(told) == {("  P.\n....", True), ("P.\n....", False)}
+
+
 def test_training_episodes_have_their_step_and_planned_turns_what_was_imagined(page: str) -> None:
     episodes = embedded(page)["episodes"]
     assert {e["step"] for e in episodes if e["split"] == "training"} == {1, 10, 20}

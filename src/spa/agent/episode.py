@@ -26,7 +26,7 @@ class TokenSequence:
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[Finite] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
     def append(
@@ -104,6 +104,7 @@ class Episode:
     noise_seed: int = 0
     content: str = ""
     prompt: str = "base"  # prompt mode
+    probe: bool = False  # played to measure the world model, not for a score
     system: str | None = None
     shots: list[dict[str, str]] = field(default_factory=list)  # examples shown before the first turn, as messages
     turns: list[Turn] = field(default_factory=list)
@@ -111,7 +112,7 @@ class Episode:
     success: bool = False
     status: str = "completed"
     error: str = ""
-    estimates: dict[str, list[list[float]]] = field(default_factory=dict)
+    estimates: dict[str, list[list[Finite]]] = field(default_factory=dict)
 
     @property
     def total_reward(self) -> float:

@@ -63,6 +63,8 @@ def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Po
         title = f"world model of {variant.name}"
         probe = play_chunks(policy, probe_task, chosen, 1, cfg.seeds.run, PROBE, title, probed)
         measured = measure_episodes(cfg, policy, probe_task, probe, chosen, cfg.seeds.run)
+        for episode in probe:
+            episode.probe = True
     name = policy.server.name if isinstance(policy, ServedPolicy) else model
     record = {"model": name, "worlds": {"test": world_keys(worlds)}}
     if not ranks.is_main():

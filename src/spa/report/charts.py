@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,10 +52,10 @@ def variant_colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def number(value: object) -> float | None:
-    """``value`` as a finite float, or None."""
+    """``value`` as a float that can be drawn, or None."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) < 1e15 else None
 
 
 def series(rows: Iterable[MetricsRow], name: str) -> Series:

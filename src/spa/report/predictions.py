@@ -9,7 +9,7 @@ from itertools import islice
 from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
-from spa.envs.states import cell_accuracy, exact
+from spa.envs.states import bare, cell_accuracy, exact
 from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
 from spa.report.boards import Alphabet, board
 from spa.report.data import SelfPlay, VariantReport
@@ -60,7 +60,7 @@ def _examples(episodes: Sequence[Episode], letters: Alphabet) -> Iterator[Exampl
 def expected(turn: Turn) -> str | None:
     """The next state that the model wrote or a planner imagined, or None; what the planner remembered is no prediction."""
     if turn.prediction is not None:
-        return turn.prediction.strip()
+        return bare(turn.prediction, turn.next_state)
     plan = imagined(turn)
     return None if plan.get("remembered") else plan.get("state") or None
 

@@ -74,8 +74,11 @@ class _Plane:
         _label(self.root, 12, middle, self.axes.y, transform=f"rotate(-90 12 {middle:.1f})")
 
     def text(self, value: float) -> str:
-        """A y value as shown on the axis."""
-        return f"{100 * value:.3g}%" if self.axes.share else f"{value:.3g}"
+        """A y value as shown on the axis, with the digits that tell its ticks apart."""
+        marks = ticks(*self.y_range)
+        apart, largest = marks[-1] - marks[0], max(map(abs, self.y_range))
+        digits = max(3, math.ceil(math.log10(largest / apart)) + 2) if apart else 3
+        return f"{100 * value:.{digits}g}%" if self.axes.share else f"{value:.{digits}g}"
 
 
 def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:
@@ -85,7 +88,7 @@ def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:
     ys = [y for _, y in points] + [y for line in lines for _, *ends in line.band for y in ends]
     plane = _Plane(axes, _widened(min(xs), max(xs)), _y_range(ys, axes.share))
     plane.draw_y_axis()
-    marks = sorted(set(xs)) if axes.log else ticks(*plane.x_range)
+    marks = sorted(set(xs)) if axes.log else ticks(*plane.x_range, whole=all(x == int(x) for x in xs))
     for tick in marks:
         _label(plane.root, plane.x(tick), HEIGHT - _BOTTOM + 16, f"{tick:g}")
     _label(plane.root, (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 6, axes.x)
@@ -141,14 +144,15 @@ def interval_chart(rows: Mapping[str, Mapping[str, Interval]], colors: Mapping[s
     return _finish(root, f"{groups[0]}: {', '.join(means)}")
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """At most ``most`` round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``."""
+def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:
+    """At most ``most`` round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``, or ``whole`` ones."""
     exponent = math.floor(math.log10((high - low) / most))
+    exponent = max(0, exponent) if whole else exponent
     for factor in (1, 2, 5, 10, 20, 50):
         step = factor * 10.0**exponent
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first < most:
-            return [round(i * step, 12) for i in range(first, last + 1)]
+            return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
     raise AssertionError("no step is wide enough")
 
 

@@ -11,8 +11,10 @@ from typing import Any
 from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
+from spa.envs.states import bare, exact
 from spa.evaluate.roles import MAIN_VARIANTS
 from spa.report.boards import Alphabet
+from spa.report.charts import number
 from spa.report.data import VariantReport
 from spa.report.turns import LONGEST, choose_episodes, cut
 
@@ -35,14 +37,14 @@ class Scene:
 
 
 def split_of(episode: Episode) -> str:
-    return PREDICTED if episode.prompt == "world_model" else TEST
+    return PREDICTED if episode.probe else TEST
 
 
 def choose_scenes(variants: Mapping[str, VariantReport], limit: int) -> list[Scene]:
     """At most ``limit`` test and ``limit`` training episodes per variant.
 
     The worlds are those that ``choose_episodes`` takes for the recipe's variant (the last, without one), successes and
-    failures in turn; the others show the same worlds, so that they can be compared.
+    failures in turn; the others show the same worlds, so that they can be compared, and more once it shows all of its own.
     """
     played = [name for name, report in variants.items() if report.episodes]
     leader = next((name for name in MAIN_VARIANTS if name in played), played[-1] if played else "")
@@ -52,15 +54,18 @@ def choose_scenes(variants: Mapping[str, VariantReport], limit: int) -> list[Sce
     for name in sorted(variants, key=lambda name: name != leader):  # the page opens with the first
         report = variants[name]
         same = sorted((e for e in report.episodes if _world(e) in order), key=lambda e: order[_world(e)])
-        shown = same or choose_episodes(report.episodes, limit)
-        shown = sorted(shown[:limit], key=lambda episode: split_of(episode) != PREDICTED)
+        shown = same[:limit]
+        if not same or len(chosen) == len(variants[leader].episodes):
+            others = [episode for episode in report.episodes if _world(episode) not in order]
+            shown += choose_episodes(others, limit - len(shown))
+        shown = sorted(shown, key=lambda episode: split_of(episode) != PREDICTED)
         scenes += [_scene(name, split_of(e), None, e) for e in shown]
         scenes += [_scene(name, TRAINING, step, e) for step, e in report.training[:limit]]
     return scenes
 
 
-def _world(episode: Episode) -> tuple[int, str]:
-    return episode.seed, episode.prompt
+def _world(episode: Episode) -> tuple[int, bool]:
+    return episode.seed, episode.probe
 
 
 def _scene(variant: str, split: str, step: int | None, episode: Episode) -> Scene:
@@ -88,7 +93,7 @@ def data_block(
 
 def _json(value: Mapping[str, Any]) -> str:
     """JSON without the characters that could end the script element or open a comment; in JSON they stand in strings only."""
-    text = json.dumps(value, separators=(",", ":"))
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -132,7 +137,7 @@ def _turn(turn: Turn, following: Sequence[Turn]) -> dict[str, Any]:
     record: dict[str, Any] = {
         "state": cut(turn.state),
         "response": cut(turn.response),
-        "prediction": None if turn.prediction is None else cut(turn.prediction.strip()),
+        "prediction": None if turn.prediction is None else cut(bare(turn.prediction, turn.next_state)),
         "next": None if [t.state for t in following] == [turn.next_state] else cut(turn.next_state),
         "executed": turn.executed,
         "reward": round(turn.reward, 4),
@@ -140,6 +145,8 @@ def _turn(turn: Turn, following: Sequence[Turn]) -> dict[str, Any]:
         "wrong_format": not turn.format_ok,
         "imagined": imagined(turn),
     }
+    if turn.prediction is not None:
+        record["right"] = exact(turn.prediction, turn.next_state)
     return {
         key: value
         for key, value in record.items()
@@ -155,10 +162,10 @@ def imagined(turn: Turn) -> dict[str, Any]:
     expected = path[min(max(len(turn.executed), 1), len(path)) - 1]
     return {
         "state": cut(str(expected.get("state", ""))),
-        "probability": expected.get("probability"),
+        "right": exact(str(expected.get("state", "")), turn.next_state),
+        "probability": number(expected.get("probability")),
         "remembered": expected.get("remembered", False),
         "plan": [str(step.get("action", "")) for step in path],
-        "questions": turn.imagined.get("questions"),
     }
 
 

@@ -63,9 +63,10 @@ function board(state, truth, data) {
 }
 
 const quiet = (text) => make("p", { class: "quiet" }, [text]);
+const linesOf = (state) => state.replace(/^\n+|\n+$/g, "").split("\n");
 function textState(state, truth) {
-  const other = truth === undefined ? null : truth.trim().split("\n");
-  const lines = state.trim().split("\n").flatMap((line, i) => [other && line !== other[i] ? make("mark", {}, [line]) : line, "\n"]);
+  const other = truth === undefined ? null : linesOf(truth);
+  const lines = linesOf(state).flatMap((line, i) => [other && line !== other[i] ? make("mark", {}, [line]) : line, "\n"]);
   return make("pre", { class: "state" }, lines);
 }
 
@@ -162,8 +163,7 @@ function theatre(root, data) {
     if (name !== "play") go({ first: 0, back: turn - 1, on: turn + 1, last: length() - 1 }[name]);
   }
 
-  function state(caption, text, truth, note) {
-    const right = truth === undefined || text.trim() === truth.trim();
+  function state(caption, text, truth, right, note) {
     const tag = make("em", { class: `tag ${right ? "good" : "bad"}` }, [right ? "exact" : "differs"]);
     const head = [make("b", {}, [caption]), ...(truth === undefined ? [] : [" ", tag]), ...(note ? [" ", make("span", {}, [note])] : [])];
     return make("figure", { class: "shot" }, [make("figcaption", {}, head), board(text, truth, data) || textState(text, truth)]);
@@ -179,7 +179,7 @@ function theatre(root, data) {
     ])];
     if (episode.error) body.push(make("p", { class: "error" }, [episode.error]));
     if (!now) return make("article", { class: "pane" }, [...body, quiet("No turn was played.")]);
-    const { state: imagined, probability, remembered, plan } = now.imagined || {};
+    const { state: imagined, right, probability, remembered, plan } = now.imagined || {};
     const facts = [`reward ${now.reward || 0}`, now.penalty && `penalty ${now.penalty}`, plan && `planned: ${plan.join(", ")}`];
     const moves = (now.executed || []).map((action) => make("kbd", {}, [action]));
     body.push(make("p", { class: "moves" }, [
@@ -189,9 +189,9 @@ function theatre(root, data) {
       make("span", { class: "meta" }, [facts.filter(Boolean).join(" · ")]),
     ]));
     const states = [state("before", now.state)];
-    if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next));
+    if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next, now.right));
     const believed = remembered ? "seen before in this episode" : probability && `probability ${probability}`;
-    if (imagined) states.push(state(remembered ? "remembered" : "imagined", imagined, now.next, believed));
+    if (imagined) states.push(state(remembered ? "remembered" : "imagined", imagined, now.next, right, believed));
     body.push(make("div", { class: "shots" }, [...states, state("actual", now.next)]), response(now, largest[episode.variant]));
     return make("article", { class: over ? "pane over" : "pane" }, body);
   }
