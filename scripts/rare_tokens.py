@@ -36,7 +36,8 @@ def follow(run: Path, below: float, without: bool) -> None:
         tokenizer = tokenizer or load_tokenizer(learner.actor.name_or_path)
         for sequence in sequences:
             rare = np.flatnonzero(sequence.mask & (sequence.logprobs < below))
-            watched.extend((sequence, int(i)) for i in rare if not any(one is sequence for one, _ in watched))
+            if not any(one is sequence for one, _ in watched):
+                watched.extend((sequence, int(i)) for i in rare)
         for sequence, i in watched if without else ():
             sequence.advantages[i] = 0.0
         step(learner, sequences, *rest)

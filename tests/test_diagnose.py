@@ -355,6 +355,14 @@ def test_the_time_of_a_variant_that_continues_one_from_a_file(tmp_path: Path, mo
     assert measure._time(cfg, longer, tiny_policy(), None).stage_3 == 2.0
 
 
+def test_a_stage_1_that_is_not_played_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_probe", lambda *_: pytest.fail("it was"))
+    given = measure._time(
+        load_config("frozen_lake", ["sft.data=rows.parquet"]), load_variant("sft"), tiny_policy(), None
+    )
+    assert (given.episode, given.row_rate, given.stage_1, given.stage_2) == (0.0, None, 0.0, None)
+
+
 def test_a_constrained_stage_1_is_measured_as_it_plays() -> None:
     pytest.importorskip("llguidance")
     wild = ["model=tiny", "sampling.temperature=2.5", "sampling.max_tokens=150", "sampling.stop=[]"]

@@ -82,3 +82,20 @@ def test_unknown_worlds_are_refused(tmp_path) -> None:
         pretrain(PretrainConfig(worlds={"sudoko": 1.0}), tmp_path / "x")
     with pytest.raises(ValueError, match="at least one world"):
         pretrain(PretrainConfig(worlds={}), tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_size": 100, "num_heads": 3}, "num_heads must be a multiple"),
+        ({"num_kv_heads": 3}, "num_heads must be a multiple"),
+        ({"hidden_size": 12}, "hidden_size one of 2 x num_heads"),  # rotary embeddings turn pairs
+        ({"vocab_size": 100}, "vocab_size=100 holds not even all bytes"),
+        ({"start": "builtin:tiny", "hidden_size": 64, "vocab_size": 700}, "leave out hidden_size, vocab_size"),
+        ({"lr": 1e30, "steps": 30, "warmup_steps": 0, "batch_documents": 2}, "diverged at step .* of 30: lower lr"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_refused(tmp_path, settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        pretrain(PretrainConfig(**settings), tmp_path / "x")
+    assert not (tmp_path / "x").exists()

@@ -38,7 +38,6 @@ def plan(
     from spa.agent.policy import make_task
     from spa.rl import memory as ppo_memory
     from spa.rl.cost import time_estimates
-    from spa.sft import memory as sft_memory
 
     check_command(cfg, command, variants, out or Path(), model, local_only=True)
     task = make_task(cfg)
@@ -47,16 +46,14 @@ def plan(
     played, tuned = selfplay_variants(cfg, command, variants), sft_variants(cfg, command, variants)
     lines += _unique(_plan_selfplay(source_config(cfg, variant), selfplay_name(variant)) for variant in played)
     lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
-    if played and cfg.selfplay.policy == "model":
-        lines.append(
-            _memory("generate", cfg, lambda cfg, device, _: ppo_memory.play_estimate(cfg, device, local_only=True))
-        )
+    sources = [source_config(cfg, variant) for variant in played]
+    lines += _unique(
+        _memory("generate", each, lambda cfg, device, _: ppo_memory.play_estimate(cfg, device, local_only=True))
+        for each in sources
+        if each.selfplay.policy == "model"
+    )
     lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
-    if tuned:
-        longest = cfg.sft.max_length
-        need = partial(sft_memory.memory_estimate, longest=longest, local_only=True)
-        advice = partial(sft_memory.saving_settings, longest=longest)
-        lines.append(_memory("sft", cfg, need) + _cards(cfg, need, advice))
+    lines += _unique(_sft_memory(source_config(cfg, variant)) for variant in tuned)
     for variant in practice_variants(cfg, command, variants):
         source = source_config(cfg, variant)
         lines.append(
@@ -149,6 +146,13 @@ def _plan_sft(cfg: Config, folder: str) -> str:
     tune = cfg.sft
     what = f"LoRA of rank {tune.lora_rank}" if tune.lora_rank else "all weights"
     return f"{folder}: {tune.epochs} epochs, {tune.batch_size} rows a step, loss on {tune.loss}, lr {tune.lr:g}, {what}"
+
+
+def _sft_memory(cfg: Config) -> str:
+    from spa.sft.memory import memory_estimate, saving_settings
+
+    need = partial(memory_estimate, longest=cfg.sft.max_length, local_only=True)
+    return _memory("sft", cfg, need) + _cards(cfg, need, partial(saving_settings, longest=cfg.sft.max_length))
 
 
 def _algorithm(rl: PPOConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -94,6 +95,31 @@ def test_what_killed_writes_left_is_swept_up(tmp_path: Path, monkeypatch: pytest
     assert list(stage.rglob(".*.tmp")) == []
     assert sorted(path.name for path in stage.iterdir()) == [".hidden", "checkpoints"]
     assert [step for step, _ in list_checkpoints(stage)] == [2]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "model"
+    with atomic_folder(target) as folder:
+        (folder / "weights").write_text("old")
+    rename = Path.rename
+
+    def fail(self: Path, to: Path) -> Path:
+        if to == target and self.name != target.name:
+            raise OSError(errno.ENOSPC, "full")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="No space left"), atomic_folder(target) as folder:
+        (folder / "weights").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (target / "weights").read_text() == "old"
+
+
+def test_what_another_run_is_writing_is_left_alone(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "lake.5") as folder:
+        sweep(tmp_path / "lake")
+        (folder / "file").touch()
+    assert (tmp_path / "lake.5" / "file").is_file()
 
 
 def test_a_killed_fresh_start_is_not_resumed_from_what_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,11 +59,18 @@ def test_vllm_leaves_room_for_what_training_keeps(big: str, stage: str, check) -
         check(apply_overrides(cfg, ["sft.eval_worlds=0"]))
 
 
+def under_torchrun(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", str(count)), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+
+
 def test_gpus_that_share_the_weights(big: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = config(big, "model.device_memory=40")
     with pytest.raises(ValueError, match="; or 2 GPUs, which share the weights"):
         ppo.check_memory(cfg)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # a scheduler's; without torchrun there is one process
+    assert fit.shards_of(cfg) == 1
+    under_torchrun(monkeypatch, 2)
     ppo.check_memory(cfg)
     assert fit.shards_of(cfg) == 2
 
@@ -97,7 +104,7 @@ def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     cfg = load_config("sokoban", ["model.device=cpu"])
     monkeypatch.setattr(memory, "free_memory", lambda device: 8 * GIB)
     assert fit.available(cfg) == 8 * GIB
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    under_torchrun(monkeypatch, 4)
     assert fit.available(cfg) == 2 * GIB
 
 

@@ -78,6 +78,18 @@ def test_times_follow_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(_days([], "vanilla")) == {"ppo", "eval"}
 
 
+def test_given_rows_are_counted_whatever_stage_1_would_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "TOO_SMALL", 0)
+    monkeypatch.setattr(cost, "measure", lambda *_: Speed(1e4, 1e4))
+    given = f"sft.data={tmp_path / 'train.parquet'}"
+    selfplay(load_config("sokoban", [*RANDOM, "sft.merge_turns=false"]), tmp_path)
+    played = _days([*RANDOM, "sft.merge_turns=false", "sft.epochs=200"])["sft"]
+    once = _days(["sft.merge_turns=false", "sft.epochs=200", given])
+    assert "generate" not in once and once["sft"] == pytest.approx(played, rel=0.3)
+    assert _days(["sft.merge_turns=false", "sft.epochs=200", given, "selfplay.groups=9"])["sft"] == once["sft"]
+    assert _days(["sft.merge_turns=false", "sft.epochs=400", given])["sft"] == pytest.approx(2 * once["sft"], rel=0.1)
+
+
 def test_each_stage_takes_the_time_of_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOO_SMALL", 0)
     monkeypatch.setattr(cost, "measure", lambda device, dtype, rows: Speed(*[{2: 4e5, 4: 1e5}[dtype.itemsize]] * 2))

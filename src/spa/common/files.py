@@ -59,12 +59,29 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.chmod(0o755)
             for path in [*temporary.rglob("*"), temporary]:
                 _sync(path)
-            remove_folder(target)
-            temporary.rename(target)
+            replaced = _put(temporary, target)
             _sync(target.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        if replaced:
+            shutil.rmtree(replaced)
+
+
+def _put(new: Path, target: Path) -> Path | None:
+    """Renames a folder to ``target``; returns where the one that was there has gone. If this fails, that one is back."""
+    if not target.exists():
+        new.rename(target)
+        return None
+    aside = Path(tempfile.mkdtemp(_SUFFIX, f".{target.name}.", target.parent)) / target.name
+    target.rename(aside)
+    try:
+        new.rename(target)
+    except BaseException:
+        aside.rename(target)
+        aside.parent.rmdir()
+        raise
+    return aside.parent
 
 
 def append(path: str | os.PathLike[str], text: str) -> None:
@@ -131,7 +148,8 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 def sweep(folder: str | os.PathLike[str]) -> None:
     """Removes leftovers of killed writes and removals in and next to ``folder``; no other process may be writing there."""
     root = Path(folder)
-    siblings = root.parent.glob(f".{glob.escape(root.name)}.*{_SUFFIX}")
+    random = "?" * 8  # tempfile's; a longer part is of a sibling whose name begins alike
+    siblings = root.parent.glob(f".{glob.escape(root.name)}.{random}{_SUFFIX}")
     for path in [*siblings, *sorted(root.rglob(f".*{_SUFFIX}"))]:
         if path.is_dir():
             shutil.rmtree(path)

@@ -302,13 +302,11 @@ def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | No
     stage_2: float | None = 0.0
     if needs_sft(cfg, variant):
         source = source_config(cfg, variant)
-        episode, row_rate, tokens = _probe(source, policy)
+        episode, row_rate, tokens = (0.0, None, None) if given_data(cfg, variant) else _probe(source, policy)
         count = source.selfplay.groups * source.selfplay.group_size
         stage_1 = None if episode is None else count * episode
         step = stage_2 = None
-        if given_data(cfg, variant):
-            episode = stage_1 = 0.0
-        elif tokens is not None and speed is not None:
+        if tokens is not None and speed is not None:
             share, rows = 1 - source.selfplay.val_fraction, tokens[1]
             stage_2 = source.sft.epochs * count * share * tokens[0] / speed
             step = stage_2 / max(1.0, source.sft.epochs * count * share * rows / source.sft.batch_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from spa.config.schema import Config
 from spa.models import memory
 from spa.models.load import pick_device
 from spa.models.memory import GIB, UnknownSizes, size
+from spa.scale import ranks
 
 CARDS = (24, 40, 80, 141)
 """Memory of common GPUs in GiB (their makers write GB)."""
@@ -48,10 +48,10 @@ def device_type(cfg: Config) -> str:
 
 def shards_of(cfg: Config) -> int:
     """Processes that the weights are divided among: torchrun's, or those that the launcher will start."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    count = ranks.started()
     if cfg.launcher != "local":
-        ranks = max(ranks, cfg.nproc or torch.cuda.device_count())
-    return min(cfg.scale.shards or ranks, ranks)
+        count = max(count, cfg.nproc or torch.cuda.device_count())
+    return min(cfg.scale.shards or count, count)
 
 
 def available(cfg: Config) -> int | None:

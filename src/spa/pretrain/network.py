@@ -50,6 +50,13 @@ class TinySize:
     max_positions: Positive = 4096
     init_std: AboveZero = 0.06  # the usual .02 does not learn to copy in a short training
 
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads or self.hidden_size % (2 * self.num_heads):
+            raise ValueError("num_heads must be a multiple of num_kv_heads, and hidden_size one of 2 x num_heads")
+
+
+LEAST_VOCABULARY = 256 + len(SPECIAL) + len(_TAG_TOKENS)  # all bytes, and what is always one token
+
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> Any:
     """A byte-level BPE tokenizer, with a ChatML template, trained on ``texts``; deterministic."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+import math
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from spa.common.progress import progress
 from spa.config.fields import STRICT, AboveZero, Count, Flag, NonNegative, Positive
 from spa.config.schema import ModelConfig
 from spa.pretrain.corpus import WORLDS, Corpus, Document, tokenizer_texts
-from spa.pretrain.network import TinySize, build_model, build_tokenizer
+from spa.pretrain.network import LEAST_VOCABULARY, TinySize, build_model, build_tokenizer
 
 
 @dataclass(config=STRICT)
@@ -57,7 +58,7 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
     """Trains the tiny model and writes it, with its card, to ``out`` (a Hugging Face folder).
 
     Raises:
-        ValueError: an unknown world, or no world at all.
+        ValueError: an unknown world, or no world at all; too small a vocabulary; a size beside ``start``; divergence.
     """
     import torch
 
@@ -71,6 +72,13 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
         choose("world of the corpus", name, WORLDS)
     if not any(weight > 0 for weight in config.worlds.values()):
         raise ValueError("pretraining needs at least one world with a positive weight, as in worlds.sokoban=1")
+    if config.vocab_size < LEAST_VOCABULARY:
+        raise ValueError(
+            f"vocab_size={config.vocab_size} holds not even all bytes and tags: at least {LEAST_VOCABULARY}"
+        )
+    sizes = [*(each.name for each in fields(TinySize)), "vocab_size"]
+    if config.start and (given := [name for name in sizes if getattr(config, name) != getattr(PretrainConfig(), name)]):
+        raise ValueError(f"start={config.start} has a size and a tokenizer of its own: leave out {', '.join(given)}")
     if config.threads:
         torch.set_num_threads(config.threads)
     streams = np.random.SeedSequence(config.seed).spawn(2)
@@ -100,6 +108,8 @@ def pretrain(config: PretrainConfig, out: Path) -> Path:
             loss = -(logprobs * weights_BT[:, 1:][chosen]).sum() / total_weight
             loss.backward()
             loss_sum += float(loss.detach())
+        if not math.isfinite(loss_sum):
+            raise ValueError(f"pretraining diverged at step {step + 1} of {config.steps}: lower lr")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from numbers import Real
 
 from markupsafe import Markup
 
@@ -53,7 +52,7 @@ def variant_colors(names: Sequence[str]) -> dict[str, str]:
 
 def number(value: object) -> float | None:
     """``value`` as a float that can be drawn, or None."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) < 1e15 else None
 

@@ -21,7 +21,7 @@ from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import VariantScore, verdict
 from spa.report.charts import Chart, chart, mean, series, variant_colors
-from spa.report.collect import read_result
+from spa.report.collect import read_results
 from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
 from spa.runs.folder import RunFolder, changed_settings, failure, flat_definition, variant_names, variants_folder
@@ -210,7 +210,8 @@ def _groups(paths: Sequence[Path]) -> list[Group]:
     runs = []
     for path in paths:
         config = RunFolder(path).config()
-        runs.append((path, config, config.seeds.run, _definitions(path, config), _results(path, config)))
+        results = read_results(*(variants_folder(path) / name / "eval" for name in variant_names(path, config)))
+        runs.append((path, config, config.seeds.run, _definitions(path, config), results))
     groups: list[Group] = []
     for path, config, seed, variants, results in runs:
         group = next((g for g in groups if seed not in g.folders and _same_recipe(g, config, variants)), None)
@@ -266,12 +267,6 @@ def _definitions(path: Path, config: Config) -> dict[str, dict[str, Any]]:
     known = RunFolder(path).definitions()
     files = {name: variants_folder(path) / name / "eval" / "result.json" for name in variant_names(path, config)}
     return {name: flat_definition(known[name]) for name, file in files.items() if name in known and file.is_file()}
-
-
-def _results(path: Path, config: Config) -> dict[str, EvalResult]:
-    names = variant_names(path, config)
-    files = [variants_folder(path) / n / "eval" / file for n in names for file in ("result.json", "planner.json")]
-    return {result.name: result for file in files if (result := read_result(file)) is not None}
 
 
 def _worlds(results: Mapping[int, EvalResult]) -> set[WorldKey]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +23,7 @@ from spa.config.schema import SIMULATOR, Config, VariantConfig
 from spa.config.seeds import first_seed
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
+    given_data,
     played_config,
     practice_variants,
     selfplay_variants,
@@ -29,6 +32,7 @@ from spa.config.variants import (
 )
 from spa.data.encode import encode_rows
 from spa.data.ground_truth import Row
+from spa.data.layouts import data_files, read_rows
 from spa.models.load import load_config, load_tokenizer, pick_device
 from spa.models.memory import count_parameters
 from spa.planning.forecast import Forecast
@@ -37,6 +41,8 @@ from spa.planning.world_model import Usage
 from spa.rl.reference import needs_reference
 from spa.sft.practice import lesson_rows
 from spa.sft.selfplay import selfplay_task, training_rows
+
+T = TypeVar("T")
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
 EFFICIENCY = 0.5  # speed of a whole pass, attention and all, relative to that of a large product alone (assumed)
@@ -90,13 +96,15 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
     if cfg.engine.kind != "transformers" or parameters < TOO_SMALL:
         return []
     played = [source_config(cfg, variant) for variant in selfplay_variants(cfg, command, variants)]
-    tuned = [source_config(cfg, variant) for variant in sft_variants(cfg, command, variants)]
+    given = [(source_config(cfg, each), given_data(cfg, each)) for each in sft_variants(cfg, command, variants)]
+    tuned = [source for source, rows in given if rows is None]
     practised = [source_config(cfg, variant) for variant in practice_variants(cfg, command, variants)]
     trained, tested = command in ("run", "ppo"), command in ("run", "eval")
     variant_cfgs = [(variant, played_config(cfg, variant)) for variant in variants if trained or tested]
     try:
         chat = Chat(load_tokenizer(cfg.model.path, cfg.model, local_only=True), forced=forced_tag(cfg.agent.think))
         data = [(source, selfplay_lengths(source, chat)) for source in _distinct([*played, *tuned, *practised])]
+        rows = [(source, _given_tokens(source, str(file), chat)) for source, file in _distinct(given) if file]
         plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
     except ValueError:
         return []
@@ -104,7 +112,8 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
     speed = speed_in(cfg.model.dtype)
     stages = {
         "generate": sum(_selfplay(source, sizes, parameters, speed) for source, sizes in data if source in played),
-        "sft": sum(_sft(source, sizes, parameters, speed_in) for source, sizes in data if source in tuned),
+        "sft": sum(_sft(source, sizes, parameters, speed_in) for source, sizes in data if source in tuned)
+        + sum(_tune(source, tokens, parameters, speed_in) for source, tokens in rows),
         "ppo": sum(
             _ppo(variant_cfg, plays[variant.name], parameters, speed_in)
             for variant, variant_cfg in variant_cfgs
@@ -279,8 +288,13 @@ def _selfplay(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> f
 
 def _sft(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
     play = cfg.selfplay
-    tokens = play.groups * play.group_size * episode.rows * (1 - play.val_fraction) * cfg.sft.epochs
-    return tokens * _pass(cfg, cfg.sft.lora_rank, parameters, speed_in(_dtype(cfg, cfg.sft.precision)))
+    tokens = play.groups * play.group_size * episode.rows * (1 - play.val_fraction)
+    return _tune(cfg, tokens, parameters, speed_in)
+
+
+def _tune(cfg: Config, tokens: float, parameters: int, speed_in: Measured) -> float:
+    """Seconds of stage 2 on rows of ``tokens`` tokens."""
+    return tokens * cfg.sft.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, speed_in(_dtype(cfg, cfg.sft.precision)))
 
 
 def _practice(cfg: Config, episode: Lengths, chat: Chat, parameters: int, speed_in: Measured) -> float:
@@ -311,9 +325,15 @@ def _ppo(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> 
     return ppo.steps * (played + kept * episodes * episode.trained * passes)
 
 
-def _distinct(configs: Iterable[Config]) -> list[Config]:
-    distinct: list[Config] = []
-    for config in configs:
-        if config not in distinct:
-            distinct.append(config)
+def _given_tokens(cfg: Config, data: str, chat: Chat) -> int:
+    """Tokens of the training rows of ``sft.data``."""
+    rows = read_rows(data_files(Path(data))[0])[0]
+    return sum(len(example.ids) for example in encode_rows(rows, chat, cfg.sft, required=False)[0])
+
+
+def _distinct(values: Iterable[T]) -> list[T]:
+    distinct: list[T] = []
+    for value in values:
+        if value not in distinct:
+            distinct.append(value)
     return distinct

@@ -68,7 +68,7 @@ def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
     import torch.distributed as dist
 
     die_with_parent()  # else a rank would go on and hold the run's lock
-    number = _world_size()
+    number = started()
     if torch.cuda.is_available() and device != "cpu":
         local = int(os.environ.get("LOCAL_RANK", 0))
         torch.cuda.set_device(local if torch.cuda.device_count() > 1 else 0)  # one: a scheduler shows each rank its own
@@ -91,7 +91,14 @@ def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
     _rank, _world, _shards = 0, 1, 1
 
 
-def _world_size() -> int:
+def started() -> int:
+    """The number of processes that torchrun started, 1 without it.
+
+    Raises:
+        ValueError: its variables are no numbers.
+    """
+    if not under_torchrun():
+        return 1
     try:
         int(os.environ["RANK"])
         return int(os.environ["WORLD_SIZE"])
