@@ -360,7 +360,7 @@ def test_a_stage_1_that_is_not_played_is_not_measured(monkeypatch: pytest.Monkey
     given = measure._time(
         load_config("frozen_lake", ["sft.data=rows.parquet"]), load_variant("sft"), tiny_policy(), None
     )
-    assert (given.episode, given.row_rate, given.stage_1, given.stage_2) == (0.0, None, 0.0, None)
+    assert (given.episode, given.rows_per_turn, given.stage_1, given.stage_2) == (0.0, None, 0.0, None)
 
 
 def test_a_constrained_stage_1_is_measured_as_it_plays() -> None:
