@@ -341,6 +341,17 @@ def test_what_coordinates_change_is_said(raw: float, coordinates: float | None, 
     assert advice.states_part(States(raw, coordinates, 6.0))[1].endswith(says)
 
 
+def test_a_guess_among_all_tokens_makes_no_states_familiar() -> None:
+    assert advice.states_part(States(511.0, None, 512.0, cells=False))[1].startswith("better than guessing each token")
+    assert advice.states_part(States(741.0, None, 512.0, cells=False))[1].endswith("what stage 2 is for")
+
+
+def test_random_play_is_not_advised_where_it_is_set() -> None:
+    poor = replace(base(valid_turns=0.19)(ordinary()), times=[replace(ordinary().times[0], rows_per_turn=0.1)])
+    assert sum("selfplay.policy=random" in rule for rule in verdict(poor)) == 2
+    assert not any("selfplay.policy=random" in rule for rule in verdict(replace(poor, selfplay="random")))
+
+
 def test_random_play_is_advised_only_where_there_is_any() -> None:
     rules = verdict(base(valid_turns=0.1, random=None)(ordinary()))
     assert rules and not any("random" in rule for rule in rules)

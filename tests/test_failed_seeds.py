@@ -101,6 +101,9 @@ def test_each_variant_has_its_own_reason_and_a_crash_is_that_of_all_that_it_ende
     both = f"{SPA_FAILED}; variant vanilla was not evaluated: {LOST}; no checkpoint from before is kept"
     variants = collect_cells(runs(tmp_path / "a", both, "vanilla", "spa"))["lake"]
     assert [variants[name].failed for name in ("base", "vanilla", "spa")] == [{}, {1: LOST}, {1: SILENT}]
+    alike = f"{SPA_FAILED}; variant vanilla was not evaluated: as spa"
+    variants = collect_cells(runs(tmp_path / "d", alike, "vanilla", "spa"))["lake"]
+    assert [variants[name].failed for name in ("vanilla", "spa")] == [{1: SILENT}, {1: SILENT}]
     crash = "OutOfMemoryError: CUDA out of memory"
     variants = collect_cells(runs(tmp_path / "b", crash, "vanilla", "spa"))["lake"]
     assert [variants[name].failed for name in ("base", "vanilla", "spa")] == [{}, {1: crash}, {1: crash}]

@@ -252,7 +252,7 @@ def test_a_variant_that_collapses_does_not_keep_the_others_from_being_trained(tm
     train = trainer.train_ppo
 
     def collapse(cfg, variant, *args, **kwargs):
-        if variant.name == "vanilla":
+        if variant.name in ("vanilla", "spa"):
             raise TrainingCollapsed("the policy has collapsed: it is silent")
         return train(cfg, variant, *args, **kwargs)
 
@@ -260,7 +260,7 @@ def test_a_variant_that_collapses_does_not_keep_the_others_from_being_trained(tm
     longer.write_text(
         "{name: longer, state_format: grid, sft: false, rl: true, continues: vanilla, settings: {ppo.steps: 3}}"
     )
-    command = ["run", "frozen_lake", *SMALL, f"variants=[vanilla,{longer},se]", "--out", str(tmp_path / "run")]
+    command = ["run", "frozen_lake", *SMALL, f"variants=[vanilla,{longer},se,spa]", "--out", str(tmp_path / "run")]
     monkeypatch.setattr(trainer, "train_ppo", collapse)
     assert spa(*command) == 2
     printed = capsys.readouterr()
@@ -268,13 +268,13 @@ def test_a_variant_that_collapses_does_not_keep_the_others_from_being_trained(tm
     assert (
         last
         == "Error: variant vanilla was not evaluated: the policy has collapsed: it is silent; variant longer was not evaluated: "
-        "it continues vanilla"
+        "it continues vanilla; variant spa was not evaluated: as vanilla"
     )
     table = printed.out.rpartition("-----\n")[2].splitlines()
     assert [line.split()[0] for line in table if line.startswith(("base ", "vanilla ", "se "))] == ["base", "se"]
     assert (tmp_path / "run" / "report.html").is_file()
     monkeypatch.setattr(trainer, "train_ppo", train)
     assert spa(*command, "--resume") == 0
-    assert {"base", "vanilla", "longer", "se"} <= {
+    assert {"base", "vanilla", "longer", "se", "spa"} <= {
         line.split()[0] for line in capsys.readouterr().out.splitlines() if line
     }

@@ -94,7 +94,9 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
         ranks.on_main(lambda: _conclude(cfg, out))
         if failed:
-            raise ValueError("; ".join(f"variant {name} was not evaluated: {why}" for name, why in failed.items()))
+            first = {why: name for name, why in reversed(failed.items())}
+            reasons = {name: why if name == first[why] else f"as {first[why]}" for name, why in failed.items()}
+            raise ValueError("; ".join(f"variant {name} was not evaluated: {why}" for name, why in reasons.items()))
 
 
 def _conclude(cfg: Config, out: Path) -> None:

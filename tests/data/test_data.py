@@ -436,7 +436,7 @@ def test_statistics_of_rows_without_anything_else() -> None:
 
 @pytest.mark.parametrize("loss", ["think_answer", "state", "masked"])
 @settings(max_examples=20)
-@given(thought=st.text(alphabet="aU√ #1\n<é", max_size=12))
+@given(thought=st.text(alphabet="aU√ #1\n<é☾😀", max_size=12))
 def test_the_picture_shows_the_mask_and_all_of_the_text(loss: str, thought: str) -> None:
     one = row(f"<think><observation>P√</observation>{thought}<prediction>_P</prediction></think> <answer>Up</answer>")
     shown = pieces(one, CHAT, loss=loss)

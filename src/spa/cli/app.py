@@ -410,7 +410,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     said = is_rank() and cfg.launcher != "local"  # by the command that started the ranks
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
-        note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, f"model {cfg.model.path}", *named]))
+        world = [f"world {cfg.env.id}"] if cfg.env.id != cfg.name else []
+        note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, *world, f"model {cfg.model.path}", *named]))
         if options.out is None:
             note(f"Run folder: {folder}")
         if preset:

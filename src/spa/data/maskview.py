@@ -57,8 +57,8 @@ def _text(chat: Chat, ids: Sequence[int], index: int) -> str:
 
     def text(start: int, end: int) -> str:
         shown = list(ids[start:end])
-        return str(chat.tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)).rstrip(
-            "\ufffd"
+        return str(chat.tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)).strip(
+            "\ufffd"  # halves of characters, at both ends
         )
 
     low = max(0, index - 4)

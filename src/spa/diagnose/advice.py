@@ -41,11 +41,13 @@ class Base:
 
 @dataclass(frozen=True)
 class States:
-    """Perplexity per token of states, and that of guessing each cell; None for a state format that the world lacks."""
+    """Perplexity per token of states, None for a state format that the world lacks; and that of guessing each cell or, if the world
+    lists no symbols (``cells``), each token."""
 
     raw: float | None
     coordinates: float | None
     guess: float
+    cells: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Diagnosis:
     times: list[VariantTime]
     total: float | None  # seconds of all stages of all variants; shared stages count once
     seconds: float = 0.0  # duration of the diagnosis
+    selfplay: str = "model"  # who plays in stage 1
 
 
 def lines(diagnosis: Diagnosis) -> list[str]:
@@ -181,12 +184,14 @@ def states_part(states: States) -> tuple[str, str]:
             figures,
             "coordinates lower it clearly: variants that show them (se, spa); longer texts repeat themselves, so try both",
         )
-    familiar = min(values.values()) <= states.guess * FAR
-    suggestion = (
-        "not far from a guess: the states look familiar to this model"
-        if familiar
-        else "the states look unfamiliar to this model: what stage 2 is for"
-    )
+    if min(values.values()) > states.guess * (FAR if states.cells else 1):
+        suggestion = "the states look unfamiliar to this model: what stage 2 is for"
+    elif states.cells:
+        suggestion = "not far from a guess: the states look familiar to this model"
+    else:
+        suggestion = (
+            "better than guessing each token, which says little; a world of cells that lists its `symbols` tells more"
+        )
     if states.raw is not None and states.coordinates is not None:
         worse = states.coordinates > states.raw / LOWER
         suggestion += "; coordinates raise it" if worse else "; coordinates change little"
@@ -306,18 +311,19 @@ def verdict(diagnosis: Diagnosis) -> list[str]:
 def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
     """Advice based on the world and the untrained model."""
     base, hidden = diagnosis.base, diagnosis.hidden
+    random_helps = base.random is not None and diagnosis.selfplay != "random"
     if base.failed:
         yield f"the world failed in {_share(base.failed)} of the episodes: `spa env check` says why"
     if base.valid_turns < FEW:
         yield (
             f"only {_share(base.valid_turns)} of the turns have a valid action: RL will see little reward; a larger model, more "
             "sampling.max_tokens"
-            + ("" if base.random is None else ", or self-play with selfplay.policy=random and stage 2 first")
+            + (", or self-play with selfplay.policy=random and stage 2 first" if random_helps else "")
         )
     if poor := [time for time in diagnosis.times if time.rows_per_turn is not None and time.rows_per_turn < FEW]:
         yield (
             f"stage 1 of {', '.join(time.variant for time in poor)} will keep few rows ({_share(poor[0].rows_per_turn)} of the "
-            f"turns): a larger model, {'' if base.random is None else 'selfplay.policy=random, '}or selfplay.rows=transitions "
+            f"turns): a larger model, {'selfplay.policy=random, ' if random_helps else ''}or selfplay.rows=transitions "
             "with selfplay.prompt=base and selfplay.filter=false, which needs valid actions alone"
         )
     if base.pass_1.mean <= 0 and (base.random or 0) <= 0:

@@ -122,6 +122,7 @@ def diagnose(cfg: Config, out: Path, *, worlds: int, groups: int, steps: int) ->
     times = [_time(cfg, variant, policy, speed) for variant in progress(variants, "times of the variants")]
     policy.close()
     return Diagnosis(
+        selfplay=cfg.selfplay.policy,
         name=cfg.name,
         model=cfg.model.path,
         worlds=worlds,
@@ -188,7 +189,8 @@ def _can_sample(task: Task) -> bool:
 def _states(cfg: Config, policy: Policy, task: Task, worlds: Sequence[World]) -> States:
     scored = perplexity_by_format(cfg, policy, task, worlds, seed=cfg.seeds.run)
     raw, coordinates = (scored[name].perplexity if name in scored else None for name in FORMATS)
-    return States(raw, coordinates, random_guess(task, len(policy.tokenizer)))
+    guess = random_guess(task, len(policy.tokenizer))
+    return States(raw, coordinates, guess, cells=bool(task.make_env().num_cell_values))
 
 
 def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:

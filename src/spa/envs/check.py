@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gymnasium import Env
+
 from spa.config.schema import AgentConfig
 from spa.envs.adapters.guard import RandomGuard
 from spa.envs.check_clock import SECONDS, Clock, Problem, check_type, fail_if, short
@@ -140,7 +142,10 @@ def _finding(question: str, check: Callable[[], str | None]) -> Finding:
 
 
 def _starts(make: MakeEnv) -> None:
-    make().reset(seed=0, options={})
+    env = make()
+    if type(env).step is Env.step:
+        raise Problem("it has no step(action)")
+    env.reset(seed=0, options={})
 
 
 def _names(make: MakeEnv) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
+import traceback
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from math import inf, isfinite
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from spa.envs.spaces import AnyText
 # A world's seed feeds independent streams, told apart by the first entry of the spawn key.
 WORLD_STREAM, NOISE_STREAM, POSITION_STREAM = 0, 1, 2
 OPTIONS = ("noise_seed", "state")
+_SPA = str(Path(__file__).parents[1])
 
 
 class Outcome(NamedTuple):
@@ -237,9 +241,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line of bounded length, its type first."""
+    """An exception in one line of bounded length: its type, its text and, if a user's file raised it, where."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+    place = _place(error)
+    return f"{type(error).__name__}{f': {text[:300]}' if text else ''}{f' ({place})' if place else ''}"
+
+
+def _place(error: BaseException) -> str:
+    """The last line of a user's file that led to an exception; "" if SPA's own code came after it."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        folders = Path(frame.filename).parts
+        if "site-packages" not in folders and not frame.filename.startswith(("<", sys.base_prefix)):
+            return "" if frame.filename.startswith(_SPA) else f"{Path(frame.filename).name}, line {frame.lineno}"
+    return ""
 
 
 def one_of(setting: str, value: Any, known: Iterable[str], of: str | None = None) -> str:

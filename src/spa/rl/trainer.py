@@ -347,13 +347,14 @@ class PPOTrainer:
     def _check_health(self, metrics: dict[str, float]) -> None:
         collapsed = self.health.observe(self.step, metrics)
         if self.step == self.config.ppo.collapse_patience and self.health.best_valid == 0:
+            plain = "set agent.prompt_after_sft=world_model, " if self.task.agent.prompt == "base" else ""
             text = (
-                f"no turn of the first {self.step} steps had a valid action, so that there is nothing to learn from: "
-                "the model does not answer this prompt in the format, or not within sampling.max_tokens_base (see episodes/). "
-                "After stage 2, try a smaller sft.lr, fewer sft.epochs or more tokens"
+                f"no turn of the first {self.step} steps had a valid action (see episodes/); the model does not answer this prompt "
+                "in the format, or not within sampling.max_tokens_base, or does not know the world's actions. Without stage 2 it "
+                f"cannot begin. After it, {plain}try another sft.lr or sft.epochs, or more tokens"
             )
             if self.config.ppo.on_collapse == "stop":
-                raise TrainingCollapsed(f"{text}; or continue anyway with ppo.on_collapse=continue")
+                raise TrainingCollapsed(f"{text}. Or continue anyway with --resume ppo.on_collapse=continue")
             note(f"PPO: {text}")
         if not collapsed:
             return
@@ -361,7 +362,7 @@ class PPOTrainer:
         if self.config.ppo.on_collapse == "stop":
             raise TrainingCollapsed(
                 f"{text} (step {self.step}); {self._last_good(self.health.healthy_step + 1)}. Lower ppo.actor_lr, set "
-                "ppo.target_kl or ppo.kl_loss_coef, or continue anyway with ppo.on_collapse=continue"
+                "ppo.target_kl or ppo.kl_loss_coef, or continue anyway with --resume ppo.on_collapse=continue"
             )
         if self.health.sick == self.config.ppo.collapse_patience:
             note(f"PPO: {text} (step {self.step}); continuing (ppo.on_collapse=continue)")

@@ -420,6 +420,7 @@ def failure(folder: Path, variant: str) -> str:
     # `spa run` ends so once all other variants are finished; the path of a checkpoint and advice follow a semicolon.
     parts = [part.partition(" was not evaluated: ") for part in error.split(";")]
     if named := {before.rpartition("variant ")[2]: why for before, found, why in parts if found}:
-        return named.get(variant, "")
+        why = named.get(variant, "")
+        return named.get(why.removeprefix("as "), why)
     names = ["base", *(Path(each).stem for each in run.config().variants)]
     return error.partition(";")[0] if variant in names else ""
