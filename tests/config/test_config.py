@@ -424,3 +424,18 @@ def test_files_that_are_odd_are_read_or_refused_in_one_line(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=f"cannot read {path}: .*recursi") as raised:
         load_config(path)
     assert "\n" not in str(raised.value)
+    path.write_bytes("name: für\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"cannot read {path}: save it as UTF-8"):
+        load_config(path)
+
+
+def test_a_config_of_ones_own_that_is_named_nearly_right_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lights.yaml").write_text("env.id: sokoban\n")
+    for name in ("lights", "lights.yml"):
+        with pytest.raises(ValueError, match="Did you mean .*'lights.yaml'"):
+            load_config(name)
+    with pytest.raises(ValueError, match=r"Did you mean .*\. One of the world's own is env\.settings\.presses"):
+        load_config("lights.yaml", ["presses=4"])

@@ -90,6 +90,7 @@ def test_registering_twice_is_harmless():
         ("spa/Sokban-v0", "Did you mean 'spa/Sokoban-v0'\\?"),
         ("spa.envs:Sokobn", "spa.envs has no 'Sokobn'. Did you mean 'Sokoban'\\?"),
         ("no_such_module:World", "there is no module 'no_such_module'"),
+        ("lights.py:Lights", "there is no module 'lights.*' to import, .*; write lights:CLASS"),
         ("spa.envs:", "spa.envs has no ''"),
         ("code:KeyDoor", "code has no 'KeyDoor'. It was imported from .*code.py"),
         ("vault.Vault", "unknown world 'vault.Vault'.* A class of your own is written module:Class"),

@@ -109,6 +109,13 @@ def test_the_difference_at_equal_time() -> None:
     )
 
 
+def test_turns_that_were_cut_off_are_said() -> None:
+    table = variants([0.1, 0.1], [0.0, 0.0], [0.0, 0.0])
+    table |= {name: replace(table[name], cut_off=share) for name, share in (("vanilla", 0.2), ("spa", 0.992))}
+    cut = [line for line in verdict(table) if "cut off" in line]
+    assert cut == ["99% of the test turns of spa were cut off (sampling.max_tokens, max_tokens_base)."]
+
+
 def test_without_a_variant_to_compare_with() -> None:
     alone = {"base": score([0.1, 0.1]), "spa": score([0.5, 0.5], {"base": Interval(0.4, 0.3, 0.5)})}
     assert verdict(alone)[0] == "spa 50.0 is above its base 10.0 and was not compared with plain RL; 2 seeds: no claim."

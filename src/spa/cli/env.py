@@ -124,11 +124,12 @@ def named_world(name: str, settings: dict[str, Any]) -> tuple[str, dict[str, Any
 
 
 def world_settings(settings: list[str] | None) -> dict[str, Any]:
-    """``size=6`` as a constructor's keyword arguments."""
+    """``size=6``, or as in a config ``env.settings.size=6``, as a constructor's keyword arguments."""
     from spa.config.overrides import apply_overrides
     from spa.config.schema import EnvConfig
 
     for setting in settings or []:
         if "=" not in setting:
             raise ValueError(f"unexpected argument {setting!r}; settings are written key=value")
-    return apply_overrides(EnvConfig(), [f"settings.{setting}" for setting in settings or []]).settings
+    given = [setting.removeprefix("env.settings.") for setting in settings or []]
+    return apply_overrides(EnvConfig(), [f"settings.{setting}" for setting in given]).settings

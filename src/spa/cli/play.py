@@ -105,10 +105,10 @@ def exported(words: list[str] | None, model: str | None, command: str) -> tuple[
     if not (folder / TASK).is_file():
         if words[0] in names_of("env"):  # a world that a folder happens to be called like
             return words, model
-        raise ValueError(
-            f"{folder} is no exported model (no {TASK}): use `spa {command} NAME --model {folder}`"
-            + (f" or, for a run, --out {folder}" if command != "play" and (folder / "config.yaml").is_file() else "")
-        )
+        is_run, is_model = (folder / "config.yaml").is_file(), (folder / "config.json").is_file()
+        hint = f": use `spa {command} NAME --model {folder}`" if is_model or is_run else " and holds no model"
+        run = f" or, for a run, --out {folder}" if command != "play" and is_run else ""
+        raise ValueError(f"{folder} is no exported model (no {TASK}){hint}{run}")
     _no_model(words[1:], str(folder))
     return [str(folder / TASK), f"model={folder}", *words[1:]], model or str(folder)
 

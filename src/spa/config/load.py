@@ -193,11 +193,18 @@ def choice_of(group: str, name: str) -> str:
     names = names_of(group)
     if name in names:
         return name
-    near = nearest(name, [*names, *(ALIASES if group == "env" else ())])
+    file = _config_file(Path(name)) if group == "env" else None
+    near = file or nearest(name, [*names, *(ALIASES if group == "env" else ())])
     hint = f" Did you mean {near!r}?" if near else ""
     what = "config" if group == "env" else group
     more = "; a checkpoint is given as a folder or as a hub name with a slash" if group == "model" else ""
     raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}{more}.{hint}")
+
+
+def _config_file(path: Path) -> str | None:
+    """A config file of that name with the suffix that was left out or is another."""
+    files = [path.with_suffix(suffix) for suffix in (".yaml", ".yml") if path.name]
+    return next((str(file) for file in files if file.is_file()), None)
 
 
 def split_choices(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -255,7 +262,7 @@ def _load_file(
             f"{path} is a folder, not a config: a run is given with --out {path}, an exported model's task as {path}/spa.yaml"
         )
     if not path.is_file():
-        near = nearest(path.stem, names_of("env"))
+        near = _config_file(path) or nearest(path.stem, names_of("env"))
         raise ValueError(f"no config file {path}." + (f" Did you mean the config {near!r}?" if near else ""))
     data = read_yaml(path)
     try:
@@ -290,7 +297,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         data = _parse(path.read_text("utf-8"))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read {path}: save it as UTF-8 ({error_message(error)})") from error
+    except (yaml.YAMLError, OSError, OmegaConfBaseException, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error_message(error)}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not a config: it must contain a mapping")

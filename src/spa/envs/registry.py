@@ -205,8 +205,9 @@ def _import_module(module: str, name: str) -> Any:
     except Exception as error:  # of the module's own code, too
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and (module == missing or module.startswith(missing + ".")):
+            hint = f"; write {module.removesuffix('.py')}:CLASS" if module.endswith(".py") else ""
             raise ValueError(
-                f"unknown world {name!r}: there is no module {missing!r} to import, here or in Python's path"
+                f"unknown world {name!r}: there is no module {missing!r} to import, here or in Python's path{hint}"
             ) from None
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ValueError(

@@ -230,7 +230,8 @@ class ComparisonRow:
     ``k`` is the same in every row: the largest that all variants with more than one sample per world allow (1: only Pass@1).
     ``pass_k`` is None if a variant (a planner) was played once. Differences are None for the baseline itself, without a
     baseline, and if the worlds differ; ``diff_base`` is the difference in Pass@1 to the untrained base. ``differences`` are those
-    that the verdict names, of the recipe's variant alone; ``training`` is what the variant took; ``tokens`` as of ``EvalResult``.
+    that the verdict names, of the recipe's variant alone; ``training`` is what the variant took; ``tokens`` and
+    ``cut_off`` as of ``EvalResult``.
     """
 
     variant: str
@@ -247,6 +248,7 @@ class ComparisonRow:
     differences: Mapping[str, Interval] = field(default_factory=dict)
     training: Training = NO_TRAINING
     tokens: float = 0.0
+    cut_off: float = 0.0
 
 
 def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
@@ -303,8 +305,8 @@ def comparison_table(
         passes = (pass_1, k, pass_k, versus, diff_1, diff_k, diff_base)
         named = {o: d for o in rivals if variant == judged and (d := paired_difference(result, results[o], 1))}
         training = (trained or {}).get(variant, NO_TRAINING)
-        row = (variant, len(result.worlds), samples, errors, *passes, named, training, result.tokens)
-        rows.append(ComparisonRow(*row))
+        cost = result.tokens, result.metrics.get("cut_off", 0.0)
+        rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes, named, training, *cost))
     return rows
 
 
@@ -320,6 +322,7 @@ def scores(rows: Sequence[ComparisonRow]) -> dict[str, VariantScore]:
                 row.training.steps,
                 row.training.seconds,
                 row.tokens,
+                cut_off=row.cut_off,
             )
     return out
 

@@ -31,6 +31,7 @@ class VariantScore:
         seconds: processor time of the variant's own stages, a run; 0 if unknown.
         tokens: written an episode, a planner's included; 0 if unknown.
         failed: further seeds failed: those in ``by_seed`` are a selection.
+        cut_off: share of the test turns that ended at the token limit; 0 if unknown.
     """
 
     by_seed: Mapping[int, float]
@@ -39,6 +40,7 @@ class VariantScore:
     seconds: float = 0.0
     tokens: float = 0.0
     failed: bool = False
+    cut_off: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -98,7 +100,15 @@ def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
         for variant in (PLAIN_RL, name)
         if variant in variants and (groups := two_groups(list(variants[variant].by_seed.values())))
     ]
+    lines += [
+        f"{variants[variant].cut_off:.0%} of the test turns of {variant} were cut off (sampling.max_tokens, max_tokens_base)."
+        for variant in (PLAIN_RL, name)
+        if variant in variants and variants[variant].cut_off > _MANY
+    ]
     return lines
+
+
+_MANY = 0.2  # share of turns cut off that a score may be due to
 
 
 def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:

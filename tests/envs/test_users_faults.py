@@ -1,0 +1,57 @@
+"""What is said of a world of one's own that is not finished or raises: what is missing, or where."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from spa.cli import main
+
+HEAD = """
+from spa.envs.frozen_lake.world import FrozenLake
+from spa.envs import TextEnv
+
+"""
+NO_STEP = """
+class World(TextEnv):
+    rules, actions = "Go.", ("A", "B")
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "state", {}
+"""
+RAISES = """
+class World(FrozenLake):
+    def step(self, action):
+        if action == "Left":
+            raise KeyError("boom")
+        return super().step(action)
+"""
+RAISES_IN_SPA = """
+class World(FrozenLake):
+    def step(self, action):
+        return super().step(action, 3, 4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            NO_STEP,
+            "FAILED  it can be made and reset(seed=..., options=...): it has no step(action)\n1 question: 1 failed",
+        ),
+        (RAISES, "KeyError: 'boom' (mine.py, line 9)\n"),
+        (RAISES_IN_SPA, "positional arguments but 4 were given (mine.py, line 8)\n"),
+    ],
+)
+def test_a_fault_is_named_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert main(["env", "check", "mine:World", "--episodes", "5"]) == 1
+    assert said in capsys.readouterr().out
