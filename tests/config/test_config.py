@@ -435,7 +435,7 @@ def test_a_config_of_ones_own_that_is_named_nearly_right_is_suggested(
     monkeypatch.chdir(tmp_path)
     Path("lights.yaml").write_text("env.id: sokoban\n")
     for name in ("lights", "lights.yml"):
-        with pytest.raises(ValueError, match="Did you mean .*'lights.yaml'"):
+        with pytest.raises(ValueError, match=r"Did you mean .*'lights\.yaml'"):
             load_config(name)
-    with pytest.raises(ValueError, match=r"Did you mean .*\. One of the world's own is env\.settings\.presses"):
+    with pytest.raises(ValueError, match=r"Did you mean .* One of the world's own is env\.settings\.presses"):
         load_config("lights.yaml", ["presses=4"])
