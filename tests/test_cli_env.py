@@ -146,7 +146,9 @@ def test_a_world_that_raises_ends_play_with_one_line(capsys, tmp_path: Path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
     assert main(["env", "play", f"{module}:World"]) == 2
-    assert capsys.readouterr().err == f"Error: the world failed: step: {said}; run spa env check for details\n"
+    assert capsys.readouterr().err == (
+        f"Error: the world failed: step: {said} ({module}.py, line 6); run spa env check for details\n"
+    )
 
 
 @pytest.mark.parametrize(

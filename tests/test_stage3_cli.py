@@ -89,7 +89,7 @@ def plan(capsys, *argv: str) -> str:
 def test_the_plan_says_how_stage_3_will_learn(capsys) -> None:
     assert "ppo vanilla: gae, rewards at the end of each turn, critic: head" in plan(capsys, "ppo", "frozen_lake")
     text = plan(capsys, "ppo", "frozen_lake", "algorithm=dapo", "ppo.kl_loss_coef=0.1", "ppo.lora_rank=8")
-    assert "grpo, rewards at the end of each turn, no critic, until 32 groups are informative" in text
+    assert "grpo, rewards at the end of each episode, no critic, until 32 groups are informative" in text
     assert "reference model: where it starts, LoRA of rank 8" in text
     text = plan(capsys, "ppo", "sokoban", "model=qwen2.5-1.5b", "algorithm=ppo")
     assert "gae, rewards at the end of each episode, critic: model, 25% of the groups kept (std)" in text
