@@ -10,9 +10,10 @@ import pytest
 
 from spa.cli import main
 from spa.common.lock import locked
+from spa.config.load import to_yaml
 from spa.reproduce.page import write_reproduction
 from spa.reproduce.results import collect_cells
-from spa.reproduce.scale import Cell, load_scale
+from spa.reproduce.scale import Cell, cells, load_scale
 from spa.reproduce.stored import from_json, join, to_json
 from spa.reproduce.table import markdown
 from tests.test_reproduce import WORLDS, result, rows_of, scale_file
@@ -35,6 +36,12 @@ def a_run(folder: Path, error: str | None, lost: tuple[str, ...] = ()) -> Cell:
     return Cell("lake", seed, "frozen_lake", (), folder, ("vanilla", "spa", "se"))
 
 
+def configured(scale: str, out: Path) -> None:
+    """The runs get the configs of the scale's."""
+    for cell in cells(load_scale(scale), out):
+        (cell.folder / "config.yaml").write_text(to_yaml(cell.load()))
+
+
 @pytest.fixture
 def scale(tmp_path: Path) -> str:
     return scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}}, seeds=[0, 1, 2])
@@ -51,6 +58,7 @@ def runs(out: Path, error: str | None, *lost: str) -> list[Cell]:
 
 def test_a_seed_that_failed_is_in_every_output(tmp_path: Path, scale: str, capsys: pytest.CaptureFixture[str]) -> None:
     runs(tmp_path, SPA_FAILED, "spa")
+    configured(scale, tmp_path)
     assert main(["reproduce", "--scale", scale, "--out", str(tmp_path), "--table"]) == 0
     text = (tmp_path / "table.md").read_text()
     by_seed = {name: cells[2] for name, cells in rows_of(text)[2:5]}

@@ -417,25 +417,6 @@ def test_differences_to_further_variants(finished: list[Cell], tmp_path: Path) -
     }
 
 
-def test_differences_to_the_variants_named_on_the_command_line(finished: list[Cell], tmp_path: Path, capsys) -> None:
-    path = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
-    command = ["reproduce", "--scale", path, "--table", "--out", str(tmp_path)]
-    assert main(command) == 0
-    header = next(cells for title, cells in rows_of(capsys.readouterr().out) if title == "Pass@1 minus that of")
-    assert header == ["vanilla", "base"]
-    assert main([*command, "--versus", "spa"]) == 0
-    header = next(cells for title, cells in rows_of(capsys.readouterr().out) if title == "Pass@1 minus that of")
-    assert "spa" in header
-    assert main([*command, "--versus", "spaa"]) == 2
-    assert "Did you mean 'spa'?" in capsys.readouterr().err
-    assert main([*command, "--versus", "spa+lookhead"]) == 2
-    assert "Did you mean 'lookahead'?" in capsys.readouterr().err
-    for versus in ("spaa", "spa+lookhead"):
-        path = scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}}, versus=["base", "vanilla", versus])
-        assert main(command) == 2
-        assert "Did you mean '" in capsys.readouterr().err
-
-
 def test_a_terminated_reproduction_leaves_no_run_behind(tmp_path: Path, monkeypatch) -> None:
     pid_file, program = tmp_path / "pid", tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho $$ > {pid_file}.half && mv {pid_file}.half {pid_file}\nexec sleep 60\n")

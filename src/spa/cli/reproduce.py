@@ -52,7 +52,7 @@ def reproduce(
     from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.page import write_reproduction
-    from spa.reproduce.results import Numbers, collect_cells
+    from spa.reproduce.results import Numbers, collect_cells, is_its_run
     from spa.reproduce.scale import cells, check_versus, load_scale
     from spa.reproduce.stored import fewer, read_numbers, to_json
     from spa.reproduce.table import markdown
@@ -144,7 +144,7 @@ def reproduce(
         if not only_table:
             cores = max(1, usable_cores() // (configs[0].model.threads or usable_cores()))  # 0: each takes all
             failures = run_cells(runs, parallel or at_once(len(runs), cores))
-    numbers = collect_cells(runs, versus=chosen.compared)
+    numbers = collect_cells([cell for cell in runs if is_its_run(cell)], versus=chosen.compared)
     if not any(numbers.values()):
         raise ValueError(f"nothing is finished in {folder}" + (f"; {failures[0]}" if failures else ""))
     show(numbers, folder)

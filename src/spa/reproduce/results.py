@@ -115,6 +115,17 @@ def collect_cells(cells: Sequence[Cell], versus: Sequence[str] = (BASELINE,)) ->
     return numbers
 
 
+def is_its_run(cell: Cell) -> bool:
+    """Whether a cell's folder holds no run of other settings, such as another scale's; it says so of one that does."""
+    run = RunFolder(cell.folder)
+    changed = changed_settings(run.config(), cell.load()) if run.holds_run else []
+    if changed:
+        note(
+            f"{cell.folder} left out: it holds a run of other settings ({', '.join(changed[:3])}{', ...' * (len(changed) > 3)})"
+        )
+    return not changed
+
+
 def evaluated(variants: ByVariant) -> ByVariant:
     """The variants with a result, in at least one seed."""
     return {name: entry for name, entry in variants.items() if entry.successes}
