@@ -110,7 +110,9 @@ def reproduce(
         """The config of each world: its seeds differ in nothing that could be wrong."""
         return [cell.load() for cell in runs[: len(chosen.worlds)]]
 
-    runs = cells(chosen, folder, settings or [], existing=True)
+    runs = cells(
+        chosen, folder, settings or [], own=lambda file: False
+    )  # as files that are there may be another scale's
     configs = load()  # before anything is written
     for cell, cfg in zip(runs, configs, strict=False):
         check_own(chosen, cell.world, cfg)
@@ -139,7 +141,7 @@ def reproduce(
     with interruptible(lambda: "Run the same command again to go on."):
         if not only_table:
             make_bases(chosen, folder)
-        runs = cells(chosen, folder, settings or [], existing=only_table)
+        runs = cells(chosen, folder, settings or [], own=Path.is_file if only_table else lambda file: True)
         load()
         if not only_table:
             cores = max(1, usable_cores() // (configs[0].model.threads or usable_cores()))  # 0: each takes all

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -158,13 +159,22 @@ def variant_file(scale: Scale, world: str, name: str, out: Path) -> Path | None:
     return None
 
 
-def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool = False) -> list[Cell]:
+def _quoted(path: str) -> str:
+    """A path in a list of settings, whatever its letters."""
+    if re.fullmatch(r"[\w./:-]+", path, re.ASCII):
+        return path
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", path) + "'"
+
+
+def cells(
+    scale: Scale, out: Path, more: Sequence[str] = (), *, own: Callable[[Path], bool] = lambda file: True
+) -> list[Cell]:
     """The runs of a scale, seed by seed, so that an early look shows all worlds.
 
     Args:
         out: each run has the folder ``out/WORLD/seed-N``.
         more: settings that override all others.
-        existing: leave out scale-specific variants whose files are not yet written.
+        own: of the file of a scale-specific variant, whether it is one of the variants.
     """
     runs = []
     for seeds in zip_longest(*(scale.seeds_of(name) for name in scale.worlds)):
@@ -172,15 +182,13 @@ def cells(scale: Scale, out: Path, more: Sequence[str] = (), *, existing: bool =
             if seed is None:
                 continue
             files = {variant: variant_file(scale, name, variant, out) for variant in scale.variants_of(name)}
-            variants = tuple(
-                str(file or variant)
-                for variant, file in files.items()
-                if not (existing and file and not file.is_file())
-            ) or ("base",)
+            variants = tuple(str(file or variant) for variant, file in files.items() if not file or own(file)) or (
+                "base",
+            )
             settings = (
                 *scale.settings,
                 *world.settings,
-                f"variants=[{','.join(variants)}]",
+                f"variants=[{','.join(map(_quoted, variants))}]",
                 f"model.threads={scale.threads}",
                 *more,
                 f"seeds.run={seed}",
