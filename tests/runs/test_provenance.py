@@ -120,12 +120,19 @@ def test_hub_revisions_are_those_of_the_cache(tmp_path: Path, monkeypatch: pytes
     assert revisions(load_config("sokoban")) == {}
 
 
-def test_a_config_edited_by_hand_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_edited_by_hand_is_refused_until_it_is_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cfg = load_config("sokoban")
     folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
-    folder.config_path.write_text(folder.config_path.read_text().replace("threads: 0", "threads: 1"))
-    folder.open(folder.config(), "run", resume=True)
+    text = folder.config_path.read_text()
+    folder.config_path.write_text(text.replace("threads: 0", "threads: 1"))
+    with pytest.raises(ValueError, match=r"config.yaml changed since the last command wrote it: undo that"):
+        folder.open(folder.config(), "run", resume=True)
+    folder.open(cfg, "run", resume=True)  # as with the NAME and the settings that it was run with
     assert f"{folder.config_path} changed since the last command wrote it" in capsys.readouterr().err
+    assert folder.config_path.read_text() == text and not folder.edited()
+    folder.open(load_config("sokoban", ["model.threads=1"]), "run", resume=True)
 
 
 def test_a_flipped_bit_in_run_json_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

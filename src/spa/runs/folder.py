@@ -310,6 +310,11 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
+        if self.edited() and _sha256(to_yaml(cfg)) != self.last_command()["config_sha256"]:
+            raise ValueError(
+                f"{self.config_path} changed since the last command wrote it: undo that (settings are changed on the command "
+                "line), or give the NAME and the settings of that command, if it is damaged"
+            )
         for variant in variants:
             if names := self._changed(variant):
                 raise ValueError(
