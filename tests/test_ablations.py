@@ -80,7 +80,7 @@ def test_stages_of_an_variant_one_by_one(tmp_path, capsys) -> None:
     assert main(["generate", "frozen_lake", *SMALL, "--variant", "random_policy", *common]) == 0
     assert [path.name for path in out.glob("selfplay*")] == ["selfplay-random_policy"]
     assert main(["ppo", "--variant", "random_policy", *common]) == 2
-    assert "run `spa sft --variant random_policy` first" in capsys.readouterr().err
+    assert f"run `spa sft --variant random_policy --out {out}` first" in capsys.readouterr().err
     assert main(["sft", "--variant", "random_policy", *common]) == 0
     assert main(["eval", "--variant", "random_policy", *common]) == 2
     assert main(["sft", "--variant", "random_policy", *common]) == 2

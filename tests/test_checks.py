@@ -62,10 +62,10 @@ def test_sampling_that_ppo_cannot_learn_from(capsys, tmp_path, command: list[str
     ("command", "missing"),
     [
         (["sft"], "run `spa generate` first"),
-        (["ppo", "--variant", "spa"], "run `spa sft` first"),
-        (["ppo", "--variant", "spa_plan"], "run `spa practice --variant spa_plan` first"),
+        (["ppo", "--variant", "spa"], "run `spa sft NAME --out "),
+        (["ppo", "--variant", "spa_plan"], "run `spa practice NAME --variant spa_plan --out "),
         (["practice"], "starts from its SFT model: run `spa sft"),
-        (["eval", "--variant", "vanilla"], "run `spa ppo --variant vanilla` first or give --model"),
+        (["eval", "--variant", "vanilla"], "run `spa ppo NAME --variant vanilla --out "),
         (["eval", "--variant", "spa", "engine=openai"], "variant spa was not trained in"),
     ],
 )

@@ -201,7 +201,7 @@ def test_unknown_names(capsys, tmp_path) -> None:
     assert "no model folder" in refused(capsys, out, "eval", "sokoban", "--model", str(tmp_path / "global_step_9"))
     assert "no model folder" in refused(capsys, out, "ppo", "sokoban", f"model.path={tmp_path}/nothing")
     assert "sft.window=1" in refused(capsys, out, "generate", "sokoban", "agent.window=3")
-    assert "run `spa sft` first" in refused(capsys, out, "ppo", "sokoban", "--variant", "spa")
+    assert f"run `spa sft NAME --out {out}` first" in refused(capsys, out, "ppo", "sokoban", "--variant", "spa")
 
 
 def test_a_model_without_tokenizer(capsys, tmp_path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from spa.config.load import load_config, load_variant
 from spa.config.schema import VariantConfig
+from spa.runs.folder import RunFolder
 from spa.runs.products import check_evaluated, check_inputs, is_of_model, model_path, trained_model
 from spa.runs.record import DONE, write_record
 
@@ -81,7 +82,7 @@ def test_another_models_evaluation_is_refused(runs: Path) -> None:
 def test_a_chat_server_is_evaluated_as_no_trained_variant(runs: Path) -> None:
     cfg = load_config("frozen_lake", ["engine=openai"])
     assert check_inputs(cfg, "eval", load_variant("base"), Path("run")) == (None, None)
-    with pytest.raises(ValueError, match="variant spa was not trained in run: "):
+    with pytest.raises(ValueError, match="variant spa was not trained to its end in run: "):
         check_inputs(cfg, "eval", load_variant("spa"), Path("run"))
     stage = Path("run/variants/spa/ppo")
     (stage / DONE).write_text(write_record(stage, {"seconds": 1.0, "model": "checkpoints/global_step_2"}))
@@ -94,3 +95,21 @@ def test_a_variant_without_stage_2_starts_from_its_own_model() -> None:
     assert trained_model(cfg, own, Path("run")) == check_inputs(cfg, "eval", own, Path("run"))[0] == "org/own"
     assert check_inputs(cfg, "ppo", VariantConfig(settings=own.settings), Path("run"))[0] == "org/own"
     assert trained_model(cfg, load_variant("base"), Path("run")) == cfg.model.path
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [
+        ("run", "spa run --out run --resume"),
+        ("ppo vanilla", "spa ppo --variant vanilla --out run --resume"),
+        ("sft", "spa ppo --variant vanilla --out run"),
+    ],
+)
+def test_what_is_to_be_run_first_is_said_as_it_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, first: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = load_config("frozen_lake")
+    RunFolder(Path("run")).open(cfg, command, resume=False)
+    with pytest.raises(ValueError, match=f"vanilla was not trained in run: run `{first}` first or give --model"):
+        check_inputs(cfg, "eval", load_variant("vanilla"), Path("run"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from spa.config.variants import (
     source_config,
     variant_config,
 )
-from spa.runs.folder import selection, variants_folder
+from spa.runs.folder import RunFolder, selection, variants_folder
 from spa.runs.record import check_recorded, read_done
 from spa.runs.stage import model_of
 
@@ -52,7 +53,7 @@ def check_inputs(
         if variant.continues and read_done(variants_folder(out) / variant.continues / "ppo") is None:
             raise ValueError(
                 f"variant {variant.name} continues {variant.continues}, which was not trained in {out}: list it first, or "
-                f"run `spa ppo --variant {variant.continues}` first"
+                f"run {_command(out, 'ppo', variant.continues)} first"
             )
         return start_model(cfg, variant, out), None
     if stage == "eval" and model is None:
@@ -94,9 +95,8 @@ def start_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
     if not variant.sft:
         return variant_cfg.model.path
     if variant.practice:
-        return _product(
-            practice_folder(out, variant), f"variant {variant.name}: run `spa practice --variant {variant.name}` first"
-        )
+        first = _command(out, "practice", variant.name)
+        return _product(practice_folder(out, variant), f"variant {variant.name} has not practised: run {first} first")
     return world_model_of(variant, out)
 
 
@@ -107,8 +107,8 @@ def world_model_of(variant: VariantConfig, out: Path) -> str:
         ValueError: there is none in ``out``.
     """
     folder = sft_folder(out, variant)
-    option = "" if folder.name == "sft" else f" --variant {variant.name}"
-    return _product(folder, f"variant {variant.name} starts from its SFT model: run `spa sft{option}` first")
+    first = _command(out, "sft", "" if folder.name == "sft" else variant.name)
+    return _product(folder, f"variant {variant.name} starts from its SFT model: run {first} first")
 
 
 def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
@@ -120,10 +120,22 @@ def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
     if not variant.rl:
         return start_model(cfg, variant, out)
     folder = variants_folder(out) / variant.name / "ppo"
+    begun = "to its end " if folder.is_dir() else ""
+    first = _command(out, "ppo", variant.name)
     return _product(
-        folder,
-        f"variant {variant.name} was not trained in {out}: run `spa ppo --variant {variant.name}` first or give --model",
+        folder, f"variant {variant.name} was not trained {begun}in {out}: run {first} first or give --model"
     )
+
+
+def _command(out: Path, stage: str, variant: str = "") -> str:
+    """The command that makes in ``out`` what is missing: the one that was to make it, if there was one."""
+    run = RunFolder(out)
+    words = (
+        f"{'' if run.holds_run else ' NAME'}{f' --variant {variant}' if variant else ''} --out {shlex.quote(str(out))}"
+    )
+    if "run" in run.commands():
+        return f"`spa run --out {shlex.quote(str(out))} --resume`"
+    return f"`spa {stage}{words}{' --resume' if f'{stage} {variant}'.strip() in run.commands() else ''}`"
 
 
 def evaluated_model(cfg: Config, variant: VariantConfig, out: Path) -> str | None:
