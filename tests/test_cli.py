@@ -184,6 +184,10 @@ def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
             "Error: No such option: --batch-size. Settings are written key=value: sampling.batch_size=... or sft.batch_size=...",
         ),
         (["ppo", "sokoban", "--variant", "spaa"], "Error: unknown variant 'spaa'"),
+        (
+            ["ppo", "sokoban", "--variant", "spa", "--variant=se"],
+            "Error: --variant is given twice: a command takes one",
+        ),
         (["frobnicate"], "Error: No such command 'frobnicate'."),
         (["pretrain"], "Error: Missing option '--out'."),
         (["report", "nowhere"], "Error: no run folder nowhere"),

@@ -352,6 +352,8 @@ def test_adapters_alone_give_the_merged_model_on_the_base(adapters, tmp_path) ->
         if name in plain:
             torch.testing.assert_close(tensor, plain[name])
     AutoTokenizer.from_pretrained(str(tmp_path / "adapter"))
+    with pytest.raises(ValueError, match="adapter holds LoRA adapters alone: merge them into their model"):
+        resolve_path(str(tmp_path / "adapter"))
     assert "library_name: peft" in (tmp_path / "adapter" / "README.md").read_text()
 
 

@@ -393,6 +393,7 @@ TAMPERING: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda r: flip(next(r.glob(f"{PPO}/checkpoints/*/model.safetensors"))),
         "model.safetensors is damaged",
     ),
+    "a model": (lambda r: shutil.rmtree(r / PPO / "checkpoints"), "it is missing, and is what the stage gives"),
     "a reward of training": (
         lambda r: change_turn(next(r.glob(f"{PPO}/episodes/*.jsonl")), reward=9, rewards=[9.0]),
         "replay of training",

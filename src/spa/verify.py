@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -72,7 +73,7 @@ def verify(out: Path) -> Iterator[Check]:
     for stage in sorted({*stages(out), *ended}):
         name = str(stage.relative_to(out))
         yield _check(f"{name}, files", _files, stage, stage in ended)
-        for checkpoint in sorted((stage / "checkpoints").glob("global_step_*")):
+        for checkpoint in sorted({*(stage / "checkpoints").glob("global_step_*"), *_product(stage)}):
             yield _check(f"{name}, {checkpoint.name}", _checkpoint, checkpoint)
         if (stage / "metrics.jsonl").is_file():
             yield _check(f"{name}, metrics", _metrics, stage)
@@ -150,7 +151,17 @@ def _files(stage: Path, ended: bool) -> str:
     return f"{len(done['files'])} as recorded" if "files" in done else "not recorded (an earlier version)"
 
 
+def _product(stage: Path) -> list[Path]:
+    """The checkpoint that a finished stage gives, whether it is there or not."""
+    with suppress(ValueError):  # its record is damaged, which is said elsewhere
+        model = str((read_done(stage) or {}).get("model", ""))
+        return [stage / model] if model.startswith("checkpoints/") else []
+    return []
+
+
 def _checkpoint(folder: Path) -> str:
+    if not folder.is_dir():
+        raise ValueError("it is missing, and is what the stage gives")
     if lines := damage_of_checkpoint(folder):
         raise ValueError(lines[0])
     return "whole"

@@ -107,6 +107,8 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = list(_words_given)
+        if sum(word.partition("=")[0] == "--variant" for word in words) > 1:
+            raise ValueError("--variant is given twice: a command takes one; `spa run` trains all of variants=[...]")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts
             words.append("--resume")
         code = _call(words)
@@ -329,6 +331,7 @@ def pretrain(
     config = apply_overrides(PretrainConfig(), settings or [])
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give another --out")
+    out.mkdir(parents=True, exist_ok=True)  # where that is not allowed, it fails now
     make(config, out)
     print(out)
 

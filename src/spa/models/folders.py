@@ -52,6 +52,11 @@ def resolve_path(path: str) -> str:
         )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            if (folder / "adapter_config.json").is_file():
+                raise ValueError(
+                    f"{path} holds LoRA adapters alone: merge them into their model (`spa export` does so without --adapter, peft "
+                    "with merge_and_unload) and give that folder"
+                )
             checkpoints = list_checkpoints(folder)
             example = f"its last checkpoint, {checkpoints[-1][1]}" if checkpoints else "such as .../global_step_N"
             if (folder / "run.json").is_file():

@@ -173,8 +173,8 @@ def check_evaluated(variant: VariantConfig, out: Path, model: str | None) -> Non
         return
     if done is not None and not is_of_model(done, model, out):
         raise ValueError(
-            f"{folder} holds the evaluation of {done['model']}, not of {model or 'a chat server'}: give another --out, or delete "
-            "that folder"
+            f"{folder} holds the evaluation of {done['model']}, not of {model or 'a chat server'}: give another --out, leave "
+            "out NAME to go on with the run's own settings, or delete that folder"
         )
 
 
