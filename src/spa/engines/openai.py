@@ -101,7 +101,7 @@ class OpenAIEngine:
                 reply = Reply(begun + reply.text, reply.finish_reason)
             return reply
         self._count_failure(reason)
-        raise RequestFailed(reason)
+        raise RequestFailed(redact(f"{reason} (engine.base_url={self.config.base_url})"))
 
     def _begun(self, forced: str) -> str:
         """What the server is to continue."""
