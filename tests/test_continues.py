@@ -79,5 +79,7 @@ def test_mistakes_are_named(files: tuple[str, str], tmp_path: Path, capsys) -> N
     same = variant_file(tmp_path, "same", "continues: short\nsettings: {ppo.steps: 2, ppo.save_every: 1}")
     assert "more than its 2 ppo.steps" in fails("run", "frozen_lake", f"variants=[{short},{same}]", *out)
     assert "variants=[...] names it before" in fails("run", "frozen_lake", f"variants=[{longer},{short}]", *out)
-    assert "spa ppo --variant short" in fails("ppo", "frozen_lake", "--variant", longer, *out)
+    assert f"spa ppo NAME --variant short --out {tmp_path / 'out'}" in fails(
+        "ppo", "frozen_lake", "--variant", longer, *out
+    )
     assert not (tmp_path / "out" / "variants").exists()

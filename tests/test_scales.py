@@ -13,6 +13,7 @@ from spa.config.schema import ModelConfig
 from spa.models.load import load_model
 from spa.reproduce.bases import make_bases, write_variants
 from spa.reproduce.scale import cells, load_scale, variant_file
+from tests.test_failed_seeds import configured
 from tests.test_reproduce import WORLDS, result, scale_file
 
 DOCS = Path(__file__).parents[1] / "docs" / "scales"
@@ -112,8 +113,9 @@ def test_a_table_of_fewer_says_so_and_leaves_no_figure_of_others(tmp_path: Path,
     out, said = tmp_path / "out", "The files replaced were of more"
     for world, seed, variant in product(("lake", "room"), (0, 1), ("base", "vanilla", "spa")):
         result(out / world / f"seed-{seed}", variant, [4] * WORLDS)
-        (out / world / f"seed-{seed}" / "config.yaml").write_text("variants: [vanilla, spa]\n")
-    command = ["reproduce", "--scale", scale_file(tmp_path), "--out", str(out), "--table"]
+    scale = scale_file(tmp_path)
+    configured(scale, out)
+    command = ["reproduce", "--scale", scale, "--out", str(out), "--table"]
     assert main(command) == 0 and main(command) == 0
     assert said not in capsys.readouterr().out
     assert {path.name.partition("-")[0] for path in (out / "figures").iterdir()} == {"lake", "room"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -161,9 +160,10 @@ def variant_file(scale: Scale, world: str, name: str, out: Path) -> Path | None:
 
 def _quoted(path: str) -> str:
     """A path in a list of settings, whatever its letters."""
-    if re.fullmatch(r"[\w./:-]+", path, re.ASCII):
-        return path
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", path) + "'"
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    plain = path.isascii() and path.replace("/", "").replace("_", "").replace(".", "").replace("-", "").isalnum()
+    return path if plain else QuotedString(path, Quote.single).with_quotes()
 
 
 def cells(
