@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spa.common.files import atomic_write
 from spa.config.load import load_config
 from spa.runs import provenance
 from spa.runs.folder import RunFolder
@@ -143,3 +145,28 @@ def test_a_flipped_bit_in_run_json_is_noticed(tmp_path: Path, capsys: pytest.Cap
     assert folder.info() == {}
     folder.open(load_config("sokoban"), "run", resume=True)
     assert f"{folder.info_path} is missing or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_command_that_is_killed_at_its_begin_leaves_no_edited_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    """Killed after so many of its writes; the settings of the next command may be the old ones or the new."""
+    old, new = load_config("sokoban"), load_config("sokoban", ["model.threads=1"])
+    folder = RunFolder(tmp_path).open(old, "run", resume=False)
+    done = 0
+
+    def write(path: Path, text: str) -> None:
+        nonlocal done
+        if done == writes:
+            raise KeyboardInterrupt
+        done += 1
+        atomic_write(path, text)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr("spa.runs.folder.atomic_write", write)
+        folder.open(new, "run", resume=True)
+    assert not folder.edited()
+    folder.open(folder.config(), "run", resume=True)
+    folder.open(new, "run", resume=True)
+    assert not folder.edited()

@@ -245,10 +245,12 @@ class RunFolder:
         info = self.info()
         entries, known = info.get("commands", []), info.get("variants", {})
         self._compare(facts)
-        atomic_write(self.config_path, config)
+        if not self.config_path.is_file():
+            atomic_write(self.config_path, config)
         entry = {"command": command, "resume": resume, "started": started, **facts}
         definitions = {**known, **{variant.name: shown(variant) for variant in variants}}
         self._write({"name": redact(cfg.name), "commands": [*entries, entry], "variants": definitions})
+        atomic_write(self.config_path, config)  # killed before this, it is what the command before wrote
         return self
 
     def close(self, error: BaseException | None) -> None:
@@ -287,11 +289,16 @@ class RunFolder:
             say(f"{self.config_path} changed since the last command wrote it: it was edited or is damaged")
 
     def edited(self) -> bool:
-        """Whether config.yaml differs from what the last command wrote."""
-        last = self.last_command()
-        if "config_sha256" not in last or not self.config_path.is_file():
+        """Whether config.yaml differs from what the last command wrote, or the one before if that was killed at its begin."""
+        written = self._written()
+        if not written or not self.config_path.is_file():
             return False
-        return str(last["config_sha256"]) != _sha256(self.config_path.read_text(encoding="utf-8", errors="replace"))
+        return _sha256(self.config_path.read_text(encoding="utf-8", errors="replace")) not in written
+
+    def _written(self) -> list[str]:
+        """The digests of config.yaml as the last two commands wrote it."""
+        entries: list[Object] = self.info().get("commands", [])
+        return [str(entry["config_sha256"]) for entry in entries[-2:] if "config_sha256" in entry]
 
     def check(self, cfg: Config, command: str, resume: bool, variants: Sequence[VariantConfig] = ()) -> None:
         """Raises what ``open`` would raise, but writes nothing."""
@@ -310,7 +317,7 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
-        if self.edited() and _sha256(to_yaml(cfg)) != self.last_command()["config_sha256"]:
+        if self.edited() and _sha256(to_yaml(cfg)) not in self._written():
             raise ValueError(
                 f"{self.config_path} changed since the last command wrote it: undo that (settings are changed on the command "
                 "line), or give the NAME and the settings of that command, if it is damaged"
