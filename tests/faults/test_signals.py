@@ -79,10 +79,12 @@ def test_a_program_of_its_own(tmp_path: Path, figure: Callable[[str], None]) -> 
     """With its start, in which packages are imported for seconds, and its end."""
     rng, environment = random.Random(SEED), {**os.environ, "PYTHONPATH": str(Path(spa.__file__).parents[1])}
     argv = out("generate", *SMALL)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+
+    def begin(folder: Path) -> subprocess.Popen[str]:
+        folder.mkdir(exist_ok=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "spa", *argv],
-            cwd=tmp_path,
+            cwd=folder,
             env=environment,
             text=True,
             stdout=subprocess.PIPE,
@@ -91,7 +93,14 @@ def test_a_program_of_its_own(tmp_path: Path, figure: Callable[[str], None]) -> 
         )
         while not catches(process.pid, signal.SIGTERM):
             time.sleep(0.001)
-        time.sleep(rng.uniform(0, 5))
+        return process
+
+    whole, began = begin(tmp_path / "whole"), time.monotonic()
+    assert whole.wait(timeout=60) == 0
+    lasts = 0.7 * (time.monotonic() - began)  # one that goes on has less to do
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        process = begin(tmp_path / "stopped")
+        time.sleep(rng.uniform(0, lasts))
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
         # Python ends itself with SIGINT where that interrupted an import's exec: a shell reads 130 either way.
