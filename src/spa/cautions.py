@@ -40,7 +40,7 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
             yield f"variant {variant.name}: {vanish} ppo.lora_rank=32"
         if each.ppo.estimator in WITH_GROUPS and each.ppo.gamma != PPOConfig().gamma:
             yield f"variant {variant.name}: ppo.gamma without effect, since {each.ppo.estimator} reads an episode's plain sum"
-        if each.ppo.reference and not (each.ppo.kl_loss_coef or each.ppo.kl_reward_coef):
+        if each.ppo.reference and not each.ppo.needs_reference:
             yield f"variant {variant.name}: ppo.reference without effect: set ppo.kl_loss_coef or ppo.kl_reward_coef"
         most = each.ppo.groups * each.ppo.dynamic_rounds
         if each.ppo.dynamic_groups > most:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spa.cautions import written_format
 from spa.config.schema import Config, PPOConfig, VariantConfig
-from spa.config.training import WITH_GROUPS, WITH_VALUES
+from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
     practice_variants,
@@ -157,14 +157,13 @@ def _sft_memory(cfg: Config) -> str:
 
 def _algorithm(rl: PPOConfig) -> str:
     """The settings that define the algorithm."""
-    by_turn = rl.reward_placement == "turn" and rl.estimator not in WITH_GROUPS  # which read an episode's sum
-    parts = [rl.estimator, f"rewards at the end of each {'turn' if by_turn else 'episode'}"]
+    parts = [rl.estimator, f"rewards at the end of each {'turn' if rl.by_turn else 'episode'}"]
     parts.append(f"critic: {rl.critic}" if rl.estimator in WITH_VALUES else "no critic")
     if rl.filter != "off" and rl.filter_ratio < 1:
         parts.append(f"{rl.filter_ratio:.0%} of the groups kept ({rl.filter})")
     if rl.dynamic_groups:
         parts.append(f"until {rl.dynamic_groups} groups are informative")
-    if rl.kl_reward_coef or rl.kl_loss_coef:
+    if rl.needs_reference:
         parts.append(f"reference model: {rl.reference or 'where it starts'}")
     if rl.observation_reward or rl.prediction_reward:
         parts.append(f"rewards for states: {rl.observation_reward:g} and {rl.prediction_reward:g} ({rl.state_match})")

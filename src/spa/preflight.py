@@ -224,7 +224,7 @@ def _check_references(cfg: Config, stage: str, variants: Sequence[VariantConfig]
         path, ppo = each.ppo.reference, each.ppo
         base = source_config(cfg, variant) if variant.sft else each
         policy = model_of(ppo.start or base.model.path)
-        if not (variant.rl and path and (ppo.kl_reward_coef or ppo.kl_loss_coef)):
+        if not (variant.rl and path and ppo.needs_reference):
             continue
         if local_only and not all(Path(resolve_path(name)).is_dir() for name in (path, policy)):
             continue
@@ -295,7 +295,7 @@ def _models(
                 yield "ppo.start", model_of(ppo.start), True
             elif not variant.sft:
                 yield "model.path", each.model.path, True
-            if ppo.reference and (ppo.kl_reward_coef or ppo.kl_loss_coef):
+            if ppo.reference and ppo.needs_reference:
                 yield "ppo.reference", ppo.reference, False
     for variant in variants if stage == "eval" else ():
         each = variant_config(cfg, variant)

@@ -23,6 +23,7 @@ from spa.config.load import (
 )
 from spa.config.overrides import apply_overrides, from_mapping, setting_names
 from spa.config.schema import Config, PPOConfig, VariantConfig
+from spa.pretrain.train import PretrainConfig
 
 
 @dataclass(config=STRICT)
@@ -439,3 +440,5 @@ def test_a_config_of_ones_own_that_is_named_nearly_right_is_suggested(
             load_config(name)
     with pytest.raises(ValueError, match=r"Did you mean .* One of the world's own is env\.settings\.presses"):
         load_config("lights.yaml", ["presses=4"])
+    with pytest.raises(ValueError, match=r"unknown setting 'presses'\. (?!.*env\.settings)"):
+        apply_overrides(PretrainConfig(), ["presses=4"])

@@ -19,7 +19,7 @@ from spa.rl import update as ppo
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.learner import Learner
-from spa.rl.reference import Reference, needs_reference
+from spa.rl.reference import Reference
 from spa.rl.update import update
 from tests.scripted import Scripted, lake_task, tiny_config, tiny_policy
 
@@ -58,7 +58,7 @@ def run(variant: str) -> list[dict[str, float]]:
     # Not ``policy.play``, which divides the episodes among ranks: what is scripted depends on who else plays.
     engine, worlds = Scripted(lambda i: TEXTS[i % len(TEXTS)]), [World(s, str(s)) for s in range(3)]
     episodes = rollout(engine, policy.chat, task, worlds, policy.sampling, seed=0, group_size=4)
-    reference = Reference(copy.deepcopy(policy.model)) if needs_reference(config) else None
+    reference = Reference(copy.deepcopy(policy.model)) if config.needs_reference else None
     one = Learner(policy.model, make_critic(config, policy.model), config, 1.0, reference)
     told = replace(task, agent=replace(task.agent, prompt="world_model"))
     examples = []

@@ -21,7 +21,7 @@ from spa.rl.batch import TrainSequence, train_sequences
 from spa.rl.critic import Critic, make_critic
 from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, token_weights
-from spa.rl.reference import Reference, needs_reference
+from spa.rl.reference import Reference
 from spa.rl.update import TrainingDiverged, score_tokens, set_advantages, update
 from tests.models.networks import network, with_images
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
@@ -174,9 +174,9 @@ def test_the_gradient_follows_the_aggregation(episodes) -> None:
 
 
 def test_the_reference_model_is_wanted_only_for_a_coefficient() -> None:
-    assert not needs_reference(tiny_config().ppo)
-    assert needs_reference(tiny_config(kl_reward_coef=0.1).ppo)
-    assert needs_reference(tiny_config(kl_loss_coef=0.1).ppo)
+    assert not tiny_config().ppo.needs_reference
+    assert tiny_config(kl_reward_coef=0.1).ppo.needs_reference
+    assert tiny_config(kl_loss_coef=0.1).ppo.needs_reference
 
 
 def test_kl_estimators_are_means_of_the_kl() -> None:

@@ -49,9 +49,7 @@ def make_task(config: Config, *, state_format: StateFormat | None = None, prompt
 
 def sampling_for(task: Task, sampling: SamplingConfig, temperature: float | None = None) -> SamplingConfig:
     """Sampling settings for a task: the token limit of its prompt mode, and another temperature if given."""
-    limit = sampling.max_tokens
-    if task.agent.prompt == "base" and sampling.max_tokens_base:
-        limit = sampling.max_tokens_base
+    limit = sampling.limit(task.agent.prompt)
     return dataclasses.replace(
         sampling, max_tokens=limit, temperature=sampling.temperature if temperature is None else temperature
     )

@@ -110,9 +110,8 @@ def reproduce(
         """The config of each world: its seeds differ in nothing that could be wrong."""
         return [cell.load() for cell in runs[: len(chosen.worlds)]]
 
-    runs = cells(
-        chosen, folder, settings or [], own=lambda file: False
-    )  # as files that are there may be another scale's
+    # Without variants of its own: files that are there may be another scale's.
+    runs = cells(chosen, folder, settings or [], own=lambda file: False)
     configs = load()  # before anything is written
     for cell, cfg in zip(runs, configs, strict=False):
         check_own(chosen, cell.world, cfg)

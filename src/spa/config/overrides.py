@@ -159,7 +159,9 @@ def _unknown_key(cls: type, path: Sequence[str]) -> str:
         near or nearest(key, [*siblings, *names]) or lasts.get(last) or lasts.get(nearest(last, lasts) or "")
     )  # in another block, or without its block
     hint = f" Did you mean {near!r}?" if near else " `spa config NAME` shows all of them."
-    return f"unknown setting {key!r}.{hint}" + ("" if block else f" One of the world's own is env.settings.{key}.")
+    return f"unknown setting {key!r}.{hint}" + (
+        f" One of the world's own is env.settings.{key}." if "env.settings" in names and not block else ""
+    )
 
 
 def _validated(cls: type[T], data: dict[str, Any]) -> T:

@@ -135,6 +135,10 @@ class SamplingConfig:
     batch_size: Positive = setting(256, "Episodes decoded at once.")
     processes: Count = setting(0, "Processes that play on a CPU; 0 = as many as help (Linux).")
 
+    def limit(self, prompt: str) -> int:
+        """Tokens per turn in a prompt mode."""
+        return (self.max_tokens_base if prompt == "base" else 0) or self.max_tokens
+
 
 @dataclass(config=STRICT)
 class EngineConfig:

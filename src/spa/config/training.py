@@ -215,6 +215,16 @@ class PPOConfig:
     max_repetition: Share = setting(0.5, "Largest share of responses ending in a loop; 1 = off.")
     min_entropy: NonNegative = setting(0.0, "Least entropy in nats per token; 0 = off.")
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reward or the loss has a KL to a reference model."""
+        return bool(self.kl_reward_coef or self.kl_loss_coef)
+
+    @property
+    def by_turn(self) -> bool:
+        """Whether the estimator reads each turn's reward; a group baseline reads their sum."""
+        return self.reward_placement == "turn" and self.estimator not in WITH_GROUPS
+
     @model_validator(mode="after")
     def _settings_agree(self) -> PPOConfig:
         if 0 < self.dual_clip <= 1:

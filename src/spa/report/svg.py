@@ -52,8 +52,12 @@ class _Plane:
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     root: Element = field(init=False)
+    digits: int = field(init=False)  # that tell the ticks of y apart
 
     def __post_init__(self) -> None:
+        marks = ticks(*self.y_range)
+        apart, largest = marks[-1] - marks[0], max(map(abs, self.y_range))
+        self.digits = max(3, math.ceil(math.log10(largest / apart)) + 2) if apart else 3
         self.root = Element("svg", {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img", "class": "plot"})
 
     def x(self, value: float) -> float:
@@ -74,11 +78,8 @@ class _Plane:
         _label(self.root, 12, middle, self.axes.y, transform=f"rotate(-90 12 {middle:.1f})")
 
     def text(self, value: float) -> str:
-        """A y value as shown on the axis, with the digits that tell its ticks apart."""
-        marks = ticks(*self.y_range)
-        apart, largest = marks[-1] - marks[0], max(map(abs, self.y_range))
-        digits = max(3, math.ceil(math.log10(largest / apart)) + 2) if apart else 3
-        return f"{100 * value:.{digits}g}%" if self.axes.share else f"{value:.{digits}g}"
+        """A y value as shown on the axis."""
+        return f"{100 * value:.{self.digits}g}%" if self.axes.share else f"{value:.{self.digits}g}"
 
 
 def line_chart(lines: Sequence[Line], axes: Axes) -> Markup:

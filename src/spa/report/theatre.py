@@ -143,10 +143,9 @@ def _turn(turn: Turn, following: Sequence[Turn]) -> dict[str, Any]:
         "reward": round(turn.reward, 4),
         "penalty": round(turn.penalty, 4),
         "wrong_format": not turn.format_ok,
+        "right": turn.prediction is not None and exact(turn.prediction, turn.next_state),
         "imagined": imagined(turn),
     }
-    if turn.prediction is not None:
-        record["right"] = exact(turn.prediction, turn.next_state)
     return {
         key: value
         for key, value in record.items()

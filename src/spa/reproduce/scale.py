@@ -162,7 +162,7 @@ def _quoted(path: str) -> str:
     """A path in a list of settings, whatever its letters."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
-    plain = path.isascii() and path.replace("/", "").replace("_", "").replace(".", "").replace("-", "").isalnum()
+    plain = path.isascii() and path.isidentifier()  # the name of a variant
     return path if plain else QuotedString(path, Quote.single).with_quotes()
 
 

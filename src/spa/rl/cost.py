@@ -38,7 +38,6 @@ from spa.models.memory import count_parameters
 from spa.planning.forecast import Forecast
 from spa.planning.play import play_with_planner
 from spa.planning.world_model import Usage
-from spa.rl.reference import needs_reference
 from spa.sft.practice import lesson_rows
 from spa.sft.selfplay import selfplay_task, training_rows
 
@@ -318,7 +317,7 @@ def _ppo(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> 
     passes = ppo.epochs * _pass(cfg, ppo.lora_rank, parameters, speed)
     if values and ppo.critic == "model":
         passes += ppo.epochs * _pass(cfg, ppo.critic_lora_rank, parameters, speed)
-    scored = bool(values) + needs_reference(ppo)  # without gradients, before the update
+    scored = bool(values) + ppo.needs_reference  # without gradients, before the update
     passes += scored * 2 * parameters / speed.many / EFFICIENCY
     kept = 1.0 if ppo.filter == "off" else ppo.filter_ratio
     played = _play(episode, episodes + validated, parameters, speed_in(cfg.model.dtype))

@@ -11,7 +11,6 @@ import numpy as np
 
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
-from spa.config.training import WITH_GROUPS
 
 _EQUAL = 1e-9  # scores that differ by less are equal
 
@@ -44,9 +43,9 @@ def nothing_to_learn(rewards: Sequence[Sequence[float]], groups: Sequence[int], 
     for turns, group in zip(rewards, groups, strict=True):
         members[group].append(turns)
     compared = [group for group in members.values() if len(group) > 1] or [list(rewards)]
-    by_turn = config.reward_placement == "turn" and config.estimator not in WITH_GROUPS
     values = [
-        zip_longest(*group, fillvalue=0.0) if by_turn else [[sum(turns) for turns in group]] for group in compared
+        zip_longest(*group, fillvalue=0.0) if config.by_turn else [[sum(turns) for turns in group]]
+        for group in compared
     ]
     return all(np.ptp(each) <= _EQUAL for group in values for each in group)
 

@@ -20,7 +20,6 @@ from spa.models.memory import (
     size,
 )
 from spa.rl.curriculum import training_tasks
-from spa.rl.reference import needs_reference
 
 PROMPT = 512  # tokens of a turn's user message, about
 
@@ -129,8 +128,8 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
     weights = bytes_of(cfg.model.dtype)
     compute = min(weights, bytes_of(config.precision))
 
-    response = (cfg.agent.prompt == "base" and cfg.sampling.max_tokens_base) or cfg.sampling.max_tokens
-    tokens = max(config.micro_batch_tokens, _longest(cfg, model, response))  # a longer row has a pass of its own
+    longest = _longest(cfg, model, cfg.sampling.limit(cfg.agent.prompt))
+    tokens = max(config.micro_batch_tokens, longest)  # a longer row has a pass of its own
 
     def network(rank: int, scored: int) -> MemoryEstimate:
         return estimate_training(
@@ -149,7 +148,7 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
     if config.critic == "model" and config.estimator in WITH_VALUES:
         networks.append(network(config.critic_lora_rank, 0))
     states = sum(each.weights + each.optimizer for each in networks)
-    if needs_reference(config) and not (config.lora_rank and config.reference is None):
+    if config.needs_reference and not (config.lora_rank and config.reference is None):
         states += count_parameters(model) * weights // shards
     rows = min(cfg.sampling.batch_size, -(-config.groups * config.group_size // shards))
     copy, row = _engine(cfg, model, device, adapters=bool(config.lora_rank))

@@ -9,13 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spa.config.schema import PPOConfig
 from spa.models.lora import without_adapters
 from spa.models.score import TokenBatch, score
-
-
-def needs_reference(config: PPOConfig) -> bool:
-    return bool(config.kl_reward_coef or config.kl_loss_coef)
 
 
 @dataclass

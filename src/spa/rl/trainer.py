@@ -38,7 +38,7 @@ from spa.rl.filters import filter_metrics, group_indices, informative, nothing_t
 from spa.rl.health import Health, TrainingCollapsed
 from spa.rl.learner import Learner
 from spa.rl.metrics import rollout_metrics
-from spa.rl.reference import Reference, needs_reference
+from spa.rl.reference import Reference
 from spa.rl.rewards import turn_rewards
 from spa.rl.update import TrainingDiverged, update
 from spa.scale import ranks
@@ -115,7 +115,7 @@ class PPOTrainer:
         if config.lora_rank:
             add_lora(actor, config, config.lora_rank, self.config.seeds.run)
         reference = None
-        if needs_reference(config):
+        if config.needs_reference:
             adapters_off = config.reference is None and config.lora_rank > 0
             model = actor if adapters_off else load_model(self.config.model, config.reference or self.start)
             reference = Reference(model, adapters_off)

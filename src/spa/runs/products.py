@@ -129,13 +129,12 @@ def trained_model(cfg: Config, variant: VariantConfig, out: Path) -> str:
 
 def _command(out: Path, stage: str, variant: str = "") -> str:
     """The command that makes in ``out`` what is missing: the one that was to make it, if there was one."""
-    run = RunFolder(out)
-    words = (
-        f"{'' if run.holds_run else ' NAME'}{f' --variant {variant}' if variant else ''} --out {shlex.quote(str(out))}"
-    )
+    run, folder = RunFolder(out), f"--out {shlex.quote(str(out))}"
     if "run" in run.commands():
-        return f"`spa run --out {shlex.quote(str(out))} --resume`"
-    return f"`spa {stage}{words}{' --resume' if f'{stage} {variant}'.strip() in run.commands() else ''}`"
+        return f"`spa run {folder} --resume`"
+    name, option = "" if run.holds_run else "NAME ", f"--variant {variant} " if variant else ""
+    again = " --resume" if f"{stage} {variant}".strip() in run.commands() else ""
+    return f"`spa {stage} {name}{option}{folder}{again}`"
 
 
 def evaluated_model(cfg: Config, variant: VariantConfig, out: Path) -> str | None:

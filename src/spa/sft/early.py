@@ -13,9 +13,8 @@ from spa.config.schema import Config, SelfPlayConfig
 from spa.data.ground_truth import rejection
 
 WIDTH = 96  # episodes whose first turns are judged: enough to stop at the default selfplay.min_kept if none is kept
-CHANCE = (
-    0.01  # at each look, that a model with a share of exactly selfplay.min_kept is stopped; over all looks up to 3%
-)
+# At each look, that a model with a share of exactly selfplay.min_kept is stopped; over all looks up to 3%.
+CHANCE = 0.01
 
 
 def why_dropped(turn: Turn, play: SelfPlayConfig) -> str | None:
