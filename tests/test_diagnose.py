@@ -324,7 +324,7 @@ def test_wins_that_did_not_come_are_told() -> None:
     figures, _ = advice.planner_part(
         replace(ordinary(), planned=replace(ordinary().planned, wins_expected=8, wins_true=0.25))
     )  # type: ignore[type-var]
-    assert figures.endswith("\nof the 8 wins that it expected 25% came")
+    assert figures.endswith("\n25% of the 8 wins that it expected came true")
     assert "expected" not in advice.planner_part(ordinary())[0]
 
 

@@ -80,7 +80,7 @@ def test_a_hopeless_model_is_stopped_with_examples(capsys: pytest.CaptureFixture
                     watch(answered(number, ["<think>\x1b[31m\nI"] * (end + 1)), end == 2)
 
     with pytest.raises(
-        ValueError, match=r"keeps too few turns \(selfplay.min_kept=0.05\) of 9\d turns.*helps: a"
+        ValueError, match=r"keeps too few turns \(selfplay.min_kept=0.05\) of 9\d turns.*helps: selfplay.constrained"
     ) as stop:
         play()
     assert "\n" not in str(stop.value)
@@ -135,7 +135,7 @@ def test_a_stage_that_keeps_nothing_stops_early(tmp_path: Path, capsys: pytest.C
     assert main(["generate", *LAKE, "selfplay.groups=60", "sampling.max_tokens=1", "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert "self-play keeps too few turns" in error.splitlines()[-1]
-    assert "What helps: more than sampling.max_tokens=1, a larger model" in error
+    assert "What helps: more than sampling.max_tokens=1, selfplay.constrained, " in error
     assert error.count("rejected (no think block, cut off)") == 3
     assert not (out / "selfplay" / "episodes.jsonl").exists()
 

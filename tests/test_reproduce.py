@@ -367,9 +367,9 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
         "Pass@k on the test worlds",
     ]
     assert [chart.title for chart in drawn.values()] == titles
-    evenly = "Thin: the seeds of a mean. PPO's are spread evenly over its steps."
+    evenly = "Thin lines: single seeds. PPO's cost is spread evenly over its steps."
     assert [(chart.note, chart.svg.count('class="seed"')) for chart in drawn.values()] == [
-        ("Thin: the seeds of a mean.", 4),
+        ("Thin lines: single seeds.", 4),
         *[(evenly, 4)] * 3,
         ("", 0),
     ]

@@ -236,7 +236,9 @@ class PlannerConfig:
     simulations: Positive = setting(64, "mcts: per decision.")
     exploration: NonNegative = setting(1.25, "mcts: weight of the prior (PUCT).")
     samples: Positive = setting(1, "Predictions per move: 1 = the likeliest, more are sampled (stochastic worlds).")
-    proposals: Count = setting(0, "Actions sampled from the policy: mcts' prior, or all actions if none are listed.")
+    proposals: Count = setting(
+        0, "Actions sampled from the policy: mcts' prior, or those searched where the world lists none."
+    )
     gamma: Share = setting(0.95, "Discount per action; with 1 a detour is as good as the shortest way.")
     min_probability: Share = setting(0.2, "Expand only predictions at least this likely (of several samples, all).")
     optimism: Number = setting(0.1, "Value of a state at which the search stops, in units of reward.")

@@ -168,7 +168,7 @@ def base_part(base: Base) -> tuple[str, str]:
     if base.over_random.low > 0:
         return figures, "it plays better than chance"
     if base.over_random.high < 0:
-        return figures, "it plays worse than chance: its habits cost it"
+        return figures, "it plays worse than chance"
     return figures, "no better than chance, as far as these worlds tell"
 
 
@@ -205,7 +205,7 @@ def coordinates_help(states: States) -> bool:
 
 def hidden_part(hidden: Outcomes) -> tuple[str, str]:
     suggestions = {
-        "certain": "nothing hidden was met: predictions can be exact",
+        "certain": "nothing hidden was found: predictions can be exact",
         "chance": "chance decides: no prediction can always be right; planner.samples=4 or so asks for several outcomes",
         "hidden": "the state does not say enough: it can be neither predicted nor planned in exactly",
         "unclear": "chance, or the state does not say enough: no prediction can always be right",
@@ -258,7 +258,7 @@ def planner_part(diagnosis: Diagnosis) -> tuple[str, str]:
         f"{planned.kind} Pass@1 {percent(planned.pass_1)}; base {100 * base.pass_1.mean:.1f}{chance}; gain over the base "
         f"{percent(planned.gain, sign=True)}; {planned.questions:.0f} questions an episode"
         + (
-            f"\nof the {planned.wins_expected} wins that it expected {_share(planned.wins_true)} came"
+            f"\n{_share(planned.wins_true)} of the {planned.wins_expected} wins that it expected came true"
             if planned.wins_expected
             else ""
         )
@@ -352,7 +352,7 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
         depth, max_depth = plan_depth(learned), max(learned.imagined, default=0)
         if learned.top1 is not None and learned.top1 < MIN_TOP1:
             yield (
-                f"the truth beats its corruptions in {_share(learned.top1)} of the states only (chance {_share(learned.chance)}): "
+                f"the truth beats its corruptions in only {_share(learned.top1)} of the states (chance {_share(learned.chance)}): "
                 "more self-play, more epochs or a larger model first (here: --groups, --steps)"
             )
         elif learned.top1 is None and not depth:
@@ -361,8 +361,8 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
             yield "fewer than half of the states are exact after one imagined action: a longer stage 2 (--groups, --steps) first"
         if 0 < depth < max_depth and not planner_pays:  # a planner replans after each move and needs less depth
             yield (
-                f"after {depth} of {max_depth} imagined actions fewer than half of the states are exact: planner.depth={depth}, or "
-                "a longer stage 2"
+                f"beyond {depth} of {max_depth} imagined actions fewer than half of the states are exact: planner.depth={depth}, "
+                "or a longer stage 2"
             )
     if isinstance(planned, Planned) and planner_pays:
         yield (

@@ -332,7 +332,7 @@ def _usage(origin: Origin, adapter: bool, chat: Chat) -> list[str]:
         ]
     window = cfg.agent.window
     later = (
-        f"Its context is the last {window} turn(s): the conversation begins anew with the instruction when there are more."
+        f"Its context is the last {window} turn(s): older ones are dropped, and the instruction comes before the oldest one kept."
         if window
         else "A later user message holds the reward of the turn before and the new state; the whole conversation is kept."
     )

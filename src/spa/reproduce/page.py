@@ -36,7 +36,7 @@ def charts(numbers: Numbers) -> dict[str, dict[str, Chart]]:
         of_world = out.setdefault(world, {})
         for figure in _figures(variants):
             lines = [Line(name, mean, colors[name], seeds=seeds) for name, (mean, seeds) in figure.curves.items()]
-            thin = "Thin: the seeds of a mean." if any(line.seeds for line in lines) else ""
+            thin = "Thin lines: single seeds." if any(line.seeds for line in lines) else ""
             text = " ".join(filter(None, (thin, figure.note)))
             for drawn in chart(figure.title, text, lines, figure.axes):
                 of_world[figure.name] = drawn
@@ -71,7 +71,7 @@ def _figures(variants: Mapping[str, VariantNumbers]) -> Iterator[_Figure]:
             variant: (_along(costs[variant], curve), [_along(costs[variant], seed) for seed in seeds])
             for variant, (curve, seeds) in val.items()
         }
-        evenly = "PPO's are spread evenly over its steps."
+        evenly = "PPO's cost is spread evenly over its steps."
         yield _Figure(name, f"validation Pass@1 by {what}", Axes(unit, "Pass@1"), spent, evenly)
     passes = {name: [(float(k), p.mean) for k, p in sorted(entry.passes.items())] for name, entry in variants.items()}
     several: dict[str, tuple[Curve, list[Curve]]] = {name: (p, []) for name, p in passes.items() if len(p) > 1}

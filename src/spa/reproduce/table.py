@@ -15,10 +15,7 @@ from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import ByVariant, Numbers, evaluated
 from spa.reproduce.scale import Scale
 
-_TOKENS = (
-    ", tokens those written in an episode, a planner's included, actions played those that the world answered in self-play, "
-    "practice and RL together"
-)
+_TOKENS = ", tokens those written in an episode, a planner's included, actions played those in self-play, practice and RL together"
 
 
 @dataclass(frozen=True)
