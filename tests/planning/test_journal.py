@@ -11,12 +11,13 @@ import pytest
 
 from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
+from spa.evaluate.planned import evaluate_planner
 from spa.planning.journal import journaled
 from spa.planning.search import Choice, Move, Question, Worth
 from spa.planning.world_model import Headers, WorldModel
 from spa.sft.practice import lesson_rows
 from tests.planning.tools import TrueEngine, player_of, start_of
-from tests.scripted import lake_task
+from tests.scripted import lake_task, tiny_config
 
 TASK = lake_task(1)
 WORLDS = [World(seed, f"w{seed}") for seed in range(4)]
@@ -66,7 +67,8 @@ def test_an_interrupted_plan_goes_on_where_it_was(tmp_path: Path, whole: tuple[A
     assert lessons == expected and expected.plans
     assert model.usage == undisturbed.usage
     assert 0 < len(engine.contexts) == len(first.contexts) - 2 * known
-    assert not path.exists()
+    again, _, engine = plan(path)
+    assert (again, len(engine.contexts)) == (lessons, 0), "a stage that had not written its result yet"
 
 
 @pytest.mark.parametrize(
@@ -154,4 +156,25 @@ def test_every_kind_of_answer_is_kept(tmp_path: Path) -> None:
 
     assert ask(end=False) == ([(), {"Up": 0.25}, 0.5, None], 1)
     assert ask(end=True) == ([(), {"Up": 0.25}, 0.5, None], 0)
-    assert not path.exists()
+
+
+def test_a_planner_over_another_model_forgets_the_proposals_of_a_policy_that_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = tiny_config()
+    cfg.agent.planner, cfg.planner.model, cfg.planner.proposals = "mcts", "simulator", 2
+    cfg.planner.simulations, cfg.eval.world_model_worlds = 2, 0
+    asked: list[Choice] = []
+
+    def choose(model: WorldModel, choices: Any) -> list[dict[str, float]]:
+        asked.extend(choices)
+        return [{"Up": 1.0} for _ in choices]
+
+    def played(model: str) -> int:
+        asked.clear()
+        evaluate_planner(cfg, "any", player_of(TrueEngine(TASK)), TASK, WORLDS[:1], tmp_path, model=model)
+        return len(asked)
+
+    monkeypatch.setattr(WorldModel, "_choose", choose)
+    questions = played("one")
+    assert questions > 0 and [played("one"), played("other")] == [0, questions]

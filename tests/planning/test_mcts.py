@@ -89,6 +89,17 @@ def test_nothing_is_asked_twice_or_beyond_the_depth(simulations: int) -> None:
     assert all(len(call) == 1 for call in model.calls)
 
 
+def test_a_move_that_leads_back_is_not_chosen_for_being_repeated() -> None:
+    """By visits, 17 of these decisions were to walk into a wall."""
+    task = lake_task(1)
+    stays = 0
+    for seed in range(60):
+        start = start_of(task, World(seed, "w"))
+        after = decide("mcts", start, oracle(task), seed=seed, simulations=16).path[0][1]
+        stays += after.state == start
+    assert stays < 5
+
+
 def test_one_question_is_always_asked() -> None:
     model = of_table(layered(0, 1))
     assert decide("mcts", "0", model, max_questions=1, values=True).path and len(model.moves) == 1

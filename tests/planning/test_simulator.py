@@ -40,6 +40,20 @@ def test_a_text_that_is_no_state_has_no_probability() -> None:
     assert Simulator(SILENT, lake_task(1)).ask([Move("no lake", "Up")]) == [(Imagined("no lake", 0.0, False, 0.0),)]
 
 
+def test_a_state_in_which_the_world_has_ended_has_no_probability_and_is_no_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task = lake_task(1)
+    task = dataclasses.replace(task, env=dataclasses.replace(task.env, max_failed=0.0))
+    look = true_moves(task)
+    moves = [Move(start_of(task, world), action) for world in WORLDS for action in MOVES]
+    over = [state for state, _, ended in map(look, moves) if ended]
+    assert over
+    for state in over:
+        assert Simulator(SILENT, task).ask([Move(state, "Up")]) == [(Imagined(state, 0.0, False, 0.0),)]
+    assert "failed" not in "".join(capsys.readouterr())
+
+
 def test_where_chance_decides_it_is_drawn_by_the_question_and_the_run() -> None:
     task = lake_task(1, settings={"size": 4, "is_slippery": True})
     moves = [Move(start_of(task, world), action) for world in WORLDS for action in MOVES]

@@ -281,6 +281,36 @@ def test_an_answer_that_cannot_be_read_has_no_probability(words: dict[str, Calla
             assert (one.reward, one.ended) == (0.0, False)
 
 
+def test_what_does_not_fit_into_the_context_is_not_asked_and_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Move(STARTS[0], "Up")
+
+    def limited_to(tokens: int, engine: Any) -> WorldModel:
+        monkeypatch.setattr(type(engine), "context_length", tokens)
+        return WorldModel(player_of(engine), TASK, proposals=1)
+
+    def predicted(tokens: int) -> tuple[Imagined, list[str]]:
+        model = limited_to(tokens, engine := TrueEngine(TASK))
+        ((answer,),) = model.ask([question])
+        return answer, engine.contexts
+
+    answer, (about_state, about_outcome) = predicted(10**6)
+    assert answer.probability == 1
+    reserved = player_of(TrueEngine(TASK)).sampling.max_tokens
+    longest = len(CHAT.encode(about_outcome)) + reserved
+    assert predicted(longest) == (answer, [about_state, about_outcome])
+    assert predicted(longest - 1) == (Imagined(answer.state, 0.0, False, 0.0), [about_state])
+    assert predicted(len(CHAT.encode(about_state)) + reserved - 1) == (Imagined(question.state, 0.0, False, 0.0), [])
+
+    engine = Scripted(lambda number: "</think><answer>Up</answer>")
+    assert limited_to(10**6, engine).ask([Choice(STARTS[0], 3)]) == [{"Up": 1.0}]
+    (((asked,),), engine.contexts) = engine.contexts, []
+    assert limited_to(len(asked) + reserved - 1, engine).ask([Choice(STARTS[0], 3), Worth(STARTS[0], "Up")]) == [
+        {},
+        None,
+    ]
+    assert not any(engine.contexts)
+
+
 def test_questions_are_asked_once_until_they_are_forgotten() -> None:
     engine = TrueEngine(TASK)
     model = WorldModel(player_of(engine), TASK)

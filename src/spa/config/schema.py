@@ -241,7 +241,9 @@ class PlannerConfig:
     )
     gamma: Share = setting(0.95, "Discount per action; with 1 a detour is as good as the shortest way.")
     min_probability: Share = setting(0.2, "Expand only predictions at least this likely (of several samples, all).")
-    optimism: Number = setting(0.1, "Value of a state at which the search stops, in units of reward.")
+    optimism: Number = setting(
+        0.1, "Value of a state at which the search stops, also where no action is left, in units of reward."
+    )
     whole: Flag = setting(
         False, "lookahead, beam, practice: imagine everything within depth, as a later end may pay more than the first."
     )

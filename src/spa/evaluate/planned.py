@@ -58,7 +58,7 @@ def evaluate_planner(
     ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
-    asked_model = identity(cfg.planner.model or model)
+    asked_model = f"{identity(cfg.planner.model or model)} {identity(model)}"  # the second proposes
     answers = out / "planner_answers.jsonl"
     with planning_model(cfg, policy, task) as world_model, journaled(world_model, answers, asked_model):
         searched = Searched(world_model, seed)

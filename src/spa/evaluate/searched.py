@@ -45,7 +45,7 @@ class Searched:
         """Shares of the answers in the sample that the planner believed, named as in ``planner.json``. Empty if the world cannot
         be set to a state, or if a world so set does not repeat the moves of ``episodes``.
 
-        * ``planner/questions_possible``: about a state in which the world can be.
+        * ``planner/questions_possible``: about a state in which the world can be and has not ended.
         * ``planner/questions_exact``: of these, answered with the world's next state, reward (to six decimals) and end.
         """
         sample = [(move, seen) for move, seen in self._sample if believes(seen, config)]

@@ -91,9 +91,8 @@ def _answer(question: Question, stored: _Stored) -> Answer:
 
 @contextmanager
 def journaled(world_model: WorldModel, path: Path, model: str) -> Iterator[None]:
-    """Keeps the answers in ``path`` while the block runs, and replays those of an interrupted block.
-
-    The file is removed at the end of the block, but not after an error.
+    """Keeps the answers in ``path`` while the block runs, and replays those of an interrupted stage, whose record ends their use
+    (``runs.record.unfinished_work``).
 
     Args:
         model: ``identity`` of the model that answers.
@@ -101,4 +100,3 @@ def journaled(world_model: WorldModel, path: Path, model: str) -> Iterator[None]
     world_model.journal = Journal(path, model)
     yield
     world_model.journal = None
-    path.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ answer that predicts it; answers below ``planner.min_probability`` are discarded
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -336,14 +337,16 @@ def mcts(
     config: PlannerConfig,
     rng: np.random.Generator,
 ) -> Search:
-    """Runs ``planner.simulations`` simulations from ``root`` and chooses the most visited action.
+    """Runs ``planner.simulations`` simulations from ``root`` and chooses the action with which most of them began.
 
-    A state reached by several paths has one node.
+    A state reached by several paths has one node. A simulation that comes back to the root repeats moves there, so that its visits
+    are no choice.
     """
     graph = ImaginedGraph(root, config)
     nodes: dict[str, _Node] = {}
     horizon = min(config.depth, horizon)
     low, high = math.inf, -math.inf
+    begun: Counter[str] = Counter()
     question_count, limit = 0, config.max_questions or math.inf
     for _ in range(config.simulations):
         state, value = root, None
@@ -379,6 +382,7 @@ def mcts(
             state = seen.state
         if value is None:
             value = graph.worth[graph.index[state]]
+        begun.update(action for _, action, *_ in trail[:1])
         for node, action, reward, sure in reversed(trail):
             value = reward + config.gamma * value
             value = sure * value if value > 0 else value
@@ -392,8 +396,8 @@ def mcts(
     if not top.visits:
         return Plan([("", NOTHING)])
     tried = {action: top.mean(action) for action, visits in top.visits.items() if visits}
-    most = max(top.visits.values())
-    first = _best({action: mean for action, mean in tried.items() if top.visits[action] == most}, rng)
+    most = max(begun.values())
+    first = _best({action: mean for action, mean in tried.items() if begun[action] == most}, rng)
     visits = {graph.index[state]: node.visits for state, node in nodes.items() if graph.index[state] in graph.edges}
     return _decided(tried, graph.path(visits, first, horizon), graph)
 

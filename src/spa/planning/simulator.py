@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.error import ResetNeeded
 
 from spa.agent.failures import Failures
 from spa.agent.policy import Policy
@@ -72,8 +73,8 @@ class Simulator(WorldModel):
         return False
 
     def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
-        """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in has probability 0,
-        and so has one whose world fails."""
+        """The results of moves, ``samples`` draws in stochastic worlds. A state that no world can be in, or in which it
+        has ended, has probability 0, and so has one whose world fails."""
         answers = [tuple(self._look(move, sample) for sample in range(self.samples)) for move in moves]
         self._failures.say()
         return answers
@@ -86,6 +87,6 @@ class Simulator(WorldModel):
                 state, reward, ended, _, _ = self._env.step(move.action)
                 return Imagined(state, float(reward), ended, 1.0)
             except WorldError as error:
-                if not error.refused:
+                if not (error.refused or isinstance(error.__cause__, ResetNeeded)):
                     raise
         return Imagined(move.state, 0.0, False, 0.0)

@@ -163,7 +163,7 @@ class WorldModel:
     def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
         """The model's predictions for moves, ``samples`` answers each; bypasses the cache. ``headers`` as of ``ask``.
 
-        An answer that is cut off or has no readable outcome has probability 0.
+        An answer that is cut off, has no readable outcome, or does not fit into the model's context has probability 0.
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
         queries = [(one, sample) for one in self._with_headers(moves, headers) for sample in range(self.samples)]
@@ -249,9 +249,15 @@ class WorldModel:
         def following(session: int, imagined: Imagined) -> list[int] | None:
             done[sessions[session][place[session]]] = imagined
             place[session] += 1
+            return next_question(session)
+
+        def next_question(session: int) -> list[int] | None:
             if place[session] == len(sessions[session]):
                 return None
-            return read(session, question(session), before[session])
+            ids = question(session)
+            if not _fits(ids, self.policy, sampling):
+                return following(session, Imagined(asked(session).state, 0.0, False, 0.0))
+            return read(session, ids, before.get(session, ()))
 
         def answer(session: int, completion: Completion) -> list[int] | None:
             usage.tokens_written += len(completion.ids)
@@ -267,12 +273,15 @@ class WorldModel:
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             state[session] = next_state, sure
             before[session] = [*before[session], *completion.ids]
-            outcome_of = layout.predicted(*asked(session), next_state)
-            return read(session, context(session, outcome_of, STARTS_OF_OUTCOMES), before[session])
+            ids = context(session, layout.predicted(*asked(session), next_state), STARTS_OF_OUTCOMES)
+            if not _fits(ids, self.policy, sampling):
+                del state[session]
+                return following(session, Imagined(next_state, 0.0, False, 0.0))
+            return read(session, ids, before[session])
 
         before: dict[int, list[int]] = {}
         begun: dict[int, str] = {}  # the end of the question with which an answer begins
-        contexts = {session: read(session, question(session)) for session in sessions}
+        contexts = {session: ids for session in sessions if (ids := next_question(session)) is not None}
         self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return [done[key] for key in queries], usage
 
@@ -325,10 +334,12 @@ class WorldModel:
     def _continue(
         self, policy: Policy, contexts: dict[int, list[int]], sampling: SamplingConfig
     ) -> tuple[dict[int, str], Usage]:
-        """A policy's continuation of each session's context."""
+        """A policy's continuation of each session's context; "" of one that the model cannot read."""
         chat = policy.chat
-        usage = Usage(questions=len(contexts), tokens_read=sum(map(len, contexts.values())))
-        texts: dict[int, str] = {}
+        usage = Usage(questions=len(contexts))
+        texts = dict.fromkeys(contexts, "")
+        contexts = {session: ids for session, ids in contexts.items() if _fits(ids, policy, sampling)}
+        usage.tokens_read = sum(map(len, contexts.values()))
 
         def answer(session: int, completion: Completion) -> None:
             usage.tokens_written += len(completion.ids)
@@ -374,6 +385,11 @@ class WorldModel:
         for _, usage in parts:
             self.usage += usage
         return [parts[place % processes][0][place // processes] for place in range(count)]
+
+
+def _fits(ids: Sequence[int], policy: Policy, sampling: SamplingConfig) -> bool:
+    """Whether ``policy`` can read a context and an answer to it."""
+    return len(ids) + sampling.max_tokens <= (policy.engine.context_length or math.inf)
 
 
 def _read(answer: str, begun: str) -> tuple[str, bool]:

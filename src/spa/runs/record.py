@@ -35,7 +35,8 @@ class _Record(TypedDict, total=False):
 
 def unfinished_work(folder: Path) -> list[Path]:
     """What an unfinished stage resumes from, in ``folder``; useless once it has its record, and not before."""
-    return [path for name in ("*.partial.jsonl", PLAYED, "warmup", "seconds.json") for path in folder.glob(name)]
+    names = ("*.partial.jsonl", PLAYED, "warmup", "seconds.json", "*answers.jsonl")
+    return [path for name in names for path in folder.glob(name)]
 
 
 def write_record(folder: Path, result: Mapping[str, Any]) -> str:
