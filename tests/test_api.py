@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ def test_a_run_knows_its_results(run: spa.Run) -> None:
 def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give one of base, vanilla, spa"):
         run.episodes()
+    with pytest.raises(ValueError, match="unknown stage with metrics 'eval'"):
+        run.metrics("spa", "eval")
     with pytest.raises(ValueError, match="unknown stage with episodes 'evaluation'"):
         run.episodes("spa", "evaluation")
     with pytest.raises(ValueError, match=r"stage with episodes 'sft'.* eval, world_model, planner, selfplay"):
@@ -72,7 +76,7 @@ def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown evaluated variant 'nope'"):
         run.table("nope")
     for counts in ({"worlds": 0}, {"samples": -1}, {"skip": -1}):
-        with pytest.raises(ValueError, match="must be 1 or more"):
+        with pytest.raises(ValueError, match="must be whole numbers from 1"):
             spa.play("frozen_lake", **counts)
     with pytest.raises(ValueError, match="settings are texts"):
         spa.load_config("frozen_lake", ["ppo.steps=20"])  # type: ignore[arg-type]
@@ -96,6 +100,80 @@ def test_play_returns_the_episodes_world_by_world(run: spa.Run) -> None:
         spa.play("frozen_lake", split="tests")
 
 
+def test_a_run_plays_a_variant_as_it_was_evaluated(run: spa.Run) -> None:
+    (evaluated, *_) = run.episodes("spa")
+    told: list[tuple[int, bool]] = []
+    played = run.play(
+        worlds=2, samples=2, on_turn=lambda episode, ended: told.append((episode.group, ended)), quiet=True
+    )
+    assert run.recipe == "spa" and played[0].turns[0].state == evaluated.turns[0].state
+    assert "Player (P) is at" in played[0].turns[0].state, "with the coordinates that the variant was trained with"
+    assert sorted(group for group, ended in told if ended) == [0, 0, 1, 1], "of every episode, whoever played it"
+    config, model = run.player("vanilla", "sampling.temperature=0.5")
+    assert (config.sampling.temperature, model) == (0.5, run.model("vanilla"))
+    assert run.play("spa", model="builtin:tiny", quiet=True)
+    with pytest.raises(ValueError, match=r"run\.play\('spa'\)"):
+        spa.play("frozen_lake", model=run)  # type: ignore[arg-type]
+
+
+def test_a_call_leaves_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    before = torch.get_num_threads()
+    signal.setitimer(signal.ITIMER_REAL, 300)
+    try:
+        spa.play("frozen_lake", "model.threads=3", quiet=True)
+        left = signal.setitimer(signal.ITIMER_REAL, 0)[0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert 0 < left < 300 and logging.is_progress_bar_enabled()
+    assert capsys.readouterr() == ("", "")
+    spa.play("frozen_lake")
+    assert torch.get_num_threads() == before
+    assert capsys.readouterr().err, "quiet is of its call alone"
+
+
+def test_threads_may_play_at_once() -> None:
+    def play(worlds: int) -> list[Episode]:
+        return spa.play("frozen_lake", "sampling.processes=1", "model.threads=1", worlds=worlds, quiet=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(play, [1, 3, 2, 4]))
+    alone = [play(worlds) for worlds in (1, 3, 2, 4)]
+    assert [[one.turns for one in episodes] for episodes in together] == [[one.turns for one in each] for each in alone]
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [
+        (lambda: spa.run(None), "config is None: give a config's name"),
+        (lambda: spa.play(None), "config is None"),
+        (
+            lambda: spa.load_config({"ppo": {"steps": 3}}),
+            "not {'ppo': {'steps': 3}}: settings follow as 'ppo.steps=20'",
+        ),
+        (lambda: spa.load_config(Turn), "a world of your own is 'module:Class'"),
+        (lambda: spa.load_config("frozen_lake", f"ppo.start={None}"), "ppo.start: write null for no value"),
+        (lambda: spa.play("frozen_lake", worlds="2"), "worlds='2' and samples=1 must be whole numbers"),
+        (lambda: spa.run("frozen_lake", out=""), "the folder of a run is empty"),
+        (lambda: spa.compare(["runs/a", "runs/b"]), r"spa\.compare\('runs/first', 'runs/second'\)"),
+    ],
+)
+def test_a_wrong_argument_is_named(do: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("{", r"\{")) as error:
+        do()
+    assert "\n" not in str(error.value)
+
+
+def test_a_home_directory_is_one(run: spa.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(run.folder.parent))
+    assert spa.Run("~/run").folder == run.folder
+    with pytest.raises(ValueError, match="two different run folders"):
+        spa.compare("~/run", run)
+
+
 def test_play_asks_a_chat_server_only_without_a_model() -> None:
     served = ("engine=openai", "engine.base_url=http://localhost:1/v1", "engine.model=m", "engine.retries=0")
     (episode,) = spa.play("frozen_lake", *served, model="builtin:tiny")
@@ -108,6 +186,7 @@ def test_frame_has_a_row_per_turn(run: spa.Run, monkeypatch) -> None:
     frame = spa.episodes_frame(episodes)
     assert len(frame) == sum(len(episode.turns) for episode in episodes)
     assert frame["turn"].min() == 1
+    assert list(spa.episodes_frame([]).columns) == list(frame.columns)
     assert frame["reward"].sum() == pytest.approx(sum(episode.total_reward for episode in episodes))
     monkeypatch.setattr("spa.api.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install pandas"):

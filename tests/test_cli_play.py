@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,12 @@ def test_a_failed_episode_says_why(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_nothing_could_be_played_it_fails(
     seeds: tuple[int, ...], code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def played(*args: object, **kwargs: object) -> list[Episode]:
+    def played(*args: object, on_turn: Any, **kwargs: object) -> list[Episode]:
         lost = {"status": "error", "error": "RequestFailed: Connection error"}
-        return [Episode("Lake", seed, seed, **(lost if seed in seeds else {})) for seed in range(2)]
+        episodes = [Episode("Lake", seed, seed, **(lost if seed in seeds else {})) for seed in range(2)]
+        for episode in episodes:
+            on_turn(episode, True)
+        return episodes
 
     monkeypatch.setattr("spa.api.play", played)
     assert main(["play", *LAKE, "--worlds", "2"]) == code

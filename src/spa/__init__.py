@@ -22,21 +22,29 @@ if TYPE_CHECKING:
     from spa.agent.episode import Episode as Episode
     from spa.agent.episode import Turn as Turn
     from spa.agent.policy import Policy as Policy
+    from spa.api import Comparison as Comparison
     from spa.api import Run as Run
     from spa.api import compare as compare
     from spa.api import episodes_frame as episodes_frame
     from spa.api import load_config as load_config
     from spa.api import play as play
     from spa.api import run as run
+    from spa.config.schema import Config as Config
     from spa.envs.base import TextEnv as TextEnv
     from spa.envs.registry import make_env as make_env
+    from spa.evaluate.summary import EvalResult as EvalResult
+    from spa.report.compare import RunComparison as RunComparison
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Comparison": "spa.api",
+    "Config": "spa.config.schema",
     "Episode": "spa.agent.episode",
+    "EvalResult": "spa.evaluate.summary",
     "Policy": "spa.agent.policy",
     "Run": "spa.api",
+    "RunComparison": "spa.report.compare",
     "TextEnv": "spa.envs",
     "Turn": "spa.agent.episode",
     "compare": "spa.api",
@@ -49,11 +57,13 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'spa' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return value
+if not TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'spa' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spa.config.load import load_config as _load_config
-from spa.config.schema import Config
+from spa.config.schema import Config, VariantConfig
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode
-    from spa.agent.rollout import OnTurn
-    from spa.agent.take_over import Ask
     from spa.evaluate.summary import ComparisonRow, EvalResult
     from spa.report.compare import RunComparison
 
@@ -35,7 +36,34 @@ def load_config(name: str | Path | Config | None = None, *settings: str) -> Conf
         if settings:
             raise ValueError("settings are for a config given by its name; assign to a Config's fields instead")
         return name
+    if name is not None and not isinstance(name, (str, Path)):
+        raise ValueError(
+            f"a config is a name, a YAML file or a Config, not {name!r}: settings follow as 'ppo.steps=20', and a world of your "
+            "own is 'module:Class' ('__main__:Class' in a notebook)"
+        )
     return _load_config(name, settings)
+
+
+def _task(config: str | Path | Config, settings: Sequence[str]) -> Config:
+    """``load_config`` of a config that must be given."""
+    if config is None:
+        raise ValueError("config is None: give a config's name or file, such as 'frozen_lake', or a Config")
+    return load_config(config, *settings)
+
+
+def _folder(folder: str | Path) -> Path:
+    if not str(folder):
+        raise ValueError("the folder of a run is empty: give its path, as in 'runs/first'")
+    return Path(folder).expanduser()
+
+
+@contextmanager
+def _quieted(quiet: bool) -> Iterator[None]:
+    """Without what a command prints, if ``quiet``."""
+    from spa.common.progress import quieted
+
+    with quieted(quiet), redirect_stdout(StringIO() if quiet else sys.stdout):
+        yield
 
 
 def run(
@@ -52,20 +80,19 @@ def run(
         settings: ``key=value``, as on the command line.
         out: the run folder; default ``runs/NAME-TIME``.
         resume: continue what ``out`` holds.
-        quiet: no progress on stderr.
+        quiet: neither progress on stderr nor the table on stdout.
 
     Raises:
         ValueError: a wrong setting, model or world, before anything is written; or a variant whose training failed, after
             the others have finished.
     """
     from spa import pipeline
-    from spa.common.progress import set_quiet
     from spa.runs.folder import default_folder
 
-    cfg = load_config(config, *settings)
-    folder = Path(out) if out is not None else default_folder(cfg)
-    set_quiet(quiet)
-    pipeline.run(cfg, folder, resume=resume)
+    cfg = _task(config, settings)
+    folder = _folder(out) if out is not None else default_folder(cfg)
+    with _quieted(quiet):
+        pipeline.run(cfg, folder, resume=resume)
     return Run(folder)
 
 
@@ -77,8 +104,9 @@ def play(
     samples: int = 1,
     split: str = "test",
     skip: int = 0,
-    on_turn: OnTurn | None = None,
-    take_over: Ask | None = None,
+    on_turn: Callable[[Episode, bool], None] | None = None,
+    take_over: Callable[[str], str] | None = None,
+    quiet: bool = False,
 ) -> list[Episode]:
     """Plays worlds with a model, or with its planner if ``agent.planner`` is set.
 
@@ -88,8 +116,10 @@ def play(
         model: a checkpoint, a stage's folder or a hub name; default ``model.path``, or the chat server of ``engine``.
         worlds: number of worlds of ``split`` (test, val, selfplay or train), after the first ``skip``.
         samples: episodes per world.
-        on_turn: called after each turn with the episode and whether it has ended; replaces the progress bar.
+        on_turn: called after each turn with the episode and whether it has ended (of those that another process plays only at
+            their end); replaces the progress bar.
         take_over: given the state before each turn, returns a person's actions for it; empty lets the model play.
+        quiet: no progress on stderr.
 
     Returns:
         ``worlds * samples`` episodes, world by world.
@@ -107,36 +137,43 @@ def play(
     from spa.preflight import check_planner
     from spa.runs.stage import model_of
 
-    if worlds < 1 or samples < 1 or skip < 0:
-        raise ValueError(f"worlds={worlds} and samples={samples} must be 1 or more, skip={skip} 0 or more")
+    if not all(isinstance(count, int) for count in (worlds, samples, skip)) or min(worlds, samples, skip + 1) < 1:
+        raise ValueError(
+            f"worlds={worlds!r} and samples={samples!r} must be whole numbers from 1, skip={skip!r} one from 0"
+        )
+    if isinstance(model, Run):
+        raise ValueError("model: a run has several models: use run.play('spa'), or model=run.model('spa')")
     path = model_of(str(model), "model") if model else None
     preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
-    cfg = load_config(config, *settings, *preset)
+    cfg = _task(config, [*settings, *preset])
     task = make_task(cfg)
     check_planner(cfg, task.started_env())
     source = WorldSource(task, choose("split", split, SPLITS), first_seed(cfg.seeds, split), unique=True)
     chosen = source.take(skip + worlds)[skip:]
-    policy = Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)
-    try:
+    seen: set[tuple[int, int]] = set()  # episodes whose end was told
+
+    def tell(episode: Episode, ended: bool) -> None:
+        assert on_turn is not None
+        on_turn(episode, ended)
+        if ended:
+            seen.add((episode.group, episode.member))
+
+    told: dict[str, Any] = {"seed": cfg.seeds.run, "on_turn": tell if on_turn else None}
+    with _quieted(quiet), closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy:
         if take_over is not None:
             if cfg.agent.planner != "none":
                 raise ValueError("a planner cannot be taken over: add agent.planner=none")
-            return play_with_person(policy, task, chosen, take_over, seed=cfg.seeds.run, on_turn=on_turn)
-        if cfg.agent.planner == "none":
-            return policy.play(task, chosen, samples=samples, seed=cfg.seeds.run, on_turn=on_turn)
-        with planning_model(cfg, policy, task) as world_model:
-            return play_with_planner(
-                world_model,
-                task,
-                chosen,
-                cfg.agent.planner,
-                cfg.planner,
-                seed=cfg.seeds.run,
-                group_size=samples,
-                on_turn=on_turn,
-            )
-    finally:
-        policy.close()
+            episodes = play_with_person(policy, task, chosen, take_over, **told)
+        elif cfg.agent.planner == "none":
+            episodes = policy.play(task, chosen, samples=samples, **told)
+        else:
+            with planning_model(cfg, policy, task) as world_model:
+                kind = cfg.agent.planner
+                episodes = play_with_planner(world_model, task, chosen, kind, cfg.planner, group_size=samples, **told)
+    for episode in episodes if on_turn else ():
+        if (episode.group, episode.member) not in seen:
+            tell(episode, True)
+    return episodes
 
 
 def compare(*runs: str | Path | Run) -> RunComparison:
@@ -150,7 +187,9 @@ def compare(*runs: str | Path | Run) -> RunComparison:
     """
     from spa.report.compare import compare_runs
 
-    return compare_runs([run.folder if isinstance(run, Run) else run for run in runs])
+    if not all(isinstance(run, (str, Path, Run)) for run in runs):
+        raise ValueError("runs are folders, each an argument of its own: spa.compare('runs/first', 'runs/second')")
+    return compare_runs([run.folder if isinstance(run, Run) else _folder(run) for run in runs])
 
 
 class Run:
@@ -163,7 +202,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         from spa.runs.folder import RunFolder
 
-        self.folder = Path(folder)
+        self.folder = _folder(folder)
         self.config = RunFolder(self.folder).config()
 
     def __repr__(self) -> str:
@@ -175,6 +214,14 @@ class Run:
         from spa.runs.folder import variant_names
 
         return variant_names(self.folder, self.config)
+
+    @property
+    def recipe(self) -> str:
+        """The variant of the recipe: the one that the verdict is about."""
+        from spa.evaluate.verdict import VariantScore, main_variant
+
+        names = self.variants or self.config.variants
+        return main_variant({each: VariantScore({}) for each in names}) or names[-1]
 
     def results(self) -> dict[str, EvalResult]:
         """The evaluation of each variant, planners included, as far as they are finished."""
@@ -198,9 +245,11 @@ class Run:
         return Comparison(comparison_table(results, baseline or "vanilla", trainings(self.folder)))
 
     def metrics(self, variant: str | None = None, stage: str = "ppo") -> list[dict[str, Any]]:
-        """The logged rows of a stage: ``ppo`` of a variant, or ``sft`` (of the run without a variant)."""
+        """The logged rows of a stage: ``ppo`` of a variant, or ``sft`` (of the run without a variant); none before it has begun."""
+        from spa.common.names import choose
         from spa.runs.metrics import read_metrics
 
+        choose("stage with metrics", stage, ["ppo", "sft"])
         return read_metrics(self._stage(variant, stage) / "metrics.jsonl")
 
     def episodes(self, variant: str | None = None, stage: str = "eval") -> list[Episode]:
@@ -246,11 +295,56 @@ class Run:
             raise ValueError(f"{folder} holds no finished stage, so no model")
         return model_of(str(folder), "stage")
 
+    def player(self, variant: str | None = None, *settings: str, model: str | Path | None = None) -> tuple[Config, str]:
+        """What plays for a variant (default: the recipe's): its model (or ``model``) and the config of its evaluation, with the
+        prompt that asks for predictions if it writes any.
+
+        Raises:
+            ValueError: the variant has no model yet, or a wrong setting.
+        """
+        from spa.config.overrides import apply_overrides
+        from spa.config.variants import played_config
+        from spa.runs.folder import RunFolder
+        from spa.runs.products import trained_model
+
+        chosen = RunFolder(self.folder).variant(variant or self.recipe)
+        cfg = apply_overrides(
+            played_config(self.config, chosen), settings
+        )  # last: a variant's settings must not undo them
+        asked = any(setting.startswith("agent.prompt=") for setting in settings)
+        if cfg.agent.planner == "none" and not asked and self._predicts(chosen):
+            cfg.agent.prompt = "world_model"
+        return cfg, str(model or trained_model(self.config, chosen, self.folder))
+
+    def play(self, variant: str | None = None, *settings: str, **how: Any) -> list[Episode]:
+        """``spa.play`` of a variant (default: the recipe's) as it was evaluated; see ``player``.
+
+        Args:
+            settings: ``key=value``, on top of the variant's own.
+            how: what ``spa.play`` takes: ``worlds``, ``samples``, ``split``, ``skip``, ``on_turn``, ``take_over``, ``quiet``.
+        """
+        config, model = self.player(variant, *settings, model=how.pop("model", None))
+        return play(config, model=model, **how)
+
     def report(self) -> Path:
         """Writes ``report.html``; returns its path."""
         from spa import pipeline
 
-        return pipeline.report(self.folder)
+        with redirect_stdout(StringIO()):
+            return pipeline.report(self.folder)
+
+    def _predicts(self, variant: VariantConfig) -> bool:
+        """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it. A
+        policy that practice trained is the plain prompt's alone."""
+        from spa.report.collect import read_result
+
+        if variant.practice:
+            return False
+        result = (
+            read_result(self._stage(variant.name, "eval") / "result.json") if variant.name in self.variants else None
+        )
+        coverage = result.world_model.get("world_model/coverage") if result else None
+        return variant.sft and not variant.rl if coverage is None else coverage > 0.5
 
     def _stage(self, variant: str | None, stage: str) -> Path:
         """The folder of a stage."""
@@ -305,7 +399,9 @@ def episodes_frame(episodes: Iterable[Episode]) -> Any:
         for episode in episodes
         for turn in episode.turns
     ]
+    columns = [*of_episode, "turn", *of_turn, "format_ok", "finish_reason"]
     for package in ("pandas", "polars"):
         if find_spec(package) is not None:
-            return import_module(package).DataFrame(rows)
+            frame = import_module(package).DataFrame
+            return frame(rows) if rows else frame({name: [] for name in columns})
     raise ValueError("episodes_frame needs pandas or Polars: pip install pandas")

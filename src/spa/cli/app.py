@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    if argv is None:  # as a program: worlds in files of the working directory are found, last of all
-        sys.path.append(os.getcwd())
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Sokoban's root sign ends no command
-            sys.stdout.reconfigure(errors="backslashreplace")
+    if argv is None and isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a terminal without Sokoban's root sign ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = list(_words_given)

@@ -14,7 +14,7 @@ from spa.common.text import clean
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode
-    from spa.config.schema import Config, VariantConfig
+    from spa.config.schema import Config
 
 
 def play(
@@ -46,49 +46,21 @@ def play(
     screen = Screen()
     ask = _asker(cfg) if take_over else None
     episodes = api.play(cfg, model=model, worlds=worlds, skip=skip, on_turn=screen.on_turn, take_over=ask)
-    for episode in episodes:
-        screen.on_turn(episode, True)  # those that another process played
     if all(episode.status == "error" for episode in episodes):
         raise ValueError(f"nothing could be played: {episodes[0].error}")
 
 
-def _of_run(folder: Path, settings: list[str], name: str | None, model: str | None) -> tuple[Config, str]:
-    """The config and the model of a run's variant, which is asked for predictions if it writes any.
-
-    Raises:
-        ValueError: the variant has no model yet, or a wrong setting.
-    """
+def _of_run(folder: Path, settings: list[str], variant: str | None, model: str | None) -> tuple[Config, str]:
+    """The config and the model of a run's variant. Raises: as ``Run.player``."""
+    from spa import api
     from spa.common.progress import note
-    from spa.config.overrides import apply_overrides
-    from spa.config.variants import played_config
-    from spa.evaluate.verdict import VariantScore, main_variant
-    from spa.runs.folder import RunFolder, variant_names, variants_folder
-    from spa.runs.products import trained_model
 
     _no_model(settings, str(folder))
-    run = RunFolder(folder)
-    cfg = run.config()
-    names = variant_names(folder, cfg) or cfg.variants
-    chosen = run.variant(name or main_variant({each: VariantScore({}) for each in names}) or names[-1])
-    variant_cfg = apply_overrides(played_config(cfg, chosen), settings)  # last: a variant's settings must not undo them
-    asked = any(setting.startswith("agent.prompt=") for setting in settings)
-    if variant_cfg.agent.planner == "none" and not asked and _predicts(variants_folder(folder) / chosen.name, chosen):
-        variant_cfg.agent.prompt = "world_model"
-    model = model or trained_model(cfg, chosen, folder)
-    note(f"{folder}, variant {chosen.name}: {model}")
-    return variant_cfg, model
-
-
-def _predicts(folder: Path, variant: VariantConfig) -> bool:
-    """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it. A policy
-    that practice trained is the plain prompt's alone."""
-    from spa.report.collect import read_result
-
-    if variant.practice:
-        return False
-    result = read_result(folder / "eval" / "result.json")
-    coverage = result.world_model.get("world_model/coverage") if result else None
-    return variant.sft and not variant.rl if coverage is None else coverage > 0.5
+    run = api.Run(folder)
+    variant = variant or run.recipe
+    cfg, model = run.player(variant, *settings, model=model)
+    note(f"{folder}, variant {variant}: {model}")
+    return cfg, model
 
 
 def exported(words: list[str] | None, model: str | None, command: str) -> tuple[list[str] | None, str | None]:

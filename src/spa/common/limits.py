@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -36,6 +37,9 @@ def _with_timer(do: Callable[[], T], seconds: float) -> T:
     def expire(*_: object) -> None:
         raise TimeLimit
 
+    left, interval = signal.getitimer(signal.ITIMER_REAL)  # another's alarm, which waits meanwhile
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    begun = time.monotonic()
     before = signal.signal(signal.SIGALRM, expire)
     try:
         try:
@@ -46,6 +50,8 @@ def _with_timer(do: Callable[[], T], seconds: float) -> T:
     finally:  # the alarm may come while the inner one is about to stop it
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begun), 1e-3), interval)
 
 
 class OneThread:

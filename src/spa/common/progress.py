@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from spa.common.secrets import redact
@@ -30,6 +31,7 @@ _quiet = False
 _open: list[progress] = []  # the bars in use, outermost first
 _display: Any = None  # their shared rich display: a terminal can have only one
 _last_line = 0.0  # time of the last plain line
+_ended = threading.Event()  # tells the thread that prints for this display to end
 _lock = threading.RLock()  # of the bars, against the thread that prints
 _tokens = 0  # sampled by this process
 Outlook = Callable[[str, tuple[float, float] | None], str]
@@ -40,6 +42,17 @@ def set_quiet(quiet: bool = True) -> None:
     """Turns progress and notes off (or on again) for this process."""
     global _quiet
     _quiet = quiet
+
+
+@contextmanager
+def quieted(quiet: bool) -> Iterator[None]:
+    """``set_quiet`` for a while."""
+    before = _quiet
+    set_quiet(quiet)
+    try:
+        yield
+    finally:
+        set_quiet(before)
 
 
 def set_outlook(outlook: Outlook | None) -> None:
@@ -119,12 +132,12 @@ class progress:
         self._clock = clock
 
     def __enter__(self) -> progress:
-        global _display, _last_line
+        global _display, _last_line, _ended
         with _lock:
             if not _open:
                 _display, _last_line = _start_display(self._file, self._clock), self._clock()
-                self._ended = threading.Event()
-                threading.Thread(target=_print_lines, args=(self._ended,), daemon=True).start()
+                _ended = threading.Event()
+                threading.Thread(target=_print_lines, args=(_ended,), daemon=True).start()
             _open.append(self)
             number = _display.add_task(self.description, total=self.total, values="")
             self._task = next(task for task in _display.tasks if task.id == number)
@@ -138,7 +151,7 @@ class progress:
             if _open:
                 _display.remove_task(self._task.id)
                 return
-            self._ended.set()
+            _ended.set()
             if kind is None and not on_terminal():
                 note(self._line(), self._file)
             _display.stop()

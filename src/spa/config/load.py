@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import io
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import resources
@@ -35,6 +36,7 @@ GROUPS = {  # and the setting that says which of a group's files a config needs
 }
 NO_FILE = ""  # the choice of a group's file where a world of one's own takes its place
 _SUFFIXES = (".yaml", ".yml")
+_composing = threading.Lock()
 
 
 def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *, missing_ok: bool = False) -> Config:
@@ -348,6 +350,7 @@ def _compose(
     if folder != conf_folder():
         packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")
         overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]
+    _composing.acquire()  # Hydra's state is the process's
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -359,8 +362,11 @@ def _compose(
             data = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(error_message(error)) from error
+    except RecursionError:
+        raise ValueError(f"{name}: its defaults lists name each other") from None
     finally:
         GlobalHydra.instance().hydra = before
+        _composing.release()
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}, {
         group: str(chosen[group]) for group in GROUPS if group in chosen

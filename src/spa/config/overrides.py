@@ -241,6 +241,8 @@ def _parse(key: str, text: str, node: Node) -> Any:
         ) from None
     raw, value = override._value, override.value()
     if "string" in kinds and not isinstance(raw, QuotedString) and not (value is None and "null" in kinds):
+        if text == "None" and "null" in kinds:
+            raise ValueError(f"{key}: write null for no value, or 'None' in quotes")
         return text
     if isinstance(raw, Sweep):
         raise ValueError(f"{key}: write a list in brackets, as in {key}=[{text}]")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -200,6 +202,8 @@ def _import(path: str, name: str) -> Any:
 def _import_module(module: str, name: str) -> Any:
     if not all(part.isidentifier() for part in module.split(".")):
         raise ValueError(f"unknown world {name!r}: {module!r} is not a module name")
+    if (here := os.getcwd()) not in sys.path:  # files of the working directory are found, last of all
+        sys.path.append(here)
     try:
         return importlib.import_module(module)
     except Exception as error:  # of the module's own code, too

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,6 +25,8 @@ from spa.config.schema import ModelConfig
 from spa.models.folders import check_folder, check_tokenizer, check_weights, resolve_path
 from spa.scale import ranks
 
+_loading = threading.RLock()  # transformers patches torch while it loads a model
+_threads_before = 0  # torch's own number of threads, while a setting has another
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model")  # what a tokenizer consists of
 
 
@@ -84,12 +88,12 @@ def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: b
     Raises:
         ValueError: the folder has no tokenizer, or the name cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     folder = resolve_path(path)
     check_tokenizer(folder, path)
     manifest.check(folder, *_SMALL)
-    with _reading(f"load a tokenizer from {path!r}"):
+    with _loading, _reading(f"load a tokenizer from {path!r}"):
+        from transformers import AutoTokenizer
+
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -102,10 +106,10 @@ def load_config(path: str, model: ModelConfig | None = None, *, local_only: bool
     Raises:
         ValueError: it cannot be read.
     """
-    from transformers import AutoConfig
-
     folder = resolve_path(path)
-    with _reading(f"read the model config of {path!r}"):
+    with _loading, _reading(f"read the model config of {path!r}"):
+        from transformers import AutoConfig
+
         return AutoConfig.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
 
 
@@ -208,17 +212,20 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
     Raises:
         ValueError: unknown device, or a model that cannot be loaded, is damaged or lacks weights.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    with _loading:
+        return _load_model(config, path, dtype)
 
-    logging.disable_progress_bar()
+
+def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None) -> Any:
+    from transformers import AutoModelForCausalLM
+
     _leave_imports_alone()
     _bound_onednn()
     device = pick_device(config.device)
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
     manifest.check(folder, "*config.json", "*.safetensors*")
-    with _reading(f"load a model from {path or config.path!r}"):
+    with _reading(f"load a model from {path or config.path!r}"), _without_bars():
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or getattr(torch, config.dtype),
@@ -251,12 +258,27 @@ def _bound_onednn() -> None:
         os.environ.setdefault(capacity, "128")
 
 
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without the progress bars of transformers."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 @cache
 def _leave_imports_alone() -> None:
     """Excludes the 340,000 objects created by importing torch and transformers from garbage collection, once and before models
-    exist: each full collection, even during a rollout, would take 0.2 s."""
-    gc.collect()
-    gc.freeze()
+    exist: each full collection, even during a rollout, would take 0.2 s. Not in another's program, whose objects it would keep."""
+    if "spa.cli.app" in sys.modules:
+        gc.collect()
+        gc.freeze()
 
 
 def load_weights(model: Any, folder: str | os.PathLike[str], config: ModelConfig) -> None:
@@ -294,9 +316,14 @@ def pick_device(name: str) -> torch.device:
 
 
 def set_threads(config: ModelConfig) -> None:
-    """Applies ``model.threads`` to torch (0 leaves torch's choice)."""
+    """Applies ``model.threads`` to torch (0: as it was before another call applied its own)."""
+    global _threads_before
     if config.threads:
+        _threads_before = _threads_before or torch.get_num_threads()
         torch.set_num_threads(config.threads)
+    elif _threads_before:
+        torch.set_num_threads(_threads_before)
+        _threads_before = 0
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None) -> None:
