@@ -100,10 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    if argv is None and isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # a terminal without Sokoban's root sign ends no command
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for closed in [name for name in ("stdout", "stderr") if getattr(sys, name) is None]:  # by a daemon, say
+        setattr(sys, closed, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without Sokoban's root sign ends no command
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = list(_words_given)
@@ -388,8 +388,9 @@ class _Options:
 def _stage(command: str, options: _Options, work: Callable[[Any, Config, VariantConfig | None, Path], None]) -> None:
     """What the stage commands share: config, folder, dry run, Ctrl-C. ``work`` gets pipeline, config, variant, folder."""
     from spa.common.progress import note, set_quiet
+    from spa.scale import ranks
 
-    set_quiet(options.quiet or os.environ.get("RANK", "0") != "0")  # of several ranks the main one speaks
+    set_quiet(options.quiet or (ranks.under_torchrun() and os.environ["RANK"] != "0"))  # the main rank speaks
     begun = f"spa {__version__} {command}"
     at_once = sys.stderr.isatty() and not options.dry_run and not is_rank()
     if at_once:  # reading the config takes a second
@@ -399,7 +400,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.dry_run import imports
     from spa.preflight import check_out
     from spa.runs.folder import RunFolder, default_folder
-    from spa.scale import launch, ranks
+    from spa.scale import launch
 
     cfg = _config(options)
     name, settings = _words(options.words)

@@ -23,10 +23,17 @@ def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     return name, settings
 
 
-def check_output(file: Path | None) -> None:
-    """Raises ValueError if the option ``--json`` names no file that can be written."""
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise ValueError(f"cannot write {file}: give --json a file in a folder that exists")
+def check_output(file: Path | None, kind: str = "json") -> None:
+    """Raises ValueError if the option ``--json`` or ``--html`` names no file that can be written, one of another kind that is there
+    already, or a run's own."""
+    if file is None:
+        return
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(f"cannot write {file}: give --{kind} a file in a folder that exists")
+    if file.exists() and (file.suffix != f".{kind}" or (file.parent / "config.yaml").is_file()):
+        raise ValueError(
+            f"{file} exists already: give --{kind} a new file, or one that ends in .{kind} and is not a run's"
+        )
 
 
 def model_setting(model: str | None) -> list[str]:

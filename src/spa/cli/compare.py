@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from spa.cli.arguments import check_output
+
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
@@ -15,6 +17,7 @@ def compare(
     """Compare runs: paired differences with intervals on the test worlds that all of them played."""
     from spa import api
 
+    check_output(html, "html")
     comparison = api.compare(*runs)
     page = ""
     if html is not None:  # first: who reads what is printed may stop reading

@@ -31,6 +31,14 @@ def _not_empty(value: str) -> str:
 def _part_of_a_path(value: str) -> str:
     if not re.fullmatch(r"[\w.-]*", value) or value.startswith("."):
         raise ValueError(f"names a folder: letters, digits, _, - and . only, not {value!r}")
+    if len(value) > 100:
+        raise ValueError(f"names a folder: at most 100 characters, not {len(value)}")
+    return value
+
+
+def _not_tiny(value: float) -> float:
+    if 0 < value < 1e-3:  # logits divided by it may not be finite
+        raise ValueError("must be 0 (greedy) or at least 0.001")
     return value
 
 
@@ -47,6 +55,9 @@ Number = Annotated[float, Strict(), AllowInfNan(False)]
 NonNegative = Annotated[Number, Field(ge=0)]
 AboveZero = Annotated[Number, Field(gt=0)]
 Seconds = Annotated[Number, Field(gt=0, le=1e7)]  # what timers of the system can hold
+UpToSeconds = Annotated[Number, Field(ge=0, le=1e7)]
+Temperature = Annotated[NonNegative, AfterValidator(_not_tiny)]
+Threads = Annotated[Count, Field(le=1024)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[Number, Field(gt=0, le=1)]
 UpTo90 = Annotated[Number, Field(ge=0, le=0.9)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -34,8 +35,11 @@ from spa.config.fields import (
     Share,
     ShareAboveZero,
     StateFormat,
+    Temperature,
     Text,
+    Threads,
     UpTo90,
+    UpToSeconds,
     setting,
 )
 from spa.config.training import PPOConfig as PPOConfig
@@ -67,7 +71,7 @@ class EnvConfig:
         "Length in words that prompts of agent.style=paper state; null = from true answers "
         "(agent.prompt=base: sampling.max_tokens).",
     )
-    step_timeout: NonNegative = setting(
+    step_timeout: UpToSeconds = setting(
         300.0, "Seconds per call of the world, after which its episode fails; 0 = no limit."
     )
     max_state_chars: Positive = setting(100_000, "Characters of a state; a longer one fails the episode.")
@@ -117,7 +121,7 @@ class ModelConfig:
     trust_remote_code: Flag = setting(False, "Run Python code that comes with the model: only from authors you trust.")
     dtype: Precision = setting("float32", "Type of the weights.")
     device: str = setting("auto", "auto, cpu, cuda or cuda:N.")
-    threads: Count = setting(0, "CPU threads of torch; 0 = torch's choice.")
+    threads: Threads = setting(0, "CPU threads of torch; 0 = torch's choice.")
     device_memory: NonNegative = setting(0.0, "GB of a GPU to plan for, on any machine; 0 = what is free here.")
     gradient_checkpointing: Flag = setting(False, "Saves memory, takes time.")
 
@@ -126,7 +130,7 @@ class ModelConfig:
 class SamplingConfig:
     """PPO needs top_p=1, top_k=0 and a temperature above 0."""
 
-    temperature: NonNegative = setting(1.0, "0 = greedy.")
+    temperature: Temperature = setting(1.0, "0 = greedy.")
     top_p: ShareAboveZero = setting(1.0, "Nucleus sampling; 1 = off.")
     top_k: Count = setting(0, "Likeliest tokens to sample from; 0 = all.")
     max_tokens: Positive = setting(400, "Tokens per turn.")
@@ -177,6 +181,14 @@ class EngineConfig:
             )
         if self.base_url and not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"engine.base_url must begin with http:// or https://, not be {self.base_url!r}")
+        try:
+            is_address = self.base_url is None or ((parts := urlsplit(self.base_url)).hostname and parts.port != 0)
+        except ValueError:  # of a bracket, or a port that is no number up to 65535
+            is_address = False
+        if not is_address:
+            raise ValueError(
+                f"engine.base_url must be an address such as http://localhost:8000/v1, not {self.base_url!r}"
+            )
         if (text := self.prefill_text) is not None and not (text and "<think>".startswith(text)):
             raise ValueError(f"engine.prefill_text must be the beginning of <think>, such as <think, not {text!r}")
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env, re.ASCII):

@@ -258,7 +258,7 @@ def messages_of(value: Any) -> list[Message] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # also of a number with thousands of digits
             return None
     if not isinstance(value, list) or not value:
         return None

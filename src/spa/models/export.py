@@ -92,6 +92,8 @@ def find_checkpoint(
 def _stage(run: Path, variant: str | None, sft: bool) -> Path:
     record = RunFolder(run)
     names = variant_names(run, record.config())
+    if sft and variant and not record.variant(variant).sft:
+        raise ValueError(f"variant {variant} of {run} has no stage 2")
     if sft:
         folder = sft_folder(run, record.variant(variant)) if variant else run / "sft"
         own = sorted(path.name for path in run.glob("sft-*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -122,7 +123,8 @@ def flat_definition(definition: Mapping[str, Any]) -> dict[str, Any]:
 
 def default_folder(cfg: Config) -> Path:
     """``runs/NAME-TIME``."""
-    return Path("runs") / f"{redact(cfg.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    name = re.sub(r"[^\w-]+", "-", redact(cfg.name))[:100]  # it may be another's, in an exported folder
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 class _Info(TypedDict, total=False):
@@ -307,6 +309,8 @@ class RunFolder:
         if file := next((parent for parent in self.path.parents if parent.is_file()), None):
             raise ValueError(f"{self.path} cannot be made: {file} is a file; give another --out")
         if not self.holds_run:
+            if (self.path / DONE).is_file():
+                raise ValueError(f"{self.path} is a stage of a run: give the run's folder, or another --out")
             if foreign := [path.name for name in _FOLDERS for path in self.path.glob(name) if _is_foreign(path)]:
                 raise ValueError(
                     f"{self.path} is no run, and its {', '.join(foreign)} would be replaced by a run's: give another --out"
@@ -317,7 +321,12 @@ class RunFolder:
         if not resume and (clash is not None or not done):
             what = f"a run of `spa {clash}`" if clash else "a run"
             raise ValueError(f"{self.path} already holds {what}; add --resume to continue it or give another --out")
-        if self.edited() and _sha256(to_yaml(cfg)) not in self._written():
+        same = _sha256(to_yaml(cfg)) in self._written()
+        if not same and not self.config_path.is_file():
+            raise ValueError(
+                f"{self.config_path} is missing: give the NAME and the settings of the last command, or another --out"
+            )
+        if not same and self.edited():
             raise ValueError(
                 f"{self.config_path} changed since the last command wrote it: undo that (settings are changed on the command "
                 "line), or give the NAME and the settings of that command, if it is damaged"
@@ -329,7 +338,12 @@ class RunFolder:
                     "rename it or give another --out"
                 )
         check_variants(cfg, [*self._sharing(variants), *variants])
-        before = self.config()
+        try:
+            before = self.config()
+        except ValueError:
+            if not same:
+                raise
+            before = cfg  # as the last command wrote it, before it was damaged
         changed = changed_settings(before, cfg)
         if resume:
             changed = [key for key in changed if key not in _OPEN or any(self.path.glob(_OPEN[key]))]

@@ -1,0 +1,147 @@
+"""Mistakes at the command line that were once accepted, found late, or answered by a traceback or a dead end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spa.cli import main
+from spa.config.load import load_config
+from spa.data.layouts import messages_of
+from spa.runs.folder import default_folder
+from tests.test_examples import SMALL
+
+RUN = ["run", "frozen_lake", *SMALL, "variants=[spa]"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mistakes") / "run"
+    assert main([*RUN, "--out", str(folder), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main([*words]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Error: ")]
+    return line
+
+
+def test_a_page_replaces_no_other_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    compare = ["compare", str(run), str(other), "--html"]
+    for file in (run / "config.yaml", run / "report.html", run):
+        before = file.read_bytes() if file.is_file() else b""
+        assert "give --html" in refused(capsys, *compare, str(file))
+        assert not before or file.read_bytes() == before
+    page = tmp_path / "page.html"
+    assert main([*compare, str(page)]) == main([*compare, str(page)]) == 0, "its own page may be written again"
+    assert "<html" in page.read_text(encoding="utf-8")
+
+
+def test_a_comparison_says_what_is_damaged(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    file = other / "variants" / "spa" / "eval" / "result.json"
+    file.write_text(file.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    assert main(["compare", str(run), str(other)]) == 0
+    assert str(file) in capsys.readouterr().err
+    (file.parent / "done.json").write_bytes(b"")
+    assert "done.json is damaged" in refused(capsys, "compare", str(run), str(other))
+
+
+@pytest.mark.parametrize("damage", ["missing", "no YAML"])
+def test_a_run_goes_on_without_its_config_when_the_last_command_is_given_again(
+    run: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run / "config.yaml"
+    before = config.read_bytes()
+    config.unlink()
+    if damage == "no YAML":
+        config.write_text("a:\n\tb: [", encoding="utf-8")
+    again = [*RUN, "--out", str(run), "--resume", "--quiet"]
+    assert "the NAME and the settings of" in refused(capsys, *again, "sft.epochs=7")
+    assert main(again) == 0
+    assert config.read_bytes() == before
+
+
+def test_a_stage_of_a_run_is_no_folder_for_another(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "frozen_lake", *SMALL, "--out", str(run / "selfplay")]
+    assert "is a stage of a run" in refused(capsys, *words)
+    assert not (run / "selfplay" / "config.yaml").exists()
+
+
+def test_export_takes_no_stage_2_for_a_variant_without_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    error = refused(capsys, "export", str(run), "--to", str(out), "--sft", "--variant", "base")
+    assert "variant base of" in error and "has no stage 2" in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("engine.base_url=http://[::1", "must be an address such as http://localhost:8000/v1"),
+        ("engine.base_url=http://localhost:99999/v1", "must be an address such as"),
+        ("engine.base_url=http://", "must be an address such as"),
+        ("model.threads=20000", "model.threads"),
+        ("env.step_timeout=1e300", "env.step_timeout"),
+        ("sampling.temperature=1e-300", "must be 0 (greedy) or at least 0.001"),
+    ],
+)
+def test_values_that_no_machine_can_take_are_refused_at_once(setting: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        load_config("frozen_lake", [setting])
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_name_each_other_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [base, mine, _self_]\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="its defaults lists name each other"):
+        load_config(file)
+
+
+def test_a_long_variant_name_is_refused_before_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text(f"name: {'a' * 300}\n", encoding="utf-8")
+    words = ["run", "frozen_lake", *SMALL, f"variants=[{file}]", "--out", str(tmp_path / "run"), "--dry-run"]
+    assert "at most 100 characters" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("name", ["../esc", "/tmp/abs", "a\nb", "x" * 300, "..", "Ünïcode"])
+def test_the_name_of_a_config_leads_nowhere(name: str) -> None:
+    cfg = load_config("frozen_lake")
+    cfg.name = name
+    folder = default_folder(cfg)
+    assert folder.parent == Path("runs") and len(folder.name) < 150 and folder.name.isprintable()
+    assert not folder.name.startswith(".")
+
+
+def test_closed_outputs_are_no_defect() -> None:
+    code = "import sys; sys.stdout = sys.stderr = None; from spa.cli import main; sys.exit(main(['config', 'frozen_lake']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_schedulers_rank_silences_no_single_process() -> None:
+    command = [sys.executable, "-m", "spa", "sft", "frozen_lake", "--out", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "1"}, check=False)
+    assert done.returncode == 2 and "Error: " in done.stderr and done.stderr.startswith("spa ")
+
+
+def test_a_prompt_of_thousands_of_digits_is_no_list_of_messages() -> None:
+    assert messages_of("9" * 5000) is messages_of(json.dumps({"role": "user"})) is None
