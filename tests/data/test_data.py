@@ -489,7 +489,7 @@ def test_content_in_parts_and_columns_of_several_sets(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     rows, skipped, _ = read_rows(path)
     assert [(one.prompt, one.response) for one in rows] == [([{"role": "user", "content": "go on"}], GOOD)]
-    assert skipped == {"prompt is not a list of messages": 1}
+    assert skipped == {"messages is not a list of messages": 1}
     mixed = [{"prompt": "[]", "response": GOOD}, {"prompt": None, "response": None, "messages": told}]
     path.write_text("".join(json.dumps(record) + "\n" for record in mixed))
     assert [one.response for one in read_rows(path)[0]] == [GOOD]

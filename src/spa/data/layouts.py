@@ -209,7 +209,7 @@ def _read_prompt_completion(record: dict[str, Any]) -> Row | str:
 def _read_messages(record: dict[str, Any]) -> Row | str:
     messages = messages_of(record.get("messages"))
     if messages is None:
-        return "prompt is not a list of messages"
+        return "messages is not a list of messages"
     if messages[-1]["role"] != "assistant" or len(messages) < 2:
         return "no response"
     return _row(record, messages[:-1], messages[-1]["content"])
