@@ -391,7 +391,7 @@ def test_a_run_goes_on_with_few_failures_and_stops_with_many() -> None:
     good, bad = Episode("T", 1, 0), Episode("T", 2, 0, status="error", error="step: no")
     failures.add([good, bad, bad])
     with pytest.raises(
-        ValueError, match=r"playing: 3 of 4 episodes failed; the first: seed 2: step: no \| seed 2: "
+        ValueError, match=r"playing: 4 of 4 episodes failed; the first: seed 2: step: no \| seed 2: "
     ) as e:
         failures.add([bad, bad])
     assert str(e.value).count("step: no") == 3
@@ -399,6 +399,7 @@ def test_a_run_goes_on_with_few_failures_and_stops_with_many() -> None:
     Failures("training", 0.1).add([bad] * 10)
     with pytest.raises(ValueError, match="training: 11 of 11 episodes failed"):
         Failures("training", 0.1).add([bad] * 11)
+    Failures("training", 0.5).add([bad] * 60 + [good] * 200)  # of one batch, whose order does not count
 
 
 class Sometimes(Fine):

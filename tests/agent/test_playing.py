@@ -287,4 +287,5 @@ def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int, mo
     else:
         assert len(episode.turns) == 4 and f"{lengths[4]} tokens, which leaves no room" in episode.error
         assert "set agent.window=1" in episode.error
-    assert episode.status == "error" and len(closed) == 1
+    # A policy that writes too much is to be judged by it; a prompt that cannot be read is not its doing.
+    assert episode.status == ("error" if window else "truncated") and len(closed) == 1

@@ -92,6 +92,7 @@ def test_dynamic_sampling_keeps_each_tasks_share() -> None:
     assert selected(groups, tasks, dynamic_groups=3) == [0, 1, 4]
     assert selected(groups, tasks, dynamic_groups=9) == [0, 1, 2, 3, 4, 6]
     assert selected(groups[:4], tasks, dynamic_groups=3) == [0, 1, 2]
+    assert selected([[0, 9]] * 9 + [[0, 1]], [0] * 9 + [1], dynamic_groups=3) == [0, 1, 9], "a task that seldom wins"
 
 
 @given(SCORES, st.sampled_from(["std", "std_rev", "max_mean", "top_p", "off"]), st.floats(0.05, 1))

@@ -69,6 +69,14 @@ def test_one_good_step_begins_anew() -> None:
     assert health.healthy_step == 2
 
 
+def test_a_step_in_which_every_episode_failed_is_no_good_one() -> None:
+    health = Health(config())
+    bad = {"train/valid_rate": 0.0}
+    steps = [{"train/valid_rate": 0.9}, bad, {"train/errors": 8.0}, bad]
+    assert [health.observe(step, metrics) for step, metrics in enumerate(steps, 1)] == [False, False, False, True]
+    assert health.healthy_step == 1
+
+
 def test_entropy_floor() -> None:
     health = Health(config(min_entropy=0.01))
     assert not health.observe(1, {})  # every episode failed

@@ -254,6 +254,31 @@ def test_a_batch_is_left_once_the_policy_has_moved_too_far(episodes) -> None:
     assert step(policy, one, policy.play(lake_task(1), WORLDS, samples=2, seed=9))["train/updates"] >= 1
 
 
+def test_dropout_alone_does_not_stop_a_batch_before_its_first_step(episodes) -> None:
+    """Nothing would ever change again: the noise of each batch would stop the next."""
+    policy, one = make(lora_rank=4, lora_dropout=0.5, target_kl=1e-9, critic="none", estimator="rloo", epochs=2)
+    add_lora(policy.model, one.config, 4, 0)
+    with torch.no_grad():
+        for name, weights in policy.model.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(0, 0.5)
+    stopped = step(policy, one, episodes)
+    assert (stopped["train/updates"], stopped["train/kl_stop"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "estimator", ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+)
+def test_a_kl_of_rounding_moves_nothing(estimator: str, episodes) -> None:
+    """Scores are equal, and the policy is its reference: baselines and Adam would make full steps of what rounding leaves."""
+    policy, one = make(reference=True, estimator=estimator, critic="none", kl_reward_coef=0.05, entropy_coef=0.0)
+    alike = [
+        replace(each, turns=[replace(turn, rewards=[0.0], reward=0.0, penalty=0.0) for turn in each.turns])
+        for each in episodes
+    ]
+    assert step(policy, one, alike)["actor/grad_norm"] == 0
+
+
 # Critics
 
 

@@ -88,8 +88,9 @@ class Turn:
 class Episode:
     """One episode in one world.
 
-    ``status`` is ``completed`` (the world ended), ``truncated`` (a limit ended it) or ``error`` (the world or the engine
-    failed; ``error`` has the message; such an episode is never trained on and never counted as a success).
+    ``status`` is ``completed`` (the world ended), ``truncated`` (a limit ended it; if that of the model's context, ``error`` says
+    so) or ``error`` (the world or the engine failed; ``error`` has the message; such an episode is never trained on and never
+    counted as a success).
     ``total_reward`` is the sum of the turns' rewards, ``total_penalty`` the sum of their format penalties.
     ``content`` identifies the world by its content. ``estimates`` holds what PPO made of a training episode that is kept, if it
     was trained on: ``advantages`` and, with a critic, ``values``, by turn one number for each sampled token.

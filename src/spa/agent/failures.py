@@ -29,13 +29,14 @@ class Failures:
         self._said = 0
 
     def add(self, episodes: Iterable[Episode]) -> None:
-        """Counts episodes.
+        """Counts episodes, and judges them together.
 
         Raises:
             ValueError: whatever follows, more than the share fails; the message has the first three failures.
         """
         for episode in episodes:
             self._count(episode.seed, episode.error if episode.status == "error" else None)
+        self._judge()
 
     @contextmanager
     def alone(self, seed: int) -> Iterator[None]:
@@ -46,6 +47,7 @@ class Failures:
         except WorldError as failure:
             error = str(failure)
         self._count(seed, error)
+        self._judge()
 
     def _count(self, seed: int, error: str | None) -> None:
         self.seen += 1
@@ -54,6 +56,8 @@ class Failures:
         self.count += 1
         if len(self._first) < 3:
             self._first.append(f"seed {seed}: {error}")
+
+    def _judge(self) -> None:
         if self.count > self.limit * (self.total or max(self.seen, _FEW)):
             raise ValueError(
                 f"{self} (stopped because of env.max_failed={self.limit:g}). Where it is the world that fails, "

@@ -88,7 +88,8 @@ def _play(
     limit = engine.context_length or math.inf
 
     def ask(play: _TokenPlay, index: int) -> list[int] | None:
-        """The context of turn ``index``; None if the episode has ended, or fails since the model cannot read as much."""
+        """The context of turn ``index``; None if the episode has ended, also since the model cannot read as much: unless that is
+        the first turn, it is the policy's doing."""
         context = _ask(play, chat, index) if play.live else None
         if context is None or len(context) + sampling.max_tokens <= limit:
             return context
@@ -101,6 +102,8 @@ def _play(
             f"the context of turn {index + 1} has {len(context)} tokens, which leaves no room for a response, as the model reads "
             f"{limit}: {advice}"
         )
+        if index:
+            play.episode.status = "truncated"
         if on_turn:
             on_turn(play.episode, True)
         return None

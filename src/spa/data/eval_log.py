@@ -51,7 +51,7 @@ def verifiers_rows(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     rows = []
     for episode in episodes:
         prompt, *completion = split_messages(episode)
-        error, metrics = redact(episode.error), _metrics(episode)
+        error, metrics = redact(episode.error) if episode.status == "error" else "", _metrics(episode)
         kind = error.partition(":")[0]
         facts = {"error": kind, "message": error, "error_chain_repr": error, "error_chain_str": kind}
         rows.append(

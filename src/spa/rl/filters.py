@@ -63,7 +63,8 @@ def select_groups(groups: Groups, scores: Sequence[float], tasks: Sequence[int],
         by_task[tasks[members[0]]][group] = members
     if config.dynamic_groups:
         found = [informative(part, scores) for part in by_task.values()]
-        places = sorted(((i + 0.5) / len(part), group) for part in found for i, group in enumerate(part))
+        # The first of each task before all others: a task that is seldom won is trained on, too.
+        places = sorted(((i + 0.5) / len(part) if i else 0.0, group) for part in found for i, group in enumerate(part))
         chosen = {group for _, group in places[: config.dynamic_groups]}
     else:
         kind, ratio = config.filter, config.filter_ratio

@@ -47,6 +47,9 @@ def repetition(episodes: Sequence[Episode]) -> float:
     return looping / turns if turns else 0.0
 
 
+_LOOKED_AT = ("train/valid_rate", "train/repetition", "train/entropy", "losses/entropy")
+
+
 @dataclass
 class Health:
     """Watches ``train/valid_rate``, ``train/repetition`` and ``losses/entropy``, in a step without an update ``train/entropy``.
@@ -64,6 +67,8 @@ class Health:
     def observe(self, step: int, metrics: dict[str, float]) -> bool:
         """Records a step's metrics; True after ``collapse_patience`` unhealthy steps in a row (``reason`` says why)."""
         signs = self._signs(metrics)
+        if metrics.keys().isdisjoint(_LOOKED_AT):  # every episode failed, which tells nothing of the policy
+            return False
         if not signs:
             self.sick, self.healthy_step = 0, step
             return False

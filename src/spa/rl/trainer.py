@@ -293,9 +293,12 @@ class PPOTrainer:
             self.skipped_steps += 1
             return {"rollout/all_equal": 1.0}
         try:
+            updates = self.learner.updates
             learned = update(
                 self.learner, episodes, chat, rng=rng, critic_only=warming_up or alike, world_model=examples
             )
+            if alike and not warming_up and not examples:  # the actor's warm-up waits for its first step
+                self.learner.updates = updates
             return learned | {"rollout/all_equal": float(alike)}
         except TrainingDiverged as error:
             if config.on_collapse == "stop":
@@ -424,6 +427,7 @@ class PPOTrainer:
             "best_step": self.best_step,
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
+            "failures": [self.failures.seen, self.failures.count],
         }
         folder, learner = checkpoint_folder(self.out, self.step), self.learner
         if ranks.world() > 1:
@@ -449,6 +453,7 @@ class PPOTrainer:
         self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
+        self.failures.seen, self.failures.count = state.get("failures", [0, 0])
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
             # The critic's network was copied from the initial model.
             load_weights(self.policy.model, folder, self.config.model)

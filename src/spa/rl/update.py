@@ -29,6 +29,10 @@ from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
 from spa.sft.train import loss_sums
 
+_ROUNDING = (
+    1e-4  # nats: log-probs that differ by less are taken for those of one model (in float32 they differ by up to 3e-5)
+)
+
 
 class TrainingDiverged(TrainingFailed):
     """A loss became infinite or not a number."""
@@ -214,7 +218,10 @@ def _token_rewards(tokens: TrainSequence, by_turn: list[float], score: float, co
     if config.kl_reward_coef:
         logprobs, reference = torch.from_numpy(tokens.logprobs), torch.from_numpy(tokens.reference)
         kl = kl_penalty(logprobs, reference, config.kl_reward_estimator).numpy()
-        rewards = rewards - config.kl_reward_coef * np.where(tokens.turns >= 0, kl, 0.0)
+        differs = (
+            np.abs(tokens.logprobs - tokens.reference) > _ROUNDING
+        )  # or baselines would blow up what rounding leaves
+        rewards = rewards - config.kl_reward_coef * np.where(differs & (tokens.turns >= 0), kl, 0.0)
     return rewards
 
 
@@ -241,7 +248,8 @@ def _step(
             into[1]["loss"] += float(loss.detach())
     _add_finite("PPO loss", totals, "loss", tokens)
     del totals["loss"]
-    if config.target_kl and tokens["approx_kl"] / sum(lengths) > config.target_kl:
+    # Before the first step nothing has moved: what is measured there is dropout or another precision.
+    if config.target_kl and sums.num_steps and tokens["approx_kl"] / sum(lengths) > config.target_kl:
         optimizer.zero_grad(set_to_none=True)
         sums.stopped = True
         return
