@@ -261,6 +261,28 @@ def test_where_nothing_stands_out_it_says_so() -> None:
     assert verdict(ordinary()) == [advice.NOTHING]
 
 
+def test_a_world_that_nobody_wins_may_only_be_cut_short_or_keep_a_score() -> None:
+    lost = {"pass_1": Interval(0.0, 0.0, 0.1), "random": 0.0}
+    (line,) = verdict(base(**lost)(ordinary()))
+    assert "RL has nothing to reinforce" in line
+    first, second = verdict(base(**lost, limited=1.0)(ordinary()))
+    assert first.startswith("env.max_turns or env.max_actions ended every episode: raise them")
+    assert second == line
+    (line,) = verdict(base(**lost, scores_differ=True)(ordinary()))
+    assert line.startswith("rewards differ, but no episode is a success")
+
+
+def test_a_world_that_chance_wins_shows_nothing() -> None:
+    (line,) = verdict(base(random=0.97)(ordinary()))
+    assert line == "random actions already win 97.0 percent: this world cannot show what is learned"
+
+
+def test_who_plays_itself_at_random_already_is_not_told_to() -> None:
+    few = base(valid_turns=0.1)(ordinary())
+    assert "self-play with selfplay.policy=random" in verdict(few)[0]
+    assert "agent.prompt_after_sft=world_model" in verdict(replace(few, selfplay="random"))[0]
+
+
 @pytest.mark.parametrize(
     "change, says",
     [

@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spa.agent.policy import make_task
 from spa.cli import main
 from spa.config.load import load_config
 from spa.data.layouts import messages_of
+from spa.envs import FrozenLake
 from spa.runs.folder import default_folder
 from tests.test_examples import SMALL
 
@@ -145,3 +148,31 @@ def test_a_schedulers_rank_silences_no_single_process() -> None:
 
 def test_a_prompt_of_thousands_of_digits_is_no_list_of_messages() -> None:
     assert messages_of("9" * 5000) is messages_of(json.dumps({"role": "user"})) is None
+
+
+class PassesOn(FrozenLake):
+    """Takes any setting and passes it on."""
+
+    def __init__(self, extra: float = 0.0, **given: Any) -> None:
+        if "state_format" in given:
+            raise TypeError("TextEnv.__init__() got an unexpected keyword argument 'state_format'")
+        super().__init__(**given)
+
+
+def test_a_constructor_that_passes_settings_on_has_one_state_format() -> None:
+    cfg = load_config("frozen_lake", [f"env.id={__name__}:PassesOn"])
+    env = make_task(cfg, state_format="coordinates").make_env()
+    assert env.state_format == "grid" and env.reset(seed=0)
+
+
+def test_a_packaged_world_without_its_config_tells_of_mirror_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lake.yaml"
+    file.write_text("env: {id: frozen_lake, tag: Lake, settings: {size: 5}}\n", encoding="utf-8")
+    words = ["run", str(file), *SMALL, "--out", str(tmp_path / "run"), "--dry-run"]
+    assert main(words) == 0
+    assert "env.disjoint=symmetry keeps these apart" in capsys.readouterr().err
+    for other in ([*words, "env.disjoint=symmetry"], ["run", "frozen_lake", *words[2:]]):
+        assert main(other) == 0
+        assert "mirror images" not in capsys.readouterr().err

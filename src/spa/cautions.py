@@ -60,6 +60,26 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
             )
 
 
+def split_by_symmetry(cfg: Config) -> str:
+    """What to say if worlds are told apart less strictly than this world could; "" if not."""
+    from spa.agent.policy import make_task
+
+    if cfg.env.disjoint != "content":
+        return ""
+    env = make_task(cfg).make_env()
+    try:
+        _, info = env.reset(seed=0)
+    except WorldError:  # which the stage itself reports
+        return ""
+    finally:
+        env.close()
+    if not info.get("symmetry"):
+        return ""
+    return (
+        "test worlds may be mirror images or rotations of training worlds: env.disjoint=symmetry keeps these apart, too"
+    )
+
+
 def written_format(cfg: Config, variant: VariantConfig) -> str:
     """How states are written in a variant's stage 3 and evaluation: as it asks, if the world can."""
     from spa.agent.policy import make_task

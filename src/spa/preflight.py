@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.agent.response import check_names, forced_tag
-from spa.cautions import cautions, changed_world
+from spa.cautions import cautions, changed_world, split_by_symmetry
 from spa.common.files import sweep
 from spa.common.lock import check_free, locked
 from spa.common.progress import note
@@ -131,7 +131,7 @@ def check_command(
     players: Sequence[VariantConfig | None] = variants or [None]
     played = {selfplay_folder(out, each): each for each in players}
     changed = (changed_world(source_config(cfg, each), folder) for folder, each in played.items())
-    for text in dict.fromkeys([*cautions(cfg, stage, variants), *filter(None, changed)]):
+    for text in dict.fromkeys([*cautions(cfg, stage, variants), *filter(None, [split_by_symmetry(cfg), *changed])]):
         note(f"note: {text}")
 
 

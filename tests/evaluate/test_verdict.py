@@ -41,6 +41,20 @@ def test_a_run_below_its_own_base_is_no_success() -> None:
     ]
 
 
+def test_where_nobody_won_rewards_are_told() -> None:
+    """A world with a score and no success."""
+    table = variants([0.0], [0.0], [0.0])
+    rewards = {"base": 0.37, "vanilla": 1.44, "spa": 1.5}
+    scored = {name: replace(entry, reward=rewards[name]) for name, entry in table.items()}
+    told = "No episode was won; mean reward: base 0.37, vanilla 1.44, spa 1.50. Where a score counts, let the world call it"
+    assert verdict(scored)[1].startswith(told)
+    del scored["spa"]
+    assert verdict(scored)[0].startswith("No episode was won; mean reward: base 0.37, vanilla 1.44.")
+    assert not verdict({name: replace(entry, reward=1.0) for name, entry in scored.items()}), "all the same"
+    won = {"base": replace(scored["base"], by_seed={0: 0.1}), "vanilla": scored["vanilla"]}
+    assert not verdict(won)
+
+
 def test_the_same_over_seeds() -> None:
     lines = verdict(variants([0.51, 0.52], [0.35, 0.36], [0.50, 0.51]))
     assert lines[0] == (

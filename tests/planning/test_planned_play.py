@@ -280,6 +280,42 @@ def test_a_state_that_was_seen_to_be_another_is_gone_on_from_as_it_is() -> None:
         assert episode.success
 
 
+def test_what_was_seen_to_do_nothing_is_not_preferred_to_the_unknown() -> None:
+    """Nothing is believed of any move. 24 of 106 turns walked into a wall again, since that was known to cost nothing."""
+    knows_nothing = Asked(lambda move: (seen("?", probability=0.1),), TASK.make_env().actions)
+    again = 0
+    for episode in play(knows_nothing, lake_task(1, max_actions_per_turn=1, max_turns=10)):
+        vain = [(turn.state, *turn.executed) for turn in episode.turns if turn.state == turn.next_state]
+        again += len(vain) - len(set(vain))
+    assert again < 6
+
+
+class Shut(TextEnv):
+    """One of four doors is open; the others are refused."""
+
+    actions = ("1", "2", "3", "4")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return "shut", {"content": str(seed)}
+
+    def step(self, action: str) -> Any:
+        right = action == "3"
+        info = {"success": right, "valid": right, "effective": right}
+        return ("open" if right else "shut"), float(right), right, False, info
+
+
+def test_a_refusal_is_remembered_where_chance_decides_too() -> None:
+    task = Task(
+        EnvConfig(id=f"{__name__}:Shut", tag="Shut", max_turns=4, max_actions_per_turn=1),
+        AgentConfig(style="terse", window=1),
+    )
+    unsure = Asked(lambda move: (seen("shut"), seen("open", float(move.action != "3"), True)), Shut.actions)
+    episodes = play(unsure, task, samples=2, depth=1)
+    assert all(sorted(actions(episode)) == sorted(set(actions(episode))) for episode in episodes)
+    assert all(episode.success for episode in episodes)
+
+
 def test_where_chance_decides_one_look_is_no_answer() -> None:
     """Of a state that is met again every action is asked about again."""
     world, lie = next((world, lie) for world in WORLDS if (lie := blocked(world)) is not None)

@@ -112,6 +112,34 @@ def test_worlds_of_a_mixture_are_otherwise_as_packaged() -> None:
     assert [task.env for task in training_tasks(cfg)] == [env_block(name) for name in names]
 
 
+def test_files_of_the_runs_class_with_other_settings_are_worlds_of_their_own(tmp_path, monkeypatch) -> None:
+    """Trained on easy vaults, evaluated on hard ones."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    files = {wheels: tmp_path / f"wheels_{wheels}.yaml" for wheels in (2, 3, 5)}
+    for wheels, file in files.items():
+        file.write_text(f"env: {{id: 'vault:Vault', tag: Vault, settings: {{wheels: {wheels}}}}}")
+    for mixed in ([2, 3], [2], [2, 5]):
+        mixture = f"curriculum.mixture={{{', '.join(f'{files[wheels]}: 1' for wheels in mixed)}}}"
+        cfg = load_config(str(files[5]), [mixture, "env.max_turns=4"])
+        tasks = training_tasks(cfg)
+        assert [task.env.settings["wheels"] for task in tasks] == mixed
+        assert [task.env == cfg.env for task in tasks] == [wheels == 5 for wheels in mixed]
+
+
+def test_levels_that_training_never_came_to_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = load_config(
+        "frozen_lake", ["curriculum.levels=[{size: 3}]", "curriculum.window=1", "curriculum.threshold=0.5"]
+    )
+    one = curriculum(cfg)
+    one.observe({0: 0.4})
+    one.say_left()
+    assert "training stayed at level 1 of 2 and never played the run's own world" in capsys.readouterr().err
+    one.observe({0: 0.6})
+    one.say_left()
+    curriculum(load_config("frozen_lake", [])).say_left()
+    assert not capsys.readouterr().err
+
+
 def test_a_mixture_takes_config_files_and_worlds_by_id(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -17,7 +17,7 @@ from spa.models.load import load_state
 from spa.rl.health import TrainingCollapsed
 from spa.rl.trainer import PPOTrainer, train_ppo
 from spa.rl.update import TrainingDiverged
-from tests.scripted import Scripted, same, tiny_config
+from tests.scripted import Scripted, lake_task, same, tiny_config, tiny_policy
 
 Rows = list[tuple[int, dict[str, float]]]
 
@@ -91,6 +91,18 @@ def test_adapters_are_saved_merged_and_on_their_own(tmp_path) -> None:
 
 
 # The best checkpoint
+
+
+def test_of_equal_scores_the_higher_reward_is_better(tmp_path) -> None:
+    """In a world that nobody wins yet, or that only keeps a score, the first checkpoint was the best."""
+    policy = tiny_policy()
+    trainer = PPOTrainer(tiny_config(use="best"), policy, lake_task(1), tmp_path, lambda *_: None)
+    rewards = {3: 0.17, 6: -0.02, 9: 0.27, 12: 0.27}
+    better = []
+    for trainer.step, reward in rewards.items():
+        better.append(trainer._improved({"val/pass@1": 0.0, "val/reward": reward}))
+    assert better == [True, False, True, False] and trainer.best_step == 9
+    assert trainer._improved({"val/pass@1": 0.1, "val/reward": -1.0})
 
 
 def scripted_scores(monkeypatch, scores: dict[int, float]) -> None:

@@ -78,8 +78,8 @@ class Task:
             )
         try:
             formatted = make_env(self.env.id, **settings, state_format=self.env.state_format)
-        except ValueError as error:
-            if "unknown setting 'state_format'" in str(error):
+        except (ValueError, TypeError) as error:  # a TypeError where a constructor passes what it does not know on
+            if "unknown setting 'state_format'" in str(error) or "argument 'state_format'" in str(error):
                 return env
             raise
         env.close()  # it may hold a process or a socket

@@ -28,7 +28,8 @@ class Base:
     ``format_rate`` and ``valid_turns`` are shares of turns: well-formed ones, and those with an action that the world accepted.
     ``random`` is the Pass@1 of uniformly random actions; None if the world has none. ``failed`` is the share of episodes in which
     the world failed: lost, and not counted in the shares of turns. ``over_random`` is the Pass@1 minus that of random actions,
-    paired by world.
+    paired by world. ``limited`` is the share of episodes, random ones included, that ``env.max_turns`` or ``env.max_actions``
+    ended, ``scores_differ`` whether episodes of one world got different rewards.
     """
 
     format_rate: float
@@ -37,6 +38,8 @@ class Base:
     random: float | None
     failed: float = 0.0
     over_random: Interval | None = None
+    limited: float = 0.0
+    scores_differ: bool = False
 
 
 @dataclass(frozen=True)
@@ -318,7 +321,11 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
         yield (
             f"only {_share(base.valid_turns)} of the turns have a valid action: RL will see little reward; a larger model, more "
             "sampling.max_tokens"
-            + (", or self-play with selfplay.policy=random and stage 2 first" if random_helps else "")
+            + (
+                ", or self-play with selfplay.policy=random and stage 2 first"
+                if random_helps
+                else ", and agent.prompt_after_sft=world_model where the model does not know these actions"
+            )
         )
     if poor := [time for time in diagnosis.times if time.rows_per_turn is not None and time.rows_per_turn < FEW]:
         yield (
@@ -327,7 +334,14 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
             "with selfplay.prompt=base and selfplay.filter=false, which needs valid actions alone"
         )
     if base.pass_1.mean <= 0 and (base.random or 0) <= 0:
-        yield "neither the base nor chance ever won: RL has nothing to reinforce; an easier world first, or curriculum.levels"
+        if base.limited == 1:
+            yield "env.max_turns or env.max_actions ended every episode: raise them where a world takes longer to win"
+        if base.scores_differ:
+            yield "rewards differ, but no episode is a success (info['success']), of which tables, curves and this page tell"
+        else:
+            yield "neither the base nor chance ever won: RL has nothing to reinforce; an easier world first, or curriculum.levels"
+    if (base.random or 0) >= HIGH:
+        yield f"random actions already win {100 * (base.random or 0):.1f} percent: this world cannot show what is learned"
     if base.pass_1.mean >= HIGH:
         yield f"the base already wins {percent(base.pass_1)} percent: little to gain; try a harder world"
     if hidden.kind == "hidden":

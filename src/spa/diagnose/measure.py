@@ -167,8 +167,25 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
         random=float(np.mean([episode.success for episode in guesses])) if guesses else None,
         failed=1 - len(sound) / len(episodes),
         over_random=_difference(cfg, results["base"], results["random"]) if guesses else None,
+        limited=float(
+            np.mean([episode.status == "truncated" and _at_limit(episode, task) for episode in [*sound, *guesses]])
+        ),
+        scores_differ=any(len(rewards) > 1 for rewards in _rewards_by_world(sound)),
     )
     return base, results
+
+
+def _at_limit(episode: Episode, task: Task) -> bool:
+    """Whether a limit of the run, not one of the world, ended an episode."""
+    actions = sum(len(turn.executed) for turn in episode.turns)
+    return actions >= task.env.max_actions or len(episode.turns) >= task.env.max_turns
+
+
+def _rewards_by_world(episodes: Sequence[Episode]) -> list[set[float]]:
+    rewards: dict[int, set[float]] = {}
+    for episode in episodes:
+        rewards.setdefault(episode.group, set()).add(round(episode.total_reward, 6))
+    return list(rewards.values())
 
 
 def _difference(cfg: Config, ours: list[WorldResult], theirs: list[WorldResult]) -> Interval:

@@ -249,6 +249,7 @@ class ComparisonRow:
     training: Training = NO_TRAINING
     tokens: float = 0.0
     cut_off: float = 0.0
+    reward: float | None = None
 
 
 def _pairs(result: EvalResult, baseline: EvalResult) -> tuple[list[WorldResult], list[WorldResult]] | None:
@@ -305,7 +306,7 @@ def comparison_table(
         passes = (pass_1, k, pass_k, versus, diff_1, diff_k, diff_base)
         named = {o: d for o in rivals if variant == judged and (d := paired_difference(result, results[o], 1))}
         training = (trained or {}).get(variant, NO_TRAINING)
-        cost = result.tokens, result.metrics.get("cut_off", 0.0)
+        cost = result.tokens, result.metrics.get("cut_off", 0.0), result.metrics.get("reward")
         rows.append(ComparisonRow(variant, len(result.worlds), samples, errors, *passes, named, training, *cost))
     return rows
 
@@ -323,6 +324,7 @@ def scores(rows: Sequence[ComparisonRow]) -> dict[str, VariantScore]:
                 row.training.seconds,
                 row.tokens,
                 cut_off=row.cut_off,
+                reward=row.reward,
             )
     return out
 

@@ -32,6 +32,7 @@ class VariantScore:
         tokens: written an episode, a planner's included; 0 if unknown.
         failed: further seeds failed: those in ``by_seed`` are a selection.
         cut_off: share of the test turns that ended at the token limit; 0 if unknown.
+        reward: mean of an episode; None if unknown.
     """
 
     by_seed: Mapping[int, float]
@@ -41,6 +42,7 @@ class VariantScore:
     tokens: float = 0.0
     failed: bool = False
     cut_off: float = 0.0
+    reward: float | None = None
 
     @property
     def mean(self) -> float:
@@ -87,12 +89,12 @@ def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
     """
     name = main_variant(variants)
     if name is None or not variants[name].differences:
-        return []
+        return _unwon(variants)
     score = variants[name]
     first = counterparts({other: entry.mean for other, entry in variants.items()})
     # A table may compare with more; of the controls the best stands for all.
     others = [*first, *(o for o in score.differences if o in variants and o not in (*first, *CONTROLS))]
-    lines = [_conclusion(name, variants)]
+    lines = [_conclusion(name, variants), *_unwon(variants)]
     lines += [_fact(name, other, variants) for other in others if other in score.differences]
     lines += [*_planned(name, variants), *_time(name, variants), *_reasons(name, variants)]
     lines += [
@@ -106,6 +108,17 @@ def verdict(variants: Mapping[str, VariantScore]) -> list[str]:
         if variant in variants and variants[variant].cut_off > _MANY
     ]
     return lines
+
+
+def _unwon(variants: Mapping[str, VariantScore]) -> list[str]:
+    """What to say where nobody won, but not everybody got as little."""
+    rewards = {name: score.reward for name, score in variants.items() if score.reward is not None}
+    if any(score.mean > 0 for score in variants.values()) or len({round(reward, 6) for reward in rewards.values()}) < 2:
+        return []
+    means = ", ".join(f"{name} {reward:.2f}" for name, reward in rewards.items())
+    return [
+        f"No episode was won; mean reward: {means}. Where a score counts, let the world call it a success from some value on."
+    ]
 
 
 _MANY = 0.2  # share of turns cut off that a score may be due to

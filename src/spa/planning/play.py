@@ -112,8 +112,8 @@ def play_with_planner(
             play.answer(_response(play, plan, config), "stop")
             if on_turn:
                 on_turn(play.episode, not play.live)
-            if config.samples == 1 and play.episode.status != "error":
-                memories[number].update(_seen(turn))
+            if play.episode.status != "error":
+                memories[number].update(_seen(turn, config))
     return [play.episode for play in plays]
 
 
@@ -128,11 +128,21 @@ def _start(world_model: WorldModel, task: Task, world: World, group: int, member
         return play, Headers()
 
 
-def _seen(turn: Turn) -> dict[Move, tuple[Imagined, ...]]:
-    """What a turn showed of the world. Where chance decides, one look says little, and nothing is remembered."""
+def _seen(turn: Turn, config: PlannerConfig) -> dict[Move, tuple[Imagined, ...]]:
+    """What a turn showed of the world. Where chance decides, one look says little, and only a refusal is remembered.
+
+    What gained and changed nothing is remembered as not to be believed: a search would prefer it to what it knows nothing of.
+    """
+    moves = transitions_of(turn)
+    if config.samples > 1:
+        moves = moves if turn.invalid == len(moves) else []
+    vain = {move for move in moves if move.next_state == move.state and move.reward <= 0 and not move.ended}
     return {
-        Move(move.state, move.action): (Imagined(move.next_state, move.reward, move.ended, 1.0),)
-        for move in transitions_of(turn)
+        Move(move.state, move.action): (
+            Imagined(move.next_state, move.reward, move.ended, 0.0 if move in vain else 1.0),
+        )
+        for move in moves
+        if config.samples == 1 or move in vain
     }
 
 

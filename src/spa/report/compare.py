@@ -372,6 +372,7 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
                 tokens=float(np.mean([result.tokens for result in mine.values()])),
                 failed=failed,
                 cut_off=float(np.mean([result.metrics.get("cut_off", 0.0) for result in mine.values()])),
+                reward=float(np.mean([result.metrics.get("reward", 0.0) for result in mine.values()])),
             )
         if sentences := verdict(scores):
             out[group.label] = sentences

@@ -11,6 +11,7 @@ from typing import Any
 from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, check_enough
+from spa.common.progress import note
 from spa.config.fields import Prompt, StateFormat
 from spa.config.load import conf_folder, env_block, is_file_name, names_of, read_yaml
 from spa.config.schema import Config, EnvConfig
@@ -56,7 +57,8 @@ def _mixture(cfg: Config) -> list[EnvConfig]:
 
 def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
     """The config of a world, one of ``mixed`` or packaged: of those with its id and tag (several, as with and without slipping),
-    the first with the fewest other settings. The run's name does not say: a resumed run may have another."""
+    the first with the fewest other settings; a file only with the same ones. The run's name does not say: a resumed run may have
+    another."""
     configs = {name: dataclasses.asdict(block) for name, block in mixed.items()}
     configs |= {name: read_yaml(conf_folder() / "env" / f"{name}.yaml")["env"] for name in names_of("env")}
 
@@ -65,7 +67,7 @@ def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
         return sum(settings.get(key) != env.settings.get(key) for key in {*settings, *env.settings})
 
     same = [name for name, config in configs.items() if (config["id"], config["tag"]) == (env.id, env.tag)]
-    return min(same, key=changed, default=None)
+    return min((name for name in same if not (is_file_name(name) and changed(name))), key=changed, default=None)
 
 
 def _imagined(cfg: Config, state_format: str) -> EnvConfig:
@@ -186,6 +188,15 @@ class Curriculum:
             self.level += 1
             self.history = []
             self.dealt = [0] * len(self.tasks)
+
+    def say_left(self) -> None:
+        """Tells, at the end, of levels that training never came to."""
+        if self.by_level and self.level + 1 < len(self.tasks):
+            threshold, window = self.config.threshold, self.config.window
+            note(
+                f"PPO: training stayed at level {self.level + 1} of {len(self.tasks)} and never played the run's own world "
+                f"(curriculum.threshold={threshold:g} success over {window} steps was not reached)"
+            )
 
     def _worlds(self) -> list[dict[str, Any]]:
         """What defines the worlds of a mixture, whose config files may be changed before the run is resumed."""

@@ -83,6 +83,7 @@ class PPOTrainer:
     skipped_steps: int = 0
     alike_steps: int = 0
     best_score: float = -math.inf
+    best_reward: float = -math.inf  # of equal scores the higher reward is better
     best_step: int = 0
 
     def __post_init__(self) -> None:
@@ -181,10 +182,10 @@ class PPOTrainer:
         return folder if self.best_step and folder.is_dir() else None
 
     def _improved(self, validated: dict[str, float]) -> bool:
-        score = validated.get("val/pass@1", -math.inf)
-        if score <= self.best_score:
+        score, reward = validated.get("val/pass@1", -math.inf), validated.get("val/reward", -math.inf)
+        if (score, reward) <= (self.best_score, self.best_reward):
             return False
-        self.best_score, self.best_step = score, self.step
+        self.best_score, self.best_reward, self.best_step = score, reward, self.step
         return True
 
     def _one_step(self) -> dict[str, float]:
@@ -297,8 +298,8 @@ class PPOTrainer:
             learned = update(
                 self.learner, episodes, chat, rng=rng, critic_only=warming_up or alike, world_model=examples
             )
-            if alike and not warming_up and not examples:  # the actor's warm-up waits for its first step
-                self.learner.updates = updates
+            if alike and not (warming_up or examples):
+                self.learner.updates = updates  # the actor's learning-rate warm-up waits for its first step
             return learned | {"rollout/all_equal": float(alike)}
         except TrainingDiverged as error:
             if config.on_collapse == "stop":
@@ -421,10 +422,8 @@ class PPOTrainer:
             "played": sorted(self.played.items()),
             "episodes": self.episodes,
             "actions": self.actions,
-            "empty_steps": self.empty_steps,
-            "skipped_steps": self.skipped_steps,
-            "best_score": self.best_score,
-            "best_step": self.best_step,
+            "best_reward": self.best_reward,
+            **{name: getattr(self, name) for name in ("empty_steps", "skipped_steps", "best_score", "best_step")},
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
             "failures": [self.failures.seen, self.failures.count],
@@ -448,9 +447,9 @@ class PPOTrainer:
         self.step = int(state["step"])
         self.played = dict(state["played"])
         self.episodes, self.empty_steps = int(state["episodes"]), int(state["empty_steps"])
-        self.actions = int(state["actions"])
-        self.skipped_steps = int(state["skipped_steps"])
+        self.actions, self.skipped_steps = int(state["actions"]), int(state["skipped_steps"])
         self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
+        self.best_reward = float(state.get("best_reward", math.inf))
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
         self.failures.seen, self.failures.count = state.get("failures", [0, 0])
@@ -491,6 +490,7 @@ def train_ppo(cfg: Config, variant: VariantConfig, start: str, out: Path, *, res
         if checkpoint:
             bar.advance(min(checkpoint[0], cfg.ppo.steps))
         model = trainer.train(resume=resume)
+    trainer.curriculum.say_left()
     worlds = {"train": dict(sorted(trainer.played.items())), "val": world_keys(trainer.val_worlds)}
     result: dict[str, Any] = {"model": str(model.relative_to(out)), "actions": trainer.actions, "worlds": worlds}
     result["last"] = str(checkpoint_folder(out, trainer.step).relative_to(out))
