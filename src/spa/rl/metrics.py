@@ -1,15 +1,31 @@
-"""What a step's training episodes were like."""
+"""What a step's training episodes and its update were like."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from spa.agent.episode import Episode
 from spa.rl.batch import TrainSequence
 from spa.rl.health import repetition
+
+
+@dataclass
+class Sums:
+    """Running sums for an update's mean metrics: over trained tokens and over the optimizer steps that have them."""
+
+    tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    num_tokens: int = 0
+    num_steps: int = 0
+    stopped: bool = False
+
+    def means(self) -> dict[str, float]:
+        means = {f"losses/{name}": value / max(1, self.num_tokens) for name, value in self.tokens.items()}
+        return means | {name: sum(values) / len(values) for name, values in self.steps.items()}
 
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,34 +22,19 @@ from spa.rl.correction import correct
 from spa.rl.health import TrainingFailed
 from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, policy_loss, silenced, token_weights, value_loss
-from spa.rl.metrics import values_explained
+from spa.rl.metrics import Sums, values_explained
 from spa.rl.recorded import record_estimates
 from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
 from spa.sft.train import loss_sums
 
 _ROUNDING = (
-    1e-4  # nats: log-probs that differ by less are taken for those of one model (in float32 they differ by up to 3e-5)
+    1e-4  # nats: log-probs that differ by less count as those of one model (in float32 they differ by up to 3e-5)
 )
 
 
 class TrainingDiverged(TrainingFailed):
     """A loss became infinite or not a number."""
-
-
-@dataclass
-class _Sums:
-    """Running sums for an update's mean metrics: over trained tokens and over the optimizer steps that have them."""
-
-    tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    steps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    num_tokens: int = 0
-    num_steps: int = 0
-    stopped: bool = False
-
-    def means(self) -> dict[str, float]:
-        means = {f"losses/{name}": value / max(1, self.num_tokens) for name, value in self.tokens.items()}
-        return means | {name: sum(values) / len(values) for name, values in self.steps.items()}
 
 
 def update(
@@ -83,7 +67,7 @@ def update(
         kept = config.log_episodes
         record_estimates(episodes[:kept], by_episode[:kept], values=learner.critic is not None)
 
-    sums = _Sums()
+    sums = Sums()
     learner.train()
     try:
         with torch.random.fork_rng(devices=[learner.actor.device] if learner.actor.device.type == "cuda" else []):
@@ -229,7 +213,7 @@ def _step(
     learner: Learner,
     sequences: Sequence[TrainSequence],
     examples: Sequence[Example],
-    sums: _Sums,
+    sums: Sums,
     critic_only: bool,
 ) -> None:
     """One optimizer step on a mini-batch; adds to ``sums``, or sets ``sums.stopped`` if the policy has moved too far."""
