@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -55,6 +56,18 @@ def test_a_tag_is_forced_up_to_a_token_that_what_follows_may_change(merging: Any
         assert encoded.ids == chat.encode(text)
         assert encoded.ids[: encoded.num_forced] == chat.forced_ids
         assert encoded.offsets[-1][1] == len(text)
+
+
+def test_a_byte_level_tokenizer_that_puts_a_space_before_texts_does_so_nowhere(merging: Any) -> None:
+    from tokenizers import pre_tokenizers
+
+    tokenizer = copy.deepcopy(merging)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    chat, answer = Chat(tokenizer), "<think>the hall</think><answer>Up</answer>"
+    response = chat.response_ids(answer)
+    assert chat.decode(response) == answer and tokenizer.decode(chat.forced_ids) == chat.forced
+    conversation = [*chat.opening(None, "one"), *response, *chat.closing(response), *chat.following("two")]
+    assert " one" not in tokenizer.decode(conversation) and " two" not in tokenizer.decode(conversation)
 
 
 def test_the_tiny_model_is_forced_the_whole_tag() -> None:

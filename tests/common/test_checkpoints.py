@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,41 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
         (folder / "weights").write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (target / "weights").read_text() == "old"
+
+
+def test_a_folder_that_was_about_to_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between two renames, a model was in neither place, and the next command swept both away."""
+    target = tmp_path / "model"
+    with atomic_folder(target) as folder:
+        (folder / "weights").write_text("old")
+    rename = Path.rename
+
+    def killed(self: Path, to: Path) -> Path:
+        if to == target:
+            raise Killed
+        return rename(self, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        patch.setattr("spa.common.files.shutil.rmtree", lambda *_, **__: None)  # the process is gone
+        with pytest.raises(Killed), atomic_folder(target) as folder:
+            (folder / "weights").write_text("new")
+    assert not target.exists()
+    sweep(tmp_path)
+    assert (target / "weights").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [("077", "600 700"), ("022", "644 755"), ("002", "664 775")])
+def test_what_is_written_has_the_rights_that_the_user_gives_files(tmp_path: Path, umask: str, mode: str) -> None:
+    code = (
+        "from spa.common.files import atomic_folder, atomic_write\n"
+        "atomic_write('file', 'x')\nwith atomic_folder('folder'): pass\nimport os\n"
+        "print(*(oct(os.stat(name).st_mode)[-3:] for name in ('file', 'folder')))"
+    )
+    command = f'umask {umask}; exec "{sys.executable}" -c "{code}"'
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == mode
 
 
 def test_what_another_run_is_writing_is_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, Config, EngineConfig, EnvConfig, SamplingConfig
-from spa.engines.base import RequestFailed, ServerError
+from spa.engines.base import Refused, RequestFailed, ServerError
 from spa.engines.openai import OpenAIEngine, _decoded, _retry_after
 from tests.agent.test_playing import Broken
 from tests.engines.conftest import Server
@@ -142,6 +143,30 @@ def test_a_mishap_is_tried_again(server: Server, mishap: str) -> None:
     server.control(script=[mishap, mishap])
     assert ask(engine(server))[0].startswith("<think>")
     assert len(server.log) == 3
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_who_says_nothing_is_asked_with_other_seeds_and_then_taken_at_its_word(server: Server, reason: str) -> None:
+    """With the same seed a server that honours it says nothing again, and no run would ever end."""
+    nothing = {"choices": [{"message": {"content": " "}, "finish_reason": reason}]}
+    server.control(script=[f"json:{json.dumps(nothing)}"] * 30)
+    one = engine(server, retries=2)
+    for turn in range(9):
+        assert [part.strip() for part in ask(one, seed=100 * turn)] == ["", reason]
+    assert [entry["body"]["seed"] for entry in server.log][:6] == [0, 1, 2, 100, 101, 102]
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "MAX_TOKENS", "max_tokens", "content_filter", "tool_calls"])
+def test_a_part_of_a_reply_is_not_taken_for_a_whole_one(server: Server, reason: str) -> None:
+    part = {"choices": [{"message": {"content": "<think>half"}, "finish_reason": reason}]}
+    server.control(script=[f"json:{json.dumps(part)}"])
+    if reason == "content_filter":
+        with pytest.raises(Refused, match="content_filter"):
+            ask(engine(server))
+    elif reason in ("error", "abort"):
+        assert ask(engine(server))[1] == "stop" and len(server.log) == 2
+    else:
+        assert ask(engine(server)) == ("<think>half", "stop" if reason == "tool_calls" else "length")
 
 
 @pytest.mark.parametrize("mishap", ["hang:3.0", "trickle:3.0"])

@@ -16,7 +16,8 @@ from spa.engines.base import BrokenModel, Completion, Engine
 from spa.engines.draws import stream, uniforms
 from spa.engines.stops import Stops
 from spa.engines.transformers import TransformersEngine, sample
-from tests.models.networks import network
+from tests.models.networks import network, random_model
+from tests.models.test_families import FAMILIES, UNPACKED
 from tests.scripted import CHAT, TOKENIZER, lake_task, tiny_policy
 
 STOPS = frozenset({2, 3, 4, 5})
@@ -187,6 +188,26 @@ def test_models_that_are_not_supported_play_in_rounds() -> None:
     engine.serve(dict(enumerate(contexts)), greedy, stop_ids=STOPS, seed=5, on_completion=listener)
     plain = network("mistral")
     assert ids(listener.heard) == ids(talk(plain, temperature=0))
+
+
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1"])
+def test_rows_of_recurrent_models_stay_until_the_last_has_ended(family: str) -> None:
+    model = random_model(family, **(FAMILIES | UNPACKED)[family])
+    contexts = [[6, 7, 8, 9 + row] for row in range(8)]
+
+    def ended(count: int) -> list[list[int]]:
+        """Greedy, in a batch whose rows stop after different tokens."""
+        engine = TransformersEngine(model, 0)
+        assert engine.decoder is None
+        played = engine.generate(contexts[:count], SamplingConfig(max_tokens=24, temperature=0), stop_ids=stops, seed=0)
+        return [each.ids for each in played]
+
+    stops: frozenset[int] = frozenset()
+    free = ended(8)
+    stops = frozenset({free[0][2], free[1][4], free[2][1]})
+    lengths = {len(ids) for ids in ended(8)}
+    assert len(lengths) > 1 and min(lengths) < 24
+    assert ended(8)[0] == ended(1)[0]
 
 
 @pytest.mark.parametrize("holds", [3, 1])

@@ -70,9 +70,12 @@ class Chat:
                 "or put a chat_template into its tokenizer_config.json"
             )
         first = tokenizer.convert_ids_to_tokens(tokenizer.encode("a", add_special_tokens=False)[:1])
-        # Llama 2's and others put a space before a text, and a conversation is encoded in pieces.
-        self._lead = _LEAD if first[0].startswith(_SPACE) else ""
+        # Some put a space before a text (Llama 2's; ByteLevel with add_prefix_space), and a conversation is encoded in pieces.
+        self._lead = _LEAD if first[0].startswith((_SPACE, "\u0120")) else ""
         self._lead_ids: list[int] = tokenizer.encode(self._lead, add_special_tokens=False)
+        self._decoded_lead = str(
+            tokenizer.decode(self._lead_ids, clean_up_tokenization_spaces=False)
+        )  # perhaps with the space
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         names = dict.fromkeys([*tokenizer.all_special_tokens, *added])
         control = [name for name in names if len(name) > 1 and not TAG.search(name)]
@@ -110,7 +113,7 @@ class Chat:
     def decode(self, ids: list[int]) -> str:
         """Text of response ids, without the end-of-turn and other special tokens, except tags."""
         written = [*self._lead_ids, *(i for i in ids if i not in self._unwritten)]
-        return str(self.tokenizer.decode(written, clean_up_tokenization_spaces=False)).removeprefix(self._lead)
+        return str(self.tokenizer.decode(written, clean_up_tokenization_spaces=False)).removeprefix(self._decoded_lead)
 
     def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
         template = self.tokenizer.chat_template

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SUFFIX = ".tmp"
+os.umask(_UMASK := os.umask(0o022))  # there is no other way to read it
 
 
 def atomic_write(path: str | os.PathLike[str], text: str) -> None:
@@ -39,7 +40,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            temporary.chmod(0o644)
+            temporary.chmod(0o666 & ~_UMASK)
             _sync(temporary)
             temporary.replace(target)
         except BaseException:
@@ -56,7 +57,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(_SUFFIX, f".{target.name}.", target.parent))
         try:
             yield temporary
-            temporary.chmod(0o755)
+            temporary.chmod(0o777 & ~_UMASK)
             for path in [*temporary.rglob("*"), temporary]:
                 _sync(path)
             replaced = _put(temporary, target)
@@ -141,17 +142,21 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
     if not folder.exists():
         return
     half = Path(tempfile.mkdtemp(_SUFFIX, f".{folder.name}.", folder.parent))
-    folder.rename(half / folder.name)
+    folder.rename(half / "removed")  # by another name than of what ``sweep`` puts back
     shutil.rmtree(half)
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Removes leftovers of killed writes and removals in and next to ``folder``; no other process may be writing there."""
+    """Removes leftovers of killed writes and removals in and next to ``folder``; no other process may be writing there. A folder
+    that was about to be replaced is put back."""
     root = Path(folder)
     random = "?" * 8  # tempfile's; a longer part is of a sibling whose name begins alike
     siblings = root.parent.glob(f".{glob.escape(root.name)}.{random}{_SUFFIX}")
     for path in [*siblings, *sorted(root.rglob(f".*{_SUFFIX}"))]:
         if path.is_dir():
+            name = path.name[1 : -len(f".{random}{_SUFFIX}")]
+            if (path / name).is_dir() and not (path.parent / name).exists():
+                (path / name).rename(path.parent / name)
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

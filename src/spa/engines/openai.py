@@ -25,6 +25,7 @@ LONGEST_WAIT = 600.0  # seconds: a longer Retry-After fails the request
 DEAD = 8  # minimum number of consecutive failed requests before the server counts as down
 _RETRY_STATUS = (408, 409, 429)  # and 5xx
 _UNFIT_STATUS = (400, 413, 422)  # one conversation is too long or filtered, or no request fits
+_ABORTED = ("error", "abort", "aborted", "cancelled")  # finish reasons of a reply that is not whole
 
 
 class _TryAgain(Exception):
@@ -78,11 +79,14 @@ class OpenAIEngine:
     ) -> Reply:
         """The response to a conversation; see ``ChatEngine``."""
         jitter = random.Random(seed)
-        reason = ""
+        reason, empty = "", 0  # replies without text, which a server that honours seeds would repeat
         for attempt in range(self.config.retries + 1):
             self._limiter.wait(stop)
             try:
-                reply = self._ask(self._request(messages, sampling, forced, seed))
+                reply = self._ask(self._request(messages, sampling, forced, seed + empty))
+                if not reply.text.strip() and attempt < self.config.retries:
+                    empty += 1
+                    continue
             except Refused as error:
                 self._count_failure(str(error), messages[-1]["content"])  # the members' examples may differ
                 raise
@@ -205,10 +209,13 @@ def _read(body: bytes) -> Reply:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
-    if text is None or not text.strip():
-        raise _TryAgain(f"a reply without text (finish_reason {redact(reason)[:60]!r})")
+    reason = reason.lower()
+    if text is None or reason in _ABORTED:
+        raise _TryAgain(f"a reply without text, or a part of one (finish_reason {redact(reason)[:60]!r})")
+    if reason == "content_filter":
+        raise Refused("the server's filter cut the reply (finish_reason 'content_filter')")
     text = redact(text).encode(errors="replace").decode()
-    return Reply(text, "length" if reason == "length" else "stop")
+    return Reply(text, "length" if reason in ("length", "max_tokens") else "stop")
 
 
 def _retry_after(value: str | None) -> float:

@@ -75,6 +75,7 @@ class Rounds(Engine):
         draws: np.ndarray[Any, Any],
     ) -> list[Completion]:
         from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
         device = self.model.device
         draws_BT = torch.tensor(draws, device=device)
@@ -119,7 +120,9 @@ class Rounds(Engine):
                 break
             ids_BT, positions_BT = token_B[:, None], positions_BT[:, -1:] + 1
             mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=1)
-            if num_alive <= 0.75 * len(alive_B):
+            # Recurrent states (of hybrid models) cannot be selected: their rows stay to the end.
+            simple = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+            if simple and num_alive <= 0.75 * len(alive_B):
                 keep = alive_B.nonzero().squeeze(-1)
                 cache.batch_select_indices(keep)
                 ids_BT, positions_BT, mask_BT = ids_BT[keep], positions_BT[keep], mask_BT[keep]

@@ -242,7 +242,7 @@ class _Serving:
             row.past, row.slot = 0, len(self.rows)
             if length and row.tokens[:length] == self.prefix:
                 pieces.append((self.slots, row.slot, 0, length))
-                row.past = length
+                row.past = min(length, len(row.tokens) - 1)
             self.rows.append(row)
         self.decoder.copy(pieces)
 
