@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 from spa.common.progress import set_quiet
 from spa.common.secrets import forget
 
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # of models that tests save
 # The same examples in each run, and no limit on their time. `pytest --hypothesis-profile default` draws new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

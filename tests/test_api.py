@@ -116,11 +116,13 @@ def test_a_run_plays_a_variant_as_it_was_evaluated(run: spa.Run) -> None:
         spa.play("frozen_lake", model=run)  # type: ignore[arg-type]
 
 
-def test_a_call_leaves_the_process_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_leaves_the_process_as_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from transformers.utils import logging
 
-    logging.enable_progress_bar()
+    monkeypatch.setattr(logging, "_tqdm_active", True)
     before = torch.get_num_threads()
     signal.setitimer(signal.ITIMER_REAL, 300)
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from spa.common.errors import error_message
+from spa.models.load import without_bars
 from spa.models.score import Chosen, sum_logprobs
 
 MAX_PERPLEXITY = 60.0  # of the text below; SmolLM2-135M has 35
@@ -51,7 +52,8 @@ def convert(file: Path, folder: Path) -> str:
         raise ValueError(f"cannot convert {file}: {error_message(error)}") from error
     _repair_tokenizer(tokenizer, facts.get("tokenizer.ggml.pre", ""), model.config.max_position_embeddings)
     _forget_quantization(model)
-    model.save_pretrained(folder, safe_serialization=True)
+    with without_bars():
+        model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     return str(facts.get("general.license", ""))
 

@@ -225,7 +225,7 @@ def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
     manifest.check(folder, "*config.json", "*.safetensors*")
-    with _reading(f"load a model from {path or config.path!r}"), _without_bars():
+    with _reading(f"load a model from {path or config.path!r}"), without_bars():
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or getattr(torch, config.dtype),
@@ -259,7 +259,7 @@ def _bound_onednn() -> None:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Without the progress bars of transformers."""
     from transformers.utils import logging
 
@@ -354,7 +354,8 @@ def _write_model(
         weights = lora.merged_state(model) if weights is None else weights
         lora.save_adapter(model, folder / "adapter", adapters)
     parted = weights is not None and _parted(model, weights)
-    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)  # which empties it
+    with without_bars():
+        model.save_pretrained(folder, safe_serialization=True, state_dict=weights)  # which empties it
     if parted:  # vLLM and llama.cpp leave out the head of a model that ties it
         path = folder / "config.json"
         settings = json.loads(path.read_text(encoding="utf-8")) | {"tie_word_embeddings": False}
