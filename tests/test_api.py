@@ -107,6 +107,7 @@ def test_a_run_plays_a_variant_as_it_was_evaluated(run: spa.Run) -> None:
         worlds=2, samples=2, on_turn=lambda episode, ended: told.append((episode.group, ended)), quiet=True
     )
     assert run.recipe == "spa" and played[0].turns[0].state == evaluated.turns[0].state
+    assert played[0].prompt == evaluated.prompt == "base"
     assert "Player (P) is at" in played[0].turns[0].state, "with the coordinates that the variant was trained with"
     assert sorted(group for group, ended in told if ended) == [0, 0, 1, 1], "of every episode, whoever played it"
     config, model = run.player("vanilla", "sampling.temperature=0.5")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spa.config.load import load_config as _load_config
-from spa.config.schema import Config, VariantConfig
+from spa.config.schema import Config
 
 if TYPE_CHECKING:
     from spa.agent.episode import Episode
@@ -57,15 +57,6 @@ def _folder(folder: str | Path) -> Path:
     return Path(folder).expanduser()
 
 
-@contextmanager
-def _quieted(quiet: bool) -> Iterator[None]:
-    """Without what a command prints, if ``quiet``."""
-    from spa.common.progress import quieted
-
-    with quieted(quiet), redirect_stdout(StringIO() if quiet else sys.stdout):
-        yield
-
-
 def run(
     config: str | Path | Config,
     *settings: str,
@@ -87,11 +78,12 @@ def run(
             the others have finished.
     """
     from spa import pipeline
+    from spa.common.progress import quieted
     from spa.runs.folder import default_folder
 
     cfg = _task(config, settings)
     folder = _folder(out) if out is not None else default_folder(cfg)
-    with _quieted(quiet):
+    with quieted(quiet), redirect_stdout(StringIO() if quiet else sys.stdout):
         pipeline.run(cfg, folder, resume=resume)
     return Run(folder)
 
@@ -131,6 +123,7 @@ def play(
     from spa.agent.take_over import play_with_person
     from spa.agent.worlds import SPLITS, WorldSource
     from spa.common.names import choose
+    from spa.common.progress import quieted
     from spa.config.seeds import first_seed
     from spa.evaluate.planned import planning_model
     from spa.planning.play import play_with_planner
@@ -159,7 +152,7 @@ def play(
             seen.add((episode.group, episode.member))
 
     told: dict[str, Any] = {"seed": cfg.seeds.run, "on_turn": tell if on_turn else None}
-    with _quieted(quiet), closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy:
+    with quieted(quiet), closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy:
         if take_over is not None:
             if cfg.agent.planner != "none":
                 raise ValueError("a planner cannot be taken over: add agent.planner=none")
@@ -296,8 +289,10 @@ class Run:
         return model_of(str(folder), "stage")
 
     def player(self, variant: str | None = None, *settings: str, model: str | Path | None = None) -> tuple[Config, str]:
-        """What plays for a variant (default: the recipe's): its model (or ``model``) and the config of its evaluation, with the
-        prompt that asks for predictions if it writes any.
+        """What plays for a variant (default: the recipe's): the config of its evaluation, and its model (or ``model``).
+
+        Args:
+            settings: ``key=value``, on top of the variant's own.
 
         Raises:
             ValueError: the variant has no model yet, or a wrong setting.
@@ -308,12 +303,7 @@ class Run:
         from spa.runs.products import trained_model
 
         chosen = RunFolder(self.folder).variant(variant or self.recipe)
-        cfg = apply_overrides(
-            played_config(self.config, chosen), settings
-        )  # last: a variant's settings must not undo them
-        asked = any(setting.startswith("agent.prompt=") for setting in settings)
-        if cfg.agent.planner == "none" and not asked and self._predicts(chosen):
-            cfg.agent.prompt = "world_model"
+        cfg = apply_overrides(played_config(self.config, chosen), settings)  # last: the variant's must not undo them
         return cfg, str(model or trained_model(self.config, chosen, self.folder))
 
     def play(self, variant: str | None = None, *settings: str, **how: Any) -> list[Episode]:
@@ -332,19 +322,6 @@ class Run:
 
         with redirect_stdout(StringIO()):
             return pipeline.report(self.folder)
-
-    def _predicts(self, variant: VariantConfig) -> bool:
-        """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it. A
-        policy that practice trained is the plain prompt's alone."""
-        from spa.report.collect import read_result
-
-        if variant.practice:
-            return False
-        result = (
-            read_result(self._stage(variant.name, "eval") / "result.json") if variant.name in self.variants else None
-        )
-        coverage = result.world_model.get("world_model/coverage") if result else None
-        return variant.sft and not variant.rl if coverage is None else coverage > 0.5
 
     def _stage(self, variant: str | None, stage: str) -> Path:
         """The folder of a stage."""

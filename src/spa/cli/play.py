@@ -51,7 +51,7 @@ def play(
 
 
 def _of_run(folder: Path, settings: list[str], variant: str | None, model: str | None) -> tuple[Config, str]:
-    """The config and the model of a run's variant. Raises: as ``Run.player``."""
+    """As ``Run.player``, which is asked for predictions if it writes any."""
     from spa import api
     from spa.common.progress import note
 
@@ -59,8 +59,25 @@ def _of_run(folder: Path, settings: list[str], variant: str | None, model: str |
     run = api.Run(folder)
     variant = variant or run.recipe
     cfg, model = run.player(variant, *settings, model=model)
+    asked = any(setting.startswith("agent.prompt=") for setting in settings)
+    if cfg.agent.planner == "none" and not asked and _predicts(folder, variant):
+        cfg.agent.prompt = "world_model"
     note(f"{folder}, variant {variant}: {model}")
     return cfg, model
+
+
+def _predicts(run: Path, name: str) -> bool:
+    """Whether the model still writes predictions when asked: as its evaluation measured, else if only stage 2 trained it. A policy
+    that practice trained is the plain prompt's alone."""
+    from spa.report.collect import read_result
+    from spa.runs.folder import RunFolder, variants_folder
+
+    variant = RunFolder(run).variant(name)
+    if variant.practice:
+        return False
+    result = read_result(variants_folder(run) / variant.name / "eval" / "result.json")
+    coverage = result.world_model.get("world_model/coverage") if result else None
+    return variant.sft and not variant.rl if coverage is None else coverage > 0.5
 
 
 def exported(words: list[str] | None, model: str | None, command: str) -> tuple[list[str] | None, str | None]:
