@@ -73,9 +73,8 @@ class Chat:
         # Some put a space before a text (Llama 2's; ByteLevel with add_prefix_space), and a conversation is encoded in pieces.
         self._lead = _LEAD if first[0].startswith((_SPACE, "\u0120")) else ""
         self._lead_ids: list[int] = tokenizer.encode(self._lead, add_special_tokens=False)
-        self._decoded_lead = str(
-            tokenizer.decode(self._lead_ids, clean_up_tokenization_spaces=False)
-        )  # perhaps with the space
+        # Perhaps with the space.
+        self._decoded_lead = str(tokenizer.decode(self._lead_ids, clean_up_tokenization_spaces=False))
         added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         names = dict.fromkeys([*tokenizer.all_special_tokens, *added])
         control = [name for name in names if len(name) > 1 and not TAG.search(name)]

@@ -28,9 +28,7 @@ from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
 from spa.sft.train import loss_sums
 
-_ROUNDING = (
-    1e-4  # nats: log-probs that differ by less count as those of one model (in float32 they differ by up to 3e-5)
-)
+_ROUNDING = 1e-4  # nats by which log-probs of one model may differ (in float32 up to 3e-5)
 
 
 class TrainingDiverged(TrainingFailed):
@@ -202,9 +200,8 @@ def _token_rewards(tokens: TrainSequence, by_turn: list[float], score: float, co
     if config.kl_reward_coef:
         logprobs, reference = torch.from_numpy(tokens.logprobs), torch.from_numpy(tokens.reference)
         kl = kl_penalty(logprobs, reference, config.kl_reward_estimator).numpy()
-        differs = (
-            np.abs(tokens.logprobs - tokens.reference) > _ROUNDING
-        )  # or baselines would blow up what rounding leaves
+        # Baselines would blow up what rounding leaves.
+        differs = np.abs(tokens.logprobs - tokens.reference) > _ROUNDING
         rewards = rewards - config.kl_reward_coef * np.where(differs & (tokens.turns >= 0), kl, 0.0)
     return rewards
 
