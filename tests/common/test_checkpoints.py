@@ -99,11 +99,14 @@ def test_what_killed_writes_left_is_swept_up(tmp_path: Path, monkeypatch: pytest
     assert [step for step, _ in list_checkpoints(stage)] == [2]
 
 
+def old_model(folder: Path) -> Path:
+    with atomic_folder(folder / "model") as inside:
+        (inside / "weights").write_text("old")
+    return folder / "model"
+
+
 def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "model"
-    with atomic_folder(target) as folder:
-        (folder / "weights").write_text("old")
-    rename = Path.rename
+    target, rename = old_model(tmp_path), Path.rename
 
     def fail(self: Path, to: Path) -> Path:
         if to == target and self.name != target.name:
@@ -119,10 +122,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
 
 def test_a_folder_that_was_about_to_be_replaced_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between two renames, a model was in neither place, and the next command swept both away."""
-    target = tmp_path / "model"
-    with atomic_folder(target) as folder:
-        (folder / "weights").write_text("old")
-    rename = Path.rename
+    target, rename = old_model(tmp_path), Path.rename
 
     def killed(self: Path, to: Path) -> Path:
         if to == target:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.worlds import World
+from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
 from spa.rl.advantages import gae, whiten
 from spa.rl.batch import train_sequences
-from spa.rl.losses import policy_loss, value_loss
+from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
 from spa.rl.update import set_advantages
 from tests.rl.tools import filtered, placed
 from tests.scripted import CHAT, lake_task, tiny_policy
@@ -191,3 +192,29 @@ def test_time_runs_through_trainable_tokens_across_sequences() -> None:
     by_episode = train_sequences([one], CHAT, "sampled")
     set_advantages(by_episode, [one], PPOConfig(gamma=0.5, lam=1.0, whiten_advantages=False))
     assert [row.advantages[2:].tolist() for row in by_episode[0]] == [[1.0, 2.0], [4.0, 8.0]]
+
+
+@pytest.mark.parametrize("aggregation", choices(PPOConfig, "loss_aggregation"))
+def test_weights_of_tokens(aggregation: str) -> None:
+    lengths = [3, 1, 4]
+    weights = token_weights(lengths, aggregation, horizon=10)
+    losses = [[1.0, 2.0, 3.0], [5.0], [1.0, 1.0, 2.0, 2.0]]
+    total = sum(weight * x for weight, sequence in zip(weights, losses, strict=True) for x in sequence)
+    expected = {
+        "token-mean": 17 / 8,
+        "seq-mean-token-mean": (2 + 5 + 1.5) / 3,
+        "seq-mean-token-sum": 17 / 3,
+        "seq-mean-token-sum-norm": 17 / 30,
+    }[aggregation]
+    assert total == pytest.approx(expected)
+
+
+def test_kl_estimators_are_means_of_the_kl() -> None:
+    """Against the exact divergence of two distributions; k2 is the biased one."""
+    rng = np.random.default_rng(0)
+    logits = torch.tensor(rng.normal(size=(2, 6)))
+    p, q = logits[0].log_softmax(-1), (0.9 * logits[0] + 0.1 * logits[1]).log_softmax(-1)
+    exact = float((p.exp() * (p - q)).sum())
+    for name, tolerance in (("k1", 1e-9), ("k3", 1e-9), ("k2", 0.2 * exact)):
+        assert float((p.exp() * kl_penalty(p, q, name)).sum()) == pytest.approx(exact, abs=tolerance)
+    assert (kl_penalty(p, q, "k3") >= 0).all()

@@ -20,7 +20,6 @@ from spa.rl.auxiliary import world_model_examples
 from spa.rl.batch import TrainSequence, train_sequences
 from spa.rl.critic import Critic, make_critic
 from spa.rl.learner import Learner
-from spa.rl.losses import kl_penalty, token_weights
 from spa.rl.reference import Reference
 from spa.rl.update import TrainingDiverged, score_tokens, set_advantages, update
 from tests.models.networks import network, with_images
@@ -144,21 +143,6 @@ def test_actor_and_critic_are_compiled_if_asked() -> None:
 AGGREGATIONS = choices(PPOConfig, "loss_aggregation")
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_weights_of_tokens(aggregation: str) -> None:
-    lengths = [3, 1, 4]
-    weights = token_weights(lengths, aggregation, horizon=10)
-    losses = [[1.0, 2.0, 3.0], [5.0], [1.0, 1.0, 2.0, 2.0]]
-    total = sum(weight * x for weight, sequence in zip(weights, losses, strict=True) for x in sequence)
-    expected = {
-        "token-mean": 17 / 8,
-        "seq-mean-token-mean": (2 + 5 + 1.5) / 3,
-        "seq-mean-token-sum": 17 / 3,
-        "seq-mean-token-sum-norm": 17 / 30,
-    }[aggregation]
-    assert total == pytest.approx(expected)
-
-
 def test_the_gradient_follows_the_aggregation(episodes) -> None:
     """Sums over sequences are a constant times each other; means of means are not."""
     got = {name: gradient(episodes, loss_aggregation=name, critic="none", estimator="grpo") for name in AGGREGATIONS}
@@ -177,17 +161,6 @@ def test_the_reference_model_is_wanted_only_for_a_coefficient() -> None:
     assert not tiny_config().ppo.needs_reference
     assert tiny_config(kl_reward_coef=0.1).ppo.needs_reference
     assert tiny_config(kl_loss_coef=0.1).ppo.needs_reference
-
-
-def test_kl_estimators_are_means_of_the_kl() -> None:
-    """Against the exact divergence of two distributions; k2 is the biased one."""
-    rng = np.random.default_rng(0)
-    logits = torch.tensor(rng.normal(size=(2, 6)))
-    p, q = logits[0].log_softmax(-1), (0.9 * logits[0] + 0.1 * logits[1]).log_softmax(-1)
-    exact = float((p.exp() * (p - q)).sum())
-    for name, tolerance in (("k1", 1e-9), ("k3", 1e-9), ("k2", 0.2 * exact)):
-        assert float((p.exp() * kl_penalty(p, q, name)).sum()) == pytest.approx(exact, abs=tolerance)
-    assert (kl_penalty(p, q, "k3") >= 0).all()
 
 
 def test_kl_in_the_loss_pulls_the_policy_back(episodes) -> None:

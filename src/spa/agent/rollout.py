@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -85,13 +84,11 @@ def _play(
 ) -> dict[int, Episode]:
     """Plays to the end; returns the episodes by session number. ``threads`` wait for worlds in other processes."""
 
-    limit = engine.context_length or math.inf
-
     def ask(play: _TokenPlay, index: int) -> list[int] | None:
         """The context of turn ``index``; None if the episode has ended, also since the model cannot read as much: unless that is
         the first turn, it is the policy's doing."""
         context = _ask(play, chat, index) if play.live else None
-        if context is None or len(context) + sampling.max_tokens <= limit:
+        if context is None or engine.has_room(context, sampling):
             return context
         play.episode.turns.pop()
         play.host.close()
@@ -100,7 +97,7 @@ def _play(
             advice = "use a model with a longer context, shorter states or prompts, or less sampling.max_tokens"
         play.fail(
             f"the context of turn {index + 1} has {len(context)} tokens, which leaves no room for a response, as the model reads "
-            f"{limit}: {advice}"
+            f"{engine.context_length}: {advice}"
         )
         if index:
             play.episode.status = "truncated"

@@ -36,7 +36,7 @@ GROUPS = {  # and the setting that says which of a group's files a config needs
 }
 NO_FILE = ""  # the choice of a group's file where a world of one's own takes its place
 _SUFFIXES = (".yaml", ".yml")
-_composing = threading.Lock()
+_composing = threading.Lock()  # Hydra's state is the process's
 
 
 def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *, missing_ok: bool = False) -> Config:
@@ -325,12 +325,14 @@ def compose_files(
     """
     if folder == conf_folder() and preset is None:
         return copy.deepcopy(_compose_packaged(name, tuple(choices.items())))
-    return _compose(name, folder, choices, preset)
+    with _composing:
+        return _compose(name, folder, choices, preset)
 
 
 @lru_cache(maxsize=64)
 def _compose_packaged(name: str, choices: tuple[tuple[str, str], ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    return _compose(name, conf_folder(), dict(choices), None)
+    with _composing:
+        return _compose(name, conf_folder(), dict(choices), None)
 
 
 def _compose(
@@ -350,7 +352,6 @@ def _compose(
     if folder != conf_folder():
         packaged = str(conf_folder()).replace("\\", "/").replace("'", "\\'")
         overrides = [f"hydra.searchpath=['file://{packaged}']", *overrides]
-    _composing.acquire()  # Hydra's state is the process's
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -366,7 +367,6 @@ def _compose(
         raise ValueError(f"{name}: its defaults lists name each other") from None
     finally:
         GlobalHydra.instance().hydra = before
-        _composing.release()
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}, {
         group: str(chosen[group]) for group in GROUPS if group in chosen

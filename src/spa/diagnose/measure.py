@@ -48,6 +48,7 @@ from spa.evaluate.summary import WorldResult, group_worlds, pass_interval
 from spa.models.load import check_model
 from spa.planning.play import play_with_planner
 from spa.preflight import check_imaginable, check_settings
+from spa.rl.filters import group_indices, informative
 from spa.rl.trainer import PPOTrainer
 from spa.rl.update import update
 from spa.sft.selfplay import check_source, selfplay, selfplay_task, training_rows
@@ -170,7 +171,7 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
         limited=float(
             np.mean([episode.status == "truncated" and _at_limit(episode, task) for episode in [*sound, *guesses]])
         ),
-        scores_differ=any(len(rewards) > 1 for rewards in _rewards_by_world(sound)),
+        scores_differ=bool(informative(group_indices(sound), [episode.total_reward for episode in sound])),
     )
     return base, results
 
@@ -179,13 +180,6 @@ def _at_limit(episode: Episode, task: Task) -> bool:
     """Whether a limit of the run, not one of the world, ended an episode."""
     actions = sum(len(turn.executed) for turn in episode.turns)
     return actions >= task.env.max_actions or len(episode.turns) >= task.env.max_turns
-
-
-def _rewards_by_world(episodes: Sequence[Episode]) -> list[set[float]]:
-    rewards: dict[int, set[float]] = {}
-    for episode in episodes:
-        rewards.setdefault(episode.group, set()).add(round(episode.total_reward, 6))
-    return list(rewards.values())
 
 
 def _difference(cfg: Config, ours: list[WorldResult], theirs: list[WorldResult]) -> Interval:

@@ -84,6 +84,11 @@ class Engine:
         """The tokens that the model can attend to, if that is known."""
         return None
 
+    def has_room(self, context: Sequence[int], sampling: SamplingConfig) -> bool:
+        """Whether the model can read a context and a response to it."""
+        limit = self.context_length
+        return limit is None or len(context) + sampling.max_tokens <= limit
+
     def generate(
         self, contexts: Sequence[Sequence[int]], sampling: SamplingConfig, *, stop_ids: frozenset[int], seed: int
     ) -> list[Completion]:

@@ -134,15 +134,11 @@ def _seen(turn: Turn, config: PlannerConfig) -> dict[Move, tuple[Imagined, ...]]
     What gained and changed nothing is remembered as not to be believed: a search would prefer it to what it knows nothing of.
     """
     moves = transitions_of(turn)
-    if config.samples > 1:
-        moves = moves if turn.invalid == len(moves) else []
     vain = {move for move in moves if move.next_state == move.state and move.reward <= 0 and not move.ended}
+    refused = vain if turn.invalid == len(moves) else set()
     return {
-        Move(move.state, move.action): (
-            Imagined(move.next_state, move.reward, move.ended, 0.0 if move in vain else 1.0),
-        )
-        for move in moves
-        if config.samples == 1 or move in vain
+        Move(move.state, move.action): (Imagined(move.next_state, move.reward, move.ended, float(move not in vain)),)
+        for move in (moves if config.samples == 1 else refused)
     }
 
 

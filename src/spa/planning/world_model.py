@@ -255,7 +255,7 @@ class WorldModel:
             if place[session] == len(sessions[session]):
                 return None
             ids = question(session)
-            if not _fits(ids, self.policy, sampling):
+            if not self.policy.engine.has_room(ids, sampling):
                 return following(session, Imagined(asked(session).state, 0.0, False, 0.0))
             return read(session, ids, before.get(session, ()))
 
@@ -274,7 +274,7 @@ class WorldModel:
             state[session] = next_state, sure
             before[session] = [*before[session], *completion.ids]
             ids = context(session, layout.predicted(*asked(session), next_state), STARTS_OF_OUTCOMES)
-            if not _fits(ids, self.policy, sampling):
+            if not self.policy.engine.has_room(ids, sampling):
                 del state[session]
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             return read(session, ids, before[session])
@@ -338,7 +338,7 @@ class WorldModel:
         chat = policy.chat
         usage = Usage(questions=len(contexts))
         texts = dict.fromkeys(contexts, "")
-        contexts = {session: ids for session, ids in contexts.items() if _fits(ids, policy, sampling)}
+        contexts = {session: ids for session, ids in contexts.items() if policy.engine.has_room(ids, sampling)}
         usage.tokens_read = sum(map(len, contexts.values()))
 
         def answer(session: int, completion: Completion) -> None:
@@ -385,11 +385,6 @@ class WorldModel:
         for _, usage in parts:
             self.usage += usage
         return [parts[place % processes][0][place // processes] for place in range(count)]
-
-
-def _fits(ids: Sequence[int], policy: Policy, sampling: SamplingConfig) -> bool:
-    """Whether ``policy`` can read a context and an answer to it."""
-    return len(ids) + sampling.max_tokens <= (policy.engine.context_length or math.inf)
 
 
 def _read(answer: str, begun: str) -> tuple[str, bool]:

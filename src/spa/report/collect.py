@@ -60,9 +60,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
     untaught: list[str] = []
 
     def add_stage(stage: Path, title: str) -> None:
-        done = read_done(stage)
-        for line in damaged_files(stage, done):
-            say(line)
+        done = read_aloud(stage)
         if done is not None:
             timings[title] = float(done["seconds"])
             if taught_nothing(done):
@@ -141,6 +139,14 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return shlex.join(map(str, value))
     return described(value)
+
+
+def read_aloud(stage: Path) -> dict[str, Any] | None:
+    """``read_done``; says which of the stage's files are damaged."""
+    done = read_done(stage)
+    for line in damaged_files(stage, done):
+        say(line)
+    return done
 
 
 def read_results(*evaluations: Path) -> dict[str, EvalResult]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spa.common.manifest import say
 from spa.common.secrets import redact, shown
 from spa.common.tables import text_table
 from spa.config.schema import Config
@@ -22,12 +21,11 @@ from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import VariantScore, verdict
 from spa.report.charts import Chart, chart, mean, series, variant_colors
-from spa.report.collect import read_results
+from spa.report.collect import read_aloud, read_results
 from spa.report.html import flatten, render
 from spa.report.svg import Axes, Line, interval_chart
 from spa.runs.folder import RunFolder, changed_settings, failure, flat_definition, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
-from spa.runs.record import damaged_files, read_done
 from spa.runs.trainings import NO_TRAINING, trainings
 
 _NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
@@ -214,8 +212,7 @@ def _groups(paths: Sequence[Path]) -> list[Group]:
         config = RunFolder(path).config()
         evaluations = [variants_folder(path) / name / "eval" for name in variant_names(path, config)]
         for folder in evaluations:
-            for line in damaged_files(folder, read_done(folder)):
-                say(line)
+            read_aloud(folder)
         results = read_results(*evaluations)
         runs.append((path, config, config.seeds.run, _definitions(path, config), results))
     groups: list[Group] = []
