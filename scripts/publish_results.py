@@ -14,11 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from spa.common.files import atomic_write
 from spa.common.names import choose
 from spa.common.progress import set_quiet
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.page import figure_files
-from spa.reproduce.results import Numbers, VariantNumbers, evaluated
+from spa.reproduce.results import Numbers, VariantNumbers, compute, evaluated
 from spa.reproduce.scale import Scale, load_scale
 from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
@@ -150,10 +151,10 @@ def main() -> None:
     before = blocks(args.file)
     try:
         joined = joined_numbers(args.file, args.numbers, args.replace.split(",") if args.replace else [])
-    except ValueError as error:
+        compute(joined, load_scale(SCALES[args.file]).compared)
+    except (OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    path.write_text(to_json(joined) + "\n", encoding="utf-8")
-    path.write_text(to_json(stored(args.file)[1]) + "\n", encoding="utf-8")  # with what is computed from them
+    atomic_write(path, to_json(joined) + "\n")
 
     tables, *_ = pages = [page.read_text(encoding="utf-8") for page in PAGES]
     for world, block in blocks(args.file).items():

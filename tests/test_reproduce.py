@@ -63,7 +63,7 @@ def test_runs_at_once(runs: int, cores: int, expected: int) -> None:
 
 def result(folder: Path, variant: str, successes: list[int]) -> None:
     worlds = [WorldResult(i, i, str(i), s, 8) for i, s in enumerate(successes)]
-    metrics = {"num_turns": 4.0, "num_actions": 6.0}
+    metrics = {"num_turns": 4.0, "num_actions": 6.0, "cut_off": 0.5, "reward": 0.25}
     found = EvalResult(variant, "Lake", worlds, metrics, {"world_model/prediction_em": 0.25}, [1, 8], [], 100, 0)
     path = folder / "variants" / variant / "eval"
     path.mkdir(parents=True)
@@ -113,6 +113,7 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert [curve[-1][1] for curve in spa.curves_by_seed["val/pass@1"]] == [0.2, 0.25]
     assert spa.world_model == {"world_model/prediction_em": 0.25}
     assert spa.actions_by_seed == {0: 1.5, 1: 1.5}
+    assert spa.cut_off_by_seed == {0: 0.5, 1: 0.5} and spa.reward_by_seed == {0: 0.25, 1: 0.25}
     assert json.loads(to_json({"lake": variants}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
 
 
@@ -357,7 +358,7 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     assert scores[0].startswith("51.6 [") and scores[-3:] == ["45.8, 57.3", "1.5, 1.5", "70.9 / 75.0"]
     assert difference[0].startswith("+22.9 [")
     assert costs[1:] == ["1 min 30 s", "1 min 05 s"]
-    assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text
+    assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text and "50% of the test turns of spa were cut off" in text
     (drawn,) = charts(numbers).values()
     titles = [
         "validation Pass@1 along PPO",

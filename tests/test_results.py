@@ -35,6 +35,11 @@ def test_the_page_has_the_table_and_the_verdict_of_the_stored_numbers(file: str)
     assert [block for block in shown.values() if block not in page] == []
 
 
+@pytest.mark.parametrize("file", PUBLISH["SCALES"])
+def test_what_a_file_says_of_its_numbers_is_computed_from_them(file: str) -> None:
+    assert (DOCS / "results" / f"{file}.json").read_text(encoding="utf-8") == to_json(PUBLISH["stored"](file)[1]) + "\n"
+
+
 @pytest.mark.parametrize("page", PUBLISH["PAGES"], ids=lambda page: page.name)
 def test_the_overview_has_the_means_of_the_stored_numbers(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -124,6 +129,19 @@ def test_nothing_old_of_a_variant_measured_again_is_kept(
     printed = capsys.readouterr().out
     for name, dropped in (("plan", seeds[2:]), ("plan+lookahead", seeds)):
         assert f"sokoban, {name}: dropped without new numbers: seeds {', '.join(map(str, dropped))}\n" in printed
+
+
+def test_numbers_that_cannot_be_computed_leave_the_file_as_it_was(
+    copy: dict[str, Any], publish: Callable[..., None], tmp_path: Path
+) -> None:
+    """Other samples than those of the variants that stay."""
+    path = tmp_path / "docs" / "results" / "main.json"
+    before = path.read_text(encoding="utf-8")
+    numbers = never_won(copy, "plan", "plan+lookahead")
+    numbers["sokoban"]["plan"].samples = 8
+    with pytest.raises(SystemExit, match="not all evaluated on the same worlds with as many samples"):
+        publish(numbers, "--replace", "plan")
+    assert path.read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,19 @@ def test_near_the_bounds_intervals_cover_and_a_world_more_won_never_lowers_an_en
         assert exact_coverage(worlds, share, of) > 0.94
 
 
+def test_what_was_missed_deviates_no_further_than_many_worlds_that_were_not() -> None:
+    """Half the worlds differ, by at most ten points: allowing for worlds apart by 100 would hide any difference below 1.5."""
+    rng = np.random.default_rng(0)
+    low = rng.choice([-0.1, -0.05, 0.0, 0.05], size=(10, 256), p=[0.1, 0.2, 0.5, 0.2])
+    interval = two_way(low, -1, 1)
+    assert -0.02 < interval.mean < -0.005 and interval.high < 0
+    few = np.zeros((10, 256))
+    few[:, :9] = -0.1
+    assert two_way(few, -1, 1).high > 0.01, "nine worlds are few"
+    few[:, :10] = -1.0
+    assert two_way(few, -1, 1).high < 0
+
+
 if __name__ == "__main__":
     for spread_ in SPREADS:
         for kind_ in KINDS:

@@ -89,6 +89,11 @@ def test_only_the_best_control_is_named_and_what_it_leaves_open() -> None:
     assert not [line for line in verdict(beaten) if "reason" in line or "why" in line]
     once = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52], shuffled=[0.20])
     assert verdict(once)[-1] == "That learning true states is the reason is tested on one seed alone (shuffled)."
+    with_rl = {"spa": replace(once["spa"], steps=6), "shuffled": replace(once["shuffled"], steps=6)}
+    untrained = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52], shuffled=[0.20], plan_shuffled=[0.2, 0.2])
+    assert verdict({**untrained, **with_rl, "spa": replace(untrained["spa"], steps=6)})[-1].endswith(
+        "is tested on one seed alone (shuffled)."
+    ), "a control without RL is no test of a recipe with it"
     alone = variants([0.16, 0.17], [0.30, 0.31], [0.51, 0.52])
     assert verdict(alone)[-1] == (
         "No control is compared (such as shuffled: SFT on shuffled states), so it is open why."
@@ -143,17 +148,24 @@ def test_a_difference_of_one_common_seed_carries_no_claim() -> None:
     table["vanilla"] = VariantScore({2: 0.2})
     lines = verdict(table)
     assert lines[0] == (
-        "spa 50.0 is above its base 10.0 and is above plain RL 20.0 (one seed in common); 1 of 3 seeds: no claim."
+        "spa 50.0 is above its base 10.0 and is above plain RL 20.0 (one seed in common); 3 seeds: no claim."
     )
     assert lines[2] == "spa 50.0 is above vanilla 20.0: +30.0 [+27.0, +33.0] on what both have, 1 of 3 seeds."
 
 
-def test_where_plain_rl_lacks_a_seed_all_means_are_of_the_common_ones() -> None:
+def test_where_plain_rl_lacks_a_seed_both_means_are_of_the_common_ones() -> None:
     table = variants([0.1, 0.1, 0.1], [0.2, 0.2, 0.2], [0.6, 0.6, 0.3])
     table["vanilla"] = VariantScore({0: 0.2, 1: 0.2})
-    assert (
-        verdict(table)[0]
-        == "spa 60.0 is above its base 10.0 and is above plain RL 20.0; 2 of 3 seeds: better than both."
+    assert verdict(table)[0] == (
+        "spa 50.0 is above its base 10.0 and is above plain RL 20.0 (2 of 3 seeds, where spa wins 60.0); 3 seeds: better than both."
+    )
+    table["vanilla"] = VariantScore({7: 0.2})
+    assert "is above plain RL 20.0 (no seed in common); 3 seeds: no claim." in verdict(table)[0]
+    assert verdict(table)[2] == "spa 50.0 is above vanilla 20.0: +30.0 [+27.0, +33.0] (no seed in common)."
+    times = {name: replace(entry, seconds=600.0) for name, entry in table.items()}
+    longer = {"vanilla_longer": replace(times["vanilla"], by_seed={0: 0.2})}
+    assert "Processor time: 10 min 00 s for spa, 10 min 00 s for vanilla_longer (3 and 1 seeds)." in verdict(
+        times | longer
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,24 @@ def test_seeds_of_one_recipe_are_compared_with_each_other(tmp_path: Path) -> Non
     comparison = compare_runs(runs)
     assert len(comparison.tables[0].groups) == 2
     assert comparison.settings == {"seeds.run": ["0", "1"]}
+
+
+def test_recipes_without_a_common_seed_are_compared_over_seeds(tmp_path: Path) -> None:
+    """Worlds alone would make two or three other seeds look certain."""
+    few = [make_run(tmp_path / f"kl+{s}", {"spa": [n] * 32}, seed=s) for s, n in enumerate((0, 3, 1))]
+    many = [
+        make_run(tmp_path / f"kl-{s}", {"spa": [n] * 32}, "ppo.lam=0.5", seed=s) for s, n in ((5, 1), (6, 4), (7, 2))
+    ]
+    comparison = compare_runs([*few, *many])
+    (table,) = comparison.tables
+    apart = table.groups[1].differences[1]
+    assert apart.mean == pytest.approx(1 / 4) and apart.low < 0 < apart.high
+    assert "on 32 common worlds, 3 and 3 seeds, none of them shared." in table.sentences()[0]
+    plus = make_run(tmp_path / "kl+again", {"spa": [1] * 32}, "ppo.lam=0.5", seed=0)
+    html = compare_runs([few[0], plus]).html()
+    assert len(set(re.findall(r'class="dot".*?fill="(#\w{6})"', html))) == 2, "a + in a name is no planner"
+    one = compare_runs([few[0], *many]).tables[0].groups[1].differences[1]
+    assert one.low > 0, "one run against several: for other worlds alone"
 
 
 def test_a_run_repeated_says_that_nothing_differs(tmp_path: Path) -> None:

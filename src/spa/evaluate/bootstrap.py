@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95  # coverage of every interval
+_MEASURED = 10  # deviating worlds whose spread is taken as measured
 _BLOCK = 2_000_000  # indices drawn at once, so that memory does not grow with resamples x worlds
 
 
@@ -42,14 +43,18 @@ def without_spread(mean: float, worlds: int, least: float, most: float) -> Inter
     return Interval(mean, mean - missed * (mean - least), mean + missed * (most - mean))
 
 
-def covering_missed(interval: Interval, worlds: int, least: float, most: float) -> Interval:
-    """``interval``, or further where that of ``without_spread`` is wider: near a bound, or where few worlds differ.
+def covering_missed(interval: Interval, values: NDArray[np.float64], least: float, most: float) -> Interval:
+    """``interval``, or further where as many worlds as can just be missed (``without_spread``) would move its ends further.
 
     Few deviating worlds say as little of how many were missed as none do: without this, losing one world of 256 would raise the
-    lower end.
+    lower end. Missed worlds may deviate as far as the bounds allow; where ten or more worlds deviate from the median (the usual
+    rule for a normal approximation of a share), no further from the mean than the furthest of them.
     """
-    exact = without_spread(interval.mean, worlds, least, most)
-    return Interval(interval.mean, min(interval.low, exact.low), max(interval.high, exact.high))
+    mean, far = interval.mean, np.abs(values - np.median(values))
+    if np.count_nonzero(far > 1e-9) >= _MEASURED:
+        least, most = max(least, mean - far.max()), min(most, mean + far.max())
+    exact = without_spread(mean, len(values), least, most)
+    return Interval(mean, min(interval.low, exact.low), max(interval.high, exact.high))
 
 
 def bootstrap_mean(
@@ -58,7 +63,8 @@ def bootstrap_mean(
     """Mean of ``values`` with its 95% percentile bootstrap interval over worlds.
 
     Worlds, not samples, are drawn with replacement: samples of one world are not independent. The same arguments give the
-    same interval. It is at least as wide as that of ``without_spread``, which it is with one world or equal values.
+    same interval. With one world or equal values it is that of ``without_spread``; near a bound, or where few worlds deviate, see
+    ``covering_missed``.
 
     Given the differences of two variants on the *same* worlds, it is the interval of a paired difference: world difficulty
     cancels out, and the interval is usually much narrower than the variants' own intervals suggest.
@@ -81,4 +87,4 @@ def bootstrap_mean(
     means = np.concatenate([array[rng.integers(0, worlds, size=(size, worlds))].mean(axis=1) for size in sizes])
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
-    return covering_missed(Interval(float(array.mean()), float(low), float(high)), worlds, least, most)
+    return covering_missed(Interval(float(array.mean()), float(low), float(high)), array, least, most)

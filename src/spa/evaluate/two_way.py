@@ -23,8 +23,8 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     simulation (``tests/evaluate/test_two_way.py``) it covers the truth in .94 to .96 of cases with 3, 6 and 12 normal seeds. With
     bimodal seeds, no formula makes up for having too few: see ``two_groups``.
 
-    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. It is at least as
-    wide as that of ``without_spread``, which it is where all values are equal.
+    With one seed the spread over seeds is unknown: the interval is over worlds and describes this run only. Where
+    all values are equal it is that of ``without_spread``; where few worlds deviate, see ``covering_missed``.
 
     Args:
         values_SW: float (seeds, worlds), e.g. Pass@1 of each world in each run, or differences of two variants.
@@ -59,7 +59,7 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
     if df_seed:
         half = max(half, float(stdtrit(df_seed, tail)) * np.sqrt(ms_seed / values.size))
     ends = Interval(mean, max(least, mean - float(half)), min(most, mean + float(half)))
-    return covering_missed(ends, worlds, least, most)
+    return covering_missed(ends, values.mean(axis=0), least, most)
 
 
 def _mean_square(deviations: NDArray[np.float64], freedom: int, repeats: int) -> tuple[float, int]:

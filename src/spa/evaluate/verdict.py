@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from spa.common.progress import duration
@@ -54,10 +54,7 @@ class VariantScore:
 
     def mean_with(self, other: VariantScore) -> float:
         """The mean over the shared seeds; over all where none is shared."""
-        return self.mean_of(self.by_seed.keys() & other.by_seed.keys() or self.by_seed.keys())
-
-    def mean_of(self, seeds: Collection[int]) -> float:
-        """The mean over some seeds."""
+        seeds = self.by_seed.keys() & other.by_seed.keys() or self.by_seed.keys()
         return sum(self.by_seed[seed] for seed in seeds) / len(seeds)
 
 
@@ -128,32 +125,32 @@ def _conclusion(name: str, variants: Mapping[str, VariantScore]) -> str:
     """``"spa 50.4 is not above its base 51.6 and ...; plain RL fell below the base; one seed, 6 PPO steps: no claim."``"""
     score, relations = variants[name], []
     seeds = len(score.by_seed)
-    rivals = [variants[other].by_seed for other in (BASE, PLAIN_RL) if other in score.differences and other in variants]
-    shared = set(score.by_seed).intersection(*rivals)
-    better = seeds > 1
+    said, better = _percent(score.mean), seeds > 1
     for other, what in ((BASE, "its base"), (PLAIN_RL, "plain RL")):
         difference = score.differences.get(other)
         if difference is None or other not in variants:
             relations.append(f"was not compared with {what}")
             better = False
             continue
-        common = score.seeds_with(variants[other])
-        alone = " (one seed in common)" if common < 2 <= seeds else ""
-        theirs = variants[other].mean_of(shared) if shared else variants[other].mean_with(score)
-        relations.append(f"{_relation(difference)} {what} {_percent(theirs)}{alone}")
+        common, ours = score.seeds_with(variants[other]), _percent(score.mean_with(variants[other]))
+        seldom = _COMMON.get(common, f"{common} of {seeds} seeds") + f", where {name} wins {ours}" * (ours != said)
+        fewer = f" ({seldom})" if common < seeds else ""
+        relations.append(f"{_relation(difference)} {what} {_percent(variants[other].mean_with(score))}{fewer}")
         better = better and common > 1 and difference.low > 0
-    parts = [f"{name} {_percent(score.mean_of(shared or score.by_seed))} {' and '.join(relations)}"]
+    parts = [f"{name} {said} {' and '.join(relations)}"]
     fall = variants[PLAIN_RL].differences.get(BASE) if PLAIN_RL in variants and BASE in variants else None
     if fall is not None and fall.high < 0:
         parts.append("plain RL fell below the base")
     steps = f", {score.steps} PPO steps" if score.steps else ""
-    compared = f"{len(shared)} of {seeds} seeds" if 0 < len(shared) < seeds else f"{seeds} seeds"
-    parts.append(f"{'one seed' if seeds == 1 else compared}{steps}")
+    parts.append(f"{'one seed' if seeds == 1 else f'{seeds} seeds'}{steps}")
     failed = [other for other in (name, BASE, PLAIN_RL) if other in variants and variants[other].failed]
     claim = "better than both" if better else "no claim"
     if failed:
         claim = f"no claim, since seeds of {' and '.join(failed)} failed"
     return f"{'; '.join(parts)}: {claim}."
+
+
+_COMMON = {0: "no seed in common", 1: "one seed in common"}
 
 
 def _relation(difference: Interval) -> str:
@@ -168,7 +165,9 @@ def _fact(name: str, other: str, variants: Mapping[str, VariantScore]) -> str:
     score, rival = variants[name], variants[other]
     difference = score.differences[other]
     common, seeds = score.seeds_with(rival), max(len(score.by_seed), len(rival.by_seed))
-    fewer = f" on what both have, {common} of {seeds} seeds" if common < seeds else ""
+    fewer = (
+        f" on what both have, {common} of {seeds} seeds" if 0 < common < seeds else f" ({_COMMON[0]})" * (not common)
+    )
     change = f"{percent(difference, sign=True)}{fewer}"
     scores = f"{_percent(score.mean_with(rival))} {_relation(difference)} {other} {_percent(rival.mean_with(score))}"
     return f"{name} {scores}: {change}{_MEANING.get(other, '')}."
@@ -197,6 +196,8 @@ def _time(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
         return []
     times = f"Processor time: {duration(seconds)} for {name}, {duration(rival.seconds)} for {EQUAL_TIME if longer else PLAIN_RL}"
     if longer:
+        if (count := len(variants[name].by_seed)) != len(longer.by_seed):
+            times += f" ({count} and {len(longer.by_seed)} seeds)"
         equal = 0.9 * seconds <= rival.seconds <= 1.25 * seconds
         return [f"{times}{'' if equal else ', so this is no comparison at equal time'}."]
     return (
@@ -229,8 +230,10 @@ def _reasons(name: str, variants: Mapping[str, VariantScore]) -> list[str]:
         said = "; ".join([does] * bool(without) + [open_] * bool(unclear))
         return [f"It is not shown that learning true states is the reason: {said}."]
     lines = [line for c in controls if score.steps and not variants[c].steps for line in _without_rl(c, variants)]
-    alone = [control for control in controls if score.seeds_with(variants[control]) < 2]
-    if alone and len(alone) == len(controls):
+    # Of a recipe with RL, a control without it tests less.
+    like = [control for control in controls if variants[control].steps or not score.steps] or controls
+    alone = [control for control in like if score.seeds_with(variants[control]) < 2]
+    if alone and len(alone) == len(like):
         lines.append(f"That learning true states is the reason is tested on one seed alone ({', '.join(alone)}).")
     return lines
 

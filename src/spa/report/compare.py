@@ -31,7 +31,8 @@ from spa.runs.trainings import NO_TRAINING, trainings
 _NOT_TRAINING = ("name", "seeds.run", "eval.")  # runs that differ in these alone are the same recipe
 _NOTE = (
     "Percent, with 95% intervals: for other seeds and other worlds where there are several seeds, else for other worlds alone "
-    "(other training runs would differ by more). Differences are paired by world and, where runs share them, by seed."
+    "(other training runs would differ by more). Differences are paired by world and by seed; of several seeds each, none of them "
+    "shared, they are of independent means."
 )
 WorldKey = tuple[int, str]  # seed and content
 
@@ -112,6 +113,8 @@ class VariantTable:
 def _rests_on(row: GroupResult, first: GroupResult) -> str:
     if row.shared_seeds > 1:
         return f"{row.shared_seeds} seeds"
+    if not row.shared_seeds and min(len(row.by_seed), len(first.by_seed)) > 1:
+        return f"{len(row.by_seed)} and {len(first.by_seed)} seeds, none of them shared"
     if len(row.by_seed) == len(first.by_seed) == 1:
         return "one training run each: this compares these models, not their settings"
     return "fewer than two seeds in common: this compares these models, not their settings"
@@ -157,7 +160,9 @@ class RunComparison:
 
     def html(self) -> str:
         """The comparison as one HTML document that loads nothing."""
-        colors = variant_colors([group.label for group in self.groups])
+        # By number: a + in a label is no planner.
+        numbered = variant_colors([str(number) for number in range(len(self.groups))])
+        colors = dict(zip([group.label for group in self.groups], numbered.values(), strict=True))
         return render(
             "compare.html.jinja",
             redact(" against ".join(group.label for group in self.groups)),
@@ -303,10 +308,9 @@ def _compare(variant: str, groups: Sequence[Group]) -> VariantTable:
     for group in groups:
         results = group.results[variant]
         passes = {k: _interval(_table(results, sorted(results), common, k), 0) for k in ks}
-        paired = {k: _differences(results, first, common, k) for k in ks} if group is not groups[0] else {}
-        apart = {k: _interval(values_SW, -1) for k, values_SW in paired.items()}
+        apart = {k: _difference(results, first, common, k) for k in ks} if group is not groups[0] else {}
         by_seed = {seed: float(_table(results, [seed], common, 1).mean()) for seed in results}
-        same = bool(paired) and not paired[1].any()
+        same = bool(apart) and not _paired(results, first, common, 1).any()
         rows.append(GroupResult(group.label, by_seed, passes, apart, len(results.keys() & first.keys()), same))
     return VariantTable(variant, len(common), {label: len(keys) for label, keys in worlds.items()}, rows)
 
@@ -328,7 +332,21 @@ def _interval(values_SW: NDArray[np.float64], least: float) -> Interval:
     return two_way(values_SW, least, 1) if len(values_SW) > 1 else bootstrap_mean(values_SW[0], least=least, most=1)
 
 
-def _differences(
+def _difference(
+    results: Mapping[int, EvalResult], first: Mapping[int, EvalResult], worlds: Sequence[WorldKey], k: int
+) -> Interval:
+    """Paired by seed and world. Several seeds on each side and none shared: of independent means, each with its interval for other
+    seeds and worlds (MOVER: Zou and Donner 2008), which does without the pairing by world and is wider for it."""
+    if results.keys() & first.keys() or min(len(results), len(first)) < 2:
+        return _interval(_paired(results, first, worlds, k), -1)
+    mine, theirs = (_interval(_table(side, sorted(side), worlds, k), 0) for side in (results, first))
+    mean = mine.mean - theirs.mean
+    down = np.hypot(mine.mean - mine.low, theirs.high - theirs.mean)
+    up = np.hypot(mine.high - mine.mean, theirs.mean - theirs.low)
+    return Interval(mean, float(mean - down), float(mean + up))
+
+
+def _paired(
     results: Mapping[int, EvalResult], first: Mapping[int, EvalResult], worlds: Sequence[WorldKey], k: int
 ) -> NDArray[np.float64]:
     """(seeds, worlds), paired by both; one row of the mean over each side's seeds if they share no seed."""
@@ -357,7 +375,7 @@ def _verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:
                 if other != name and (theirs := group.results.get(other)):
                     both = sorted(common & _worlds(theirs))
                     if both:
-                        apart[other] = _interval(_differences(mine, theirs, both, 1), -1)
+                        apart[other] = _difference(mine, theirs, both, 1)
             by_seed = {seed: float(_table(mine, [seed], sorted(common), 1).mean()) for seed in mine}
             failed = any(failure(path, name) for seed, path in group.folders.items() if seed not in mine)
             took = [trained[seed].get(name, NO_TRAINING) for seed in mine]

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,8 @@ def _comparison(rows: Sequence[ComparisonRow]) -> Table | None:
 
 
 def _minus(text: str) -> str:
-    return text.replace("-", "−")
+    """With minus signs; hyphens of names stay."""
+    return re.sub(r"(?<![\w-])-(?=\d)|(?<= )-(?= )", "−", text)
 
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, Any]]:

@@ -46,6 +46,7 @@ class VariantNumbers:
         actions_by_seed: actions per turn on the test worlds. Whether a policy acts step by step or writes whole plans can differ
             between seeds, and matters a lot.
         tokens_by_seed: tokens written per episode, including a planner's.
+        cut_off_by_seed: share of the test turns that ended at the token limit; ``reward_by_seed``: mean of an episode.
         actions: executed in the world in each of the variant's stages before the evaluation; empty if unknown.
         seconds: wall time of each of the variant's stages, without validation; ``cpu_seconds``: processor time.
         curves: validation Pass@1 and world-model accuracy by PPO step, at steps that all seeds have.
@@ -64,6 +65,8 @@ class VariantNumbers:
     by_seed: dict[int, float] = field(default_factory=dict)
     actions_by_seed: dict[int, float] = field(default_factory=dict)
     tokens_by_seed: dict[int, float] = field(default_factory=dict)
+    cut_off_by_seed: dict[int, float] = field(default_factory=dict)
+    reward_by_seed: dict[int, float] = field(default_factory=dict)
     actions: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
@@ -224,6 +227,9 @@ def _of_results(
             out.actions_by_seed[seed] = result.metrics.get("num_actions", 0.0) / turns
             if tokens := result.tokens:
                 out.tokens_by_seed[seed] = tokens
+            for name, by_seed in (("cut_off", out.cut_off_by_seed), ("reward", out.reward_by_seed)):
+                if name in result.metrics:
+                    by_seed[seed] = result.metrics[name]
     done = [folders[seed] for seed in out.seeds]
     # As it was run: its file may have been edited since.
     variants = [RunFolder(folder).recorded(variant.name) or variant for folder in done]

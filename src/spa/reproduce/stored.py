@@ -50,7 +50,7 @@ def _read(data: Mapping[str, Any]) -> VariantNumbers:
     entry.samples = int(entry.samples)
     for measured in ("seconds", "cpu_seconds", "actions"):
         setattr(entry, measured, {name: float(_number(value)) for name, value in getattr(entry, measured).items()})
-    for measured in ("actions_by_seed", "tokens_by_seed"):
+    for measured in ("actions_by_seed", "tokens_by_seed", "cut_off_by_seed", "reward_by_seed"):
         setattr(entry, measured, {int(seed): _number(value) for seed, value in getattr(entry, measured).items()})
     entry.world_model = {name: _number(value) for name, value in entry.world_model.items()}
     entry.failed = {int(seed): str(why) for seed, why in entry.failed.items()}
@@ -187,6 +187,8 @@ def _joined(one: VariantNumbers, other: VariantNumbers) -> VariantNumbers:
         one.successes | other.successes,
         actions_by_seed=one.actions_by_seed | other.actions_by_seed,
         tokens_by_seed=one.tokens_by_seed | other.tokens_by_seed,
+        cut_off_by_seed=one.cut_off_by_seed | other.cut_off_by_seed,
+        reward_by_seed=one.reward_by_seed | other.reward_by_seed,
         actions=mean(one.actions, other.actions) if one.actions and other.actions else {},
         seconds=mean(one.seconds, other.seconds),
         cpu_seconds=mean(one.cpu_seconds, other.cpu_seconds),

@@ -63,6 +63,8 @@ def tables(scale: Scale, numbers: Numbers) -> list[WorldTables]:
                     sum(variant.cpu_seconds.values()),
                     _mean(variant.tokens_by_seed),
                     bool(variant.failed),
+                    _mean(variant.cut_off_by_seed),
+                    _mean(variant.reward_by_seed) if variant.reward_by_seed else None,
                 )
                 for name, variant in evaluated(variants).items()
             }
