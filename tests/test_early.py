@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from spa.cli import main
 from spa.common.progress import set_quiet
 from spa.config.schema import Config, EnvConfig, SelfPlayConfig
 from spa.envs.checked import CheckedEnv, WorldError
+from spa.models.folders import identity, resolve_path
 from spa.sft.early import EarlyReport, hopeless, visible
 from tests.scripted import lake_task, tiny_policy
 
@@ -196,6 +198,28 @@ def test_every_finished_episode_is_kept_and_not_played_again(
     files = [next((tmp_path / run).rglob("episodes.jsonl")) for run in ("whole", "cut")]
     assert texts(files[0]) == texts(files[1])
     assert not list((tmp_path / "cut").rglob("*.partial.jsonl"))
+
+
+def test_a_model_is_known_by_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder's time stays when weights are copied over, and its path changes when a run is moved."""
+    model = Path(shutil.copytree(resolve_path("builtin:tiny"), tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    known = identity("mine")
+    assert identity(str(model)) == known != identity(resolve_path("builtin:tiny"))
+    monkeypatch.setattr(Policy, "skips", True)
+    arguments = ["eval", *LAKE, "eval.worlds=6", "eval.samples=2", "eval.ks=[1,2]", "eval.world_model_worlds=2"]
+    arguments += ["--variant", "base", "--model", str(model), "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 5)
+        assert main(arguments) == 130
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
+    assert identity("mine") != known
+    capsys.readouterr()
+    assert main([*arguments, "--resume"]) == 0
+    assert "partial.jsonl is of other weights: its episodes are deleted and played again" in capsys.readouterr().err
 
 
 @pytest.mark.slow

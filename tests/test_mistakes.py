@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,47 @@ def test_files_that_name_each_other_are_one_line(tmp_path: Path) -> None:
     file.write_text("defaults: [base, mine, _self_]\n", encoding="utf-8")
     with pytest.raises(ValueError, match="its defaults lists name each other"):
         load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["eval", "frozen_lake", "model.path=~nobody-here/m"], "model: no model folder ~nobody-here/m"),
+        (["sft", "frozen_lake", "sft.data=~nobody-here/m"], "no training data: ~nobody-here/m"),
+        (["data", "stats", "damaged.jsonl"], "damaged.jsonl cannot be read: Error -3 while decompressing"),
+        (["generate", "frozen_lake", "--out", "bad\udcff"], "'bad\\udcff' is not UTF-8 text; give another --out"),
+        (["model", "get", "foo", "--from", "strange.whl"], "strange.whl cannot be unpacked: "),
+    ],
+)
+def test_paths_that_lead_nowhere_and_archives_that_nothing_can_read(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = gzip.compress(b'{"a": 1}\n' * 1000)
+    Path("damaged.jsonl").write_bytes(data[:12] + bytes(30) + data[42:])
+    with zipfile.ZipFile("strange.whl", "w") as wheel:
+        wheel.writestr("a/model.gguf", "x")
+    packed = bytearray(Path("strange.whl").read_bytes())
+    for begin, method in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        packed[packed.index(begin) + method] = 99
+    Path("strange.whl").write_bytes(packed)
+    assert message in refused(capsys, *words)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged.jsonl", "strange.whl"]
+
+
+def test_a_server_is_named_before_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A config from a stranger chooses it, and the variable that it is sent."""
+    monkeypatch.setenv("MY_TOKEN", "very-secret-value")
+    config = tmp_path / "theirs.yaml"
+    engine = "engine: {kind: openai, base_url: 'http://127.0.0.1:9/v1', model: m, api_key_env: MY_TOKEN}"
+    config.write_text(f"{engine}\nsampling: {{stop: []}}\nenv: {{id: frozen_lake}}\n")
+    assert main(["eval", str(config), "--variant", "base", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert "# asks: m at http://127.0.0.1:9/v1 with the key of $MY_TOKEN\n" in printed.out
+    assert main(["eval", str(config), "--variant", "base", "engine.retries=0", "--out", str(tmp_path / "run")]) != 0
+    printed = capsys.readouterr()
+    assert "model m at http://127.0.0.1:9/v1 with the key of $MY_TOKEN" in printed.err
+    assert "very-secret-value" not in printed.err + printed.out
 
 
 def test_a_long_variant_name_is_refused_before_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spa.common.files import expanded
 from spa.config.load import load_config as _load_config
 from spa.config.schema import Config
 
@@ -54,7 +55,7 @@ def _task(config: str | Path | Config, settings: Sequence[str]) -> Config:
 def _folder(folder: str | Path) -> Path:
     if not str(folder):
         raise ValueError("the folder of a run is empty: give its path, as in 'runs/first'")
-    return Path(folder).expanduser()
+    return expanded(folder)
 
 
 def run(

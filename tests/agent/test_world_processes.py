@@ -55,6 +55,20 @@ class TellsItsProcess:
         return f"{os.getpid()}", 1.0, False, False, {}
 
 
+class DiesWithAChildLeft(TellsItsProcess):
+    """The child keeps the pipe open that the world's own process has left."""
+
+    def step(self, action):
+        if os.fork():
+            os._exit(3)
+        time.sleep(600)
+
+
+class Interrupts(TellsItsProcess):
+    def step(self, action):
+        raise KeyboardInterrupt
+
+
 class StartsAProcess(TellsItsProcess):
     """Its state is the number of a process that it does not end."""
 
@@ -143,6 +157,22 @@ def tells_task() -> Task:
     return Task(
         EnvConfig(id=f"{__name__}:TellsItsProcess", tag="P", max_turns=2, processes=2), AgentConfig(style="terse")
     )
+
+
+@pytest.mark.parametrize("limit", [0.0, 300.0])
+def test_a_dead_process_is_noticed_while_its_child_lives(limit: float) -> None:
+    settings = {"max_turns": 2, "processes": 1, "step_timeout": limit}
+    host = ProcessHost(
+        Task(EnvConfig(id=f"{__name__}:DiesWithAChildLeft", tag="P", **settings), AgentConfig(style="terse"))
+    )
+    host.start(0, 0)
+    assert host.run(["go"], True) == ([], "run: its process died (exit code 3)")
+
+
+def test_an_interrupt_in_a_conversations_world_is_not_waited_for() -> None:
+    task = Task(EnvConfig(id=f"{__name__}:Interrupts", tag="P", max_turns=2), AgentConfig(style="terse"))
+    with pytest.raises(KeyboardInterrupt):
+        play_jobs(RandomReplies(random_responder(task)), task, [Job(WORLDS[0], 0, 0)], SamplingConfig(), seed=1)
 
 
 def test_conversations_go_on_in_the_same_processes(monkeypatch: pytest.MonkeyPatch) -> None:

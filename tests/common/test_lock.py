@@ -14,9 +14,13 @@ from pathlib import Path
 import pytest
 
 import spa
+from spa.agent.episode_store import EpisodeStore
 from spa.common import lock
+from spa.common.files import append
 from spa.common.lock import NAME, check_free, locked
 from spa.engines.processes import can_fork
+from spa.planning.journal import Journal
+from spa.runs.metrics import MetricsLog
 
 HOLD = "import sys, time; from pathlib import Path; from spa.common.lock import locked\n"
 HOLD += "with locked(Path(sys.argv[1])):\n    {more}\n    print('held', flush=True); time.sleep(60)\n"
@@ -29,6 +33,26 @@ def start(folder: Path, more: str = "pass") -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """In a run folder of others: to a file of the user's."""
+    mine = tmp_path / "mine"
+    mine.write_text("no line's end")
+    for name in (NAME, "metrics.jsonl", "episodes.partial.jsonl", "answers.jsonl"):
+        (tmp_path / name).symlink_to(mine)
+    journal = Journal(tmp_path / "answers.jsonl", "model")
+    for write in (
+        lambda: check_free(tmp_path),
+        lambda: locked(tmp_path).__enter__(),
+        lambda: MetricsLog(tmp_path / "metrics.jsonl"),
+        lambda: EpisodeStore(tmp_path / "episodes.partial.jsonl"),
+        lambda: append(tmp_path / "metrics.jsonl", "more"),
+        lambda: journal.replay([]),
+    ):
+        with pytest.raises(ValueError, match="is a symbolic link, through which nothing is written"):
+            write()
+    assert mine.read_text() == "no line's end"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from spa.agent.rollout import rollout
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, Config, EngineConfig, EnvConfig, SamplingConfig
-from spa.engines.base import Refused, RequestFailed, ServerError
+from spa.engines.base import Refused, RequestFailed, ServerError, check_engine
 from spa.engines.openai import OpenAIEngine, _decoded, _retry_after
 from tests.agent.test_playing import Broken
 from tests.engines.conftest import Server
@@ -261,6 +261,13 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spa.engines.base.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'spa-agent\[openai\]'"):
         OpenAIEngine(EngineConfig(kind="openai", base_url="http://x/v1", model="m"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("ALL_PROXY", "socks5://127.0.0.1:1"), ("HTTP_PROXY", "foo://bar")])
+def test_a_proxy_that_cannot_be_used_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"a proxy of the environment \(ALL_PROXY, .* cannot be used"):
+        check_engine(EngineConfig(kind="openai", base_url="http://x/v1", model="m"))
 
 
 # Episodes

@@ -157,6 +157,7 @@ def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
         ("sft.eval_worlds", "sft-plan/metrics.jsonl"),
         ("ppo.val_worlds", "variants/spa/ppo/metrics.jsonl"),
         ("practice.worlds", "practice-plan/round_1/plans/done.json"),
+        ("practice.epochs", "practice-plan/done.json"),
         ("curriculum.imagined_worlds", "imagined-plan/done.json"),
         ("eval.worlds", "variants/base/eval/episodes-0.partial.jsonl"),
     ],

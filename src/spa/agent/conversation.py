@@ -144,7 +144,7 @@ def _play_once(
 ) -> dict[Job, RequestFailed]:
     """Plays every job once; returns those whose request failed."""
     pending: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    results: queue.SimpleQueue[tuple[Job, Episode | Exception]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Job, Episode | BaseException]] = queue.SimpleQueue()
     for job in jobs:
         pending.put(job)
     stop = threading.Event()
@@ -163,7 +163,7 @@ def _play_once(
                 results.put((job, converse(engine, task, job, sampling, seed=seed, stop=stop, host=host)))
             except RequestFailed as error:
                 results.put((job, error))
-            except Exception as error:
+            except BaseException as error:  # of a world's code: nobody else would hear of it
                 stop.set()
                 results.put((job, error))
 
@@ -199,7 +199,9 @@ def _play_once(
     return failed
 
 
-def _waiting(results: queue.SimpleQueue[tuple[Job, Episode | Exception]]) -> list[tuple[Job, Episode | Exception]]:
+def _waiting(
+    results: queue.SimpleQueue[tuple[Job, Episode | BaseException]],
+) -> list[tuple[Job, Episode | BaseException]]:
     finished = []
     while True:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spa.agent.episode import Episode
 from spa.common.clock import work_stored
-from spa.common.files import append
+from spa.common.files import append, no_link
 from spa.scale import ranks
 
 Key = tuple[int, int]  # group, member
@@ -46,7 +46,7 @@ class EpisodeStore:
             if episode.status != "error" or not self._retry:
                 self._episodes[_key(episode)] = episode
         if torn:  # appended lines must start on a new line
-            with open(path, "r+b") as file:
+            with open(path, "r+b", opener=no_link) as file:
                 file.truncate(path.stat().st_size - len(torn))
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from spa.agent.task import Task
@@ -153,8 +153,10 @@ class ProcessHost:
         limit = self.task.env.step_timeout
         try:
             pipe.send(message)
-            if pipe.poll(calls * limit + _GRACE if limit else None):
-                return pipe.recv()
+            if _wait(pipe, process, calls * limit + _GRACE if limit else None):
+                if pipe.poll():
+                    return pipe.recv()
+                raise EOFError
             failure = (
                 f"its process gave no answer within {calls} times env.step_timeout={limit:g} seconds and was killed"
             )
@@ -163,6 +165,21 @@ class ProcessHost:
             failure = f"its process died (exit code {process.exitcode})"
         self.kill()
         return None, f"{message[0]}: {failure}"
+
+
+def _wait(pipe: Connection, process: Any, seconds: float | None) -> bool:
+    """Whether there is an answer within ``seconds``, or the process has ended.
+
+    Neither the pipe's end nor the process's sentinel tells of that while one that the world has started holds copies of both.
+    """
+    try:
+        ended = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # this system has none
+        ended = os.dup(process.sentinel)
+    try:
+        return bool(wait([pipe, ended], seconds))
+    finally:
+        os.close(ended)
 
 
 def _host(task: Task, pipe: Connection) -> None:

@@ -398,6 +398,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.config.load import preset_of, to_yaml
     from spa.config.variants import overruled, variant_named, variants_of
     from spa.dry_run import imports
+    from spa.engines.base import server
     from spa.preflight import check_out
     from spa.runs.folder import RunFolder, default_folder
     from spa.scale import launch
@@ -415,7 +416,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     if not options.dry_run and not said:  # before anything heavy is imported
         named = [f"variant {chosen}"] if chosen else [f"variants {', '.join(cfg.variants)}"] if command == "run" else []
         world = [f"world {cfg.env.id}"] if cfg.env.id != cfg.name else []
-        note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, *world, f"model {cfg.model.path}", *named]))
+        model = cfg.model.path if cfg.engine.kind != "openai" else server(cfg.engine)
+        note(("" if at_once else f"{begun}: ") + ", ".join([cfg.name, *world, f"model {model}", *named]))
         if options.out is None:
             note(f"Run folder: {folder}")
         if preset:
@@ -439,7 +441,8 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
                 print(f"# {redact(line)}", flush=True)  # said before it is done
             if options.out is not None:
                 check_out(cfg, folder, command, options.resume, variants)
-            heading = [f"run folder: {folder}", *([f"preset: {preset}"] if preset else []), *unused]
+            asks = [f"asks: {server(cfg.engine)}"] if cfg.engine.kind == "openai" else []
+            heading = [f"run folder: {folder}", *asks, *([f"preset: {preset}"] if preset else []), *unused]
             for line in [*heading, *pipeline.plan(cfg, command, variants, options.model, folder)]:
                 print(f"# {redact(line)}".rstrip())
         elif launch.needed(cfg):

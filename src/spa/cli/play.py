@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spa.cli.arguments import Words, config_of
+from spa.common.files import expanded
 from spa.common.secrets import redact
 from spa.common.text import clean
 
@@ -35,7 +36,7 @@ def play(
     """Watch a model play test worlds, turn by turn; NAME may be a run: its model, with its predictions beside the actual states."""
     from spa import api
 
-    folder = Path(words[0]).expanduser() if words else None
+    folder = expanded(words[0]) if words else None
     if words and folder and (folder / "config.yaml").is_file():
         cfg, model = _of_run(folder, words[1:], variant, model)
     else:
@@ -89,7 +90,7 @@ def exported(words: list[str] | None, model: str | None, command: str) -> tuple[
     from spa.config.load import names_of
     from spa.runs.folder import TASK
 
-    if not words or not (folder := Path(words[0]).expanduser()).is_dir():
+    if not words or not (folder := expanded(words[0])).is_dir():
         return words, model
     if not (folder / TASK).is_file():
         if words[0] in names_of("env"):  # a world that a folder happens to be called like

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from spa.common.files import expanded
+
 CACHED = "cache:"  # as in model.path=cache:NAME
 
 
@@ -13,11 +15,11 @@ def cache_folder(name: str) -> Path:
     """Where ``spa model get NAME`` puts a model: ``$SPA_HOME/models/NAME``, else in the platform's cache folder."""
     home = os.environ.get("SPA_HOME")
     if home:
-        return Path(home).expanduser() / "models" / name
+        return expanded(home) / "models" / name
     if sys.platform == "darwin":
         cache = Path("~/Library/Caches")
     elif os.name == "nt":
         cache = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local"))
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return cache.expanduser() / "spa" / "models" / name
+    return expanded(cache) / "spa" / "models" / name

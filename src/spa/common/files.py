@@ -20,6 +20,11 @@ _SUFFIX = ".tmp"
 os.umask(_UMASK := os.umask(0o022))  # there is no other way to read it
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """With the home folder for ``~``. That of an unknown user stays as it is: there is no such file then."""
+    return Path(os.path.expanduser(path))
+
+
 def atomic_write(path: str | os.PathLike[str], text: str) -> None:
     """Writes ``text`` (UTF-8) to ``path``."""
     with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
@@ -89,8 +94,19 @@ def append(path: str | os.PathLike[str], text: str) -> None:
     """Appends ``text`` (UTF-8) to ``path``, created with its folder if missing; the last line may be incomplete after a failure."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with naming(target), open(target, "a", encoding="utf-8") as file:
+    with naming(target), open(target, "a", encoding="utf-8", opener=no_link) as file:
         file.write(text)
+
+
+def no_link(path: str, flags: int) -> int:
+    """An ``opener`` for a run's files that are changed in place: a folder made by others must not have another file changed.
+
+    Raises:
+        ValueError: the file is a symbolic link.
+    """
+    if os.path.islink(path):
+        raise ValueError(f"{path} is a symbolic link, through which nothing is written: put the file itself there")
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666)
 
 
 @contextmanager

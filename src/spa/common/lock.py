@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from spa.common.files import naming
+from spa.common.files import naming, no_link
 from spa.common.progress import note
 
 NAME = "run.lock"
@@ -25,7 +25,7 @@ _held: set[int] = set()  # descriptors of this process
 def check_free(folder: Path) -> None:
     """Raises ValueError as ``locked``, but writes nothing."""
     try:
-        descriptor = os.open(folder / NAME, os.O_RDWR)
+        descriptor = no_link(str(folder / NAME), os.O_RDWR)
     except OSError:
         return
     try:
@@ -61,12 +61,12 @@ def locked(folder: Path) -> Iterator[None]:
     Prints a note if an earlier process was killed, or if the file system has no locks.
 
     Raises:
-        ValueError: another process is writing to it; the message says which, where and since when.
+        ValueError: another process is writing to it; the message says which, where and since when. Or the file is a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = no_link(str(path), os.O_RDWR | os.O_CREAT)
         try:
             acquired = _lock(descriptor, folder)
         except BaseException:

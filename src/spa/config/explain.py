@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import spa
+from spa.common.files import expanded
 from spa.config.load import (
     GROUPS,
     base_choices,
@@ -79,7 +80,7 @@ def _layers(
         if name and "env" not in files:
             own.append((name, {"name": None, "env.id": None, "env.tag": None}))
     else:
-        path = Path(name).expanduser()
+        path = expanded(name)
         data = read_yaml(path)
         if "defaults" in data:
             files = compose_files(path.stem, path.parent, choices, preset)[1]

@@ -20,6 +20,7 @@ from typing import Any
 
 from spa.common.cache import CACHED
 from spa.common.errors import error_message
+from spa.common.files import expanded
 from spa.common.names import choose, nearest
 from spa.common.secrets import from_environment, learn, learn_references, shown
 from spa.config import presets
@@ -67,7 +68,7 @@ def load_config(name: str | Path | None = None, overrides: Sequence[str] = (), *
             data |= {"name": re.sub(r"[^\w.-]", "-", tag), "env": {"id": str(name), "tag": tag}}
         config = resolved(Config, data, settings)
     else:
-        config = _load_file(Path(name).expanduser(), choices, settings, missing_ok, preset)
+        config = _load_file(expanded(name), choices, settings, missing_ok, preset)
     for variant in config.variants:
         if not variant.endswith(_SUFFIXES):  # a file is checked when it is loaded
             check_variant(variant)
@@ -86,7 +87,7 @@ def preset_of(name: str | Path | None, overrides: Sequence[str]) -> Preset | Non
     if "model" in choices:
         return None
     path: Any = "builtin:"
-    file = Path(name).expanduser() if name is not None and is_file_name(str(name)) else None
+    file = expanded(name) if name is not None and is_file_name(str(name)) else None
     paths = [setting for setting in settings if split_override(setting)[0] == "model.path"]
     if file is not None and file.is_file():
         data = read_yaml(file)
@@ -132,7 +133,7 @@ def load_variant(name: str) -> VariantConfig:
         check_variant(name)
         path = conf_folder() / "variant" / f"{name}.yaml"
     else:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if not path.is_file():
             raise ValueError(f"no variant file {path}")
     try:
@@ -235,7 +236,7 @@ def base_choices(name: str | Path | None, choices: Mapping[str, str]) -> dict[st
         return dict(choices)
     if not is_file_name(str(name)):
         return {"env": NO_FILE if ":" in str(name) else choice_of("env", str(name)), **choices}
-    own = _setting(read_yaml(Path(name).expanduser()), "env.id") is not None
+    own = _setting(read_yaml(expanded(name)), "env.id") is not None
     return ({"env": NO_FILE} if own else {}) | dict(choices)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.cache import CACHED, cache_folder
+from spa.common.files import expanded
 
 NAME = "preset"  # of the layer, in the group model
 LLAMA_LIKE = ("llama", "qwen2", "qwen3", "mistral")  # families in which packing and our decoder are tested to be exact
@@ -70,7 +71,7 @@ def preset_for(path: str) -> Preset:
     if count:
         known = f"{_size(count)} parameters{f', {family}' if family else ''}"
     else:
-        missing = "no model in this folder" if Path(path).expanduser().is_dir() else "not on this disk"
+        missing = "no model in this folder" if expanded(path).is_dir() else "not on this disk"
         where = "unknown number of parameters" if folder else missing
         count = size_in_name(path)
         known = f"{where}, {_size(count)} by its name" if count else f"{where}, no size in its name: a guess"
@@ -88,7 +89,7 @@ def preset_for(path: str) -> Preset:
 
 def model_folder(path: str) -> Path | None:
     """Where a model's ``config.json`` is: its folder, or a hub name's in the cache; None if on neither."""
-    folder = cache_folder(path.removeprefix(CACHED)) if path.startswith(CACHED) else Path(path).expanduser()
+    folder = cache_folder(path.removeprefix(CACHED)) if path.startswith(CACHED) else expanded(path)
     if (folder / "config.json").is_file():
         return folder
     if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path):

@@ -9,6 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from spa.common.files import expanded
 from spa.config.load import differences, env_block, load_variant
 from spa.config.overrides import from_mapping, split_override
 from spa.config.schema import Config, VariantConfig
@@ -248,7 +249,7 @@ def given_data(cfg: Config, variant: VariantConfig | None) -> str | None:
     if selfplay_name(variant):  # the run's takes the place of the run's stage 1 alone
         cfg = replace(cfg, sft=replace(cfg.sft, data=None))
     data = source_config(cfg, variant).sft.data
-    return data and str(Path(data).expanduser())
+    return data and str(expanded(data))
 
 
 def needs_sft(cfg: Config, variant: VariantConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
 
+from spa.common.errors import first_line
+from spa.common.secrets import redact
 from spa.config.schema import EngineConfig, SamplingConfig
 from spa.engines.cooling import cooling
 from spa.engines.draws import stream
@@ -211,6 +214,23 @@ class ChatEngine(Protocol):
         ...
 
 
+def server(config: EngineConfig) -> str:
+    """Who is asked, and with whose key: ``"gpt-4.1 at https://api.openai.com/v1 with the key of $OPENAI_API_KEY"``."""
+    key = f" with the key of ${config.api_key_env}" if os.environ.get(config.api_key_env) else ""
+    return redact(f"{config.model} at {config.base_url}{key}")
+
+
+def _check_proxies() -> None:
+    """Raises ValueError if a variable such as ``ALL_PROXY`` names a proxy that cannot be used."""
+    import openai
+
+    try:
+        openai.DefaultHttpxClient().close()
+    except (ImportError, ValueError) as error:
+        why = f"a proxy of the environment (ALL_PROXY, HTTP_PROXY, HTTPS_PROXY) cannot be used: {first_line(error)}"
+        raise ValueError(why) from error
+
+
 def check_engine(config: EngineConfig, *, trained: bool = False) -> None:
     """Checks, without loading anything, that an engine's package and settings are present.
 
@@ -228,3 +248,5 @@ def check_engine(config: EngineConfig, *, trained: bool = False) -> None:
         raise ValueError("in training vLLM runs within the process that trains: set engine.tensor_parallel=1")
     if config.kind != "transformers" and config.kind not in sys.modules and find_spec(config.kind) is None:
         raise ValueError(f"engine={config.kind} needs another package: pip install 'spa-agent[{config.kind}]'")
+    if config.kind == "openai":
+        _check_proxies()

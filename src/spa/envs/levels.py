@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
+from spa.common.files import expanded
+
 Instance = TypeVar("Instance")
 Parse = Callable[..., Instance]  # (rows, *settings) -> instance
 IsWhole = Callable[[str], bool]
@@ -56,7 +58,7 @@ def read_levels(
     """
     if not isinstance(path, (str, Path)):
         raise ValueError(f"levels must be the path of a file, got {path!r}")
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not path.is_file():
         raise ValueError(f"levels: {path} is a folder; give a file" if path.is_dir() else f"levels: no file {path}")
     stamp = path.stat()

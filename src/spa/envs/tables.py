@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from spa.common.errors import error_message
+from spa.common.files import expanded
 from spa.envs.seeded import did_you_mean
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -19,7 +21,7 @@ Row = tuple[str, dict[str, Any]]
 
 def data_file(path: str) -> Path:
     """The path of a data file that exists; otherwise ValueError."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     if not file.is_file():
         raise ValueError(f"there is no data file {path}")
     if file.suffix not in SUFFIXES:
@@ -94,7 +96,7 @@ def _text(path: Path) -> str:
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None

@@ -16,7 +16,7 @@ from spa.agent.policy import Policy, ServedPolicy, counter, local_engine, make_t
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, world_keys
-from spa.common.progress import progress
+from spa.common.progress import note, progress
 from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import EVAL, PROBE, stream_seed
 from spa.evaluate.probe import measure_episodes
@@ -88,6 +88,7 @@ def _unfinished(out: Path, model: str | None, part: str) -> EpisodeStore:
     name = f"{part}-{zlib.crc32(identity(model).encode()):08x}.partial.jsonl"
     for other in out.glob(f"{part}-*.partial.jsonl"):
         if other.name != name and ranks.is_main():
+            note(f"{other} is of other weights: its episodes are deleted and played again")
             other.unlink(missing_ok=True)
     return EpisodeStore(out / name)
 

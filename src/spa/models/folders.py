@@ -7,6 +7,7 @@ from pathlib import Path
 
 from spa.common.cache import CACHED, cache_folder
 from spa.common.checkpoints import list_checkpoints
+from spa.common.files import expanded
 from spa.common.names import choose
 from spa.models.deepen import deepened
 
@@ -14,9 +15,12 @@ BUILTIN = ("tiny", "tiny4")  # of two layers, and of four
 
 
 def identity(model: str | None) -> str:
-    """What distinguishes a model from others and from itself before it was trained again: its path and its folder's time."""
-    changed = Path(model).stat().st_mtime_ns if model and Path(model).is_dir() else 0
-    return f"{model} {changed}"
+    """What distinguishes a model from others and from itself before it was trained again: its folder's name, and the size and time
+    of each file in it. Where the folder lies does not matter: a run may be moved."""
+    if not model or not (folder := expanded(model).resolve()).is_dir():
+        return str(model)
+    files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    return f"{folder.name} {[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]}"
 
 
 def resolve_path(path: str) -> str:
@@ -43,7 +47,7 @@ def resolve_path(path: str) -> str:
         path.startswith((".", "/", "~")) or path.count("/") > 1 or "global_step_" in path or path.endswith(".gguf")
     )
     hides_hub_name = not looks_local and "/" in path and Path(path).parent.is_dir()
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     gguf = [folder] if path.endswith(".gguf") and folder.is_file() else sorted(folder.glob("*.gguf"))
     if gguf and not any(folder.glob("*.safetensors")):
         raise ValueError(

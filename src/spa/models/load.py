@@ -428,7 +428,8 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for a damaged archive
         raise ValueError(f"{path} is damaged: {first_line(error)}") from error
-    assert isinstance(state, dict)
+    if not isinstance(state, dict) or "step" not in state:
+        raise ValueError(f"{path} is not the state of a training")
     return state
 
 

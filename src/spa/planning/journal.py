@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.common.clock import work_stored
-from spa.common.files import append
+from spa.common.files import append, no_link
 from spa.common.typed import Finite, parse
 from spa.planning.search import Answer, Imagined, Move, Question
 
@@ -60,7 +59,8 @@ class Journal:
             answers = [_answer(question, stored) for (question, _), stored in zip(asked, entry.answers, strict=True)]
         except ValueError:
             self._lines.clear()
-            os.truncate(self.path, self._read)
+            with open(self.path, "r+b", opener=no_link) as file:
+                file.truncate(self._read)
             return None
         self._read += len(line)
         return answers, entry.usage

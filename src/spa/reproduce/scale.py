@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from spa.common.files import expanded
 from spa.common.names import choose
 from spa.config.fields import DISTINCT, STRICT, Count, Key, Mapping, Positive, setting
 from spa.config.load import conf_folder, load_config, names_of, read_yaml
@@ -103,7 +104,7 @@ def load_scale(name: str) -> Scale:
         ValueError: there is none, or it holds an unknown key.
     """
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if not path.is_file():
             raise ValueError(f"no scale file {path}")
     else:

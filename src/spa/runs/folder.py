@@ -79,8 +79,10 @@ SELECTION = (
     "selfplay.outcome_share",
     "selfplay.plain_rows",
 )
-# Numbers of worlds that may change with --resume as long as no file matches: nothing was made with them yet.
+# What may change with --resume as long as no file matches: nothing was made with it yet.
+_PRACTICE = ("rounds", "whole", "epochs", "rehearsal", "values", "groups", "group_size")
 _OPEN = {
+    **{f"practice.{name}": "practice-*/*" for name in _PRACTICE},
     "practice.worlds": "practice-*/round_*/plans/done.json",
     "curriculum.imagined_worlds": "imagined-*/done.json",
     "sft.eval_worlds": "sft*/*",
@@ -308,6 +310,10 @@ class RunFolder:
             raise ValueError(f"{self.path} is a file; give another --out")
         if file := next((parent for parent in self.path.parents if parent.is_file()), None):
             raise ValueError(f"{self.path} cannot be made: {file} is a file; give another --out")
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{str(self.path)!a} is not UTF-8 text; give another --out") from None
         if not self.holds_run:
             if (self.path / DONE).is_file():
                 raise ValueError(f"{self.path} is a stage of a run: give the run's folder, or another --out")

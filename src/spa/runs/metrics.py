@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spa.common.files import append, atomic_write
+from spa.common.files import append, atomic_write, no_link
 from spa.common.typed import Scalars, parse
 from spa.runs.trackers import Tracker
 
@@ -81,7 +81,7 @@ class MetricsLog:
             whole = isinstance(json.loads(text[end:]), dict)
         except ValueError:
             whole = False
-        with open(self.path, "r+b") as file:
+        with open(self.path, "r+b", opener=no_link) as file:
             if whole:
                 file.seek(0, os.SEEK_END)
                 file.write(b"\n")
@@ -110,7 +110,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         except ValueError as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number} is damaged: {error}") from error
+            raise ValueError(
+                f"{path}, line {number} is damaged: {error}; delete the line to go on without it"
+            ) from error
         records.append(record)
     return records
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from spa.common.files import expanded
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
@@ -151,7 +152,7 @@ def evaluated_model(cfg: Config, variant: VariantConfig, out: Path) -> str | Non
 def model_path(model: str | None, out: Path) -> str:
     """How the record of an evaluation in ``out`` identifies its model: in the run, which may be moved, by the path below ``out``;
     elsewhere by the absolute path; a hub name by itself; a chat server's (None) by an empty text."""
-    folder, run = Path(model or "").expanduser().resolve(), out.resolve()
+    folder, run = expanded(model or "").resolve(), out.resolve()
     is_own = folder.is_relative_to(run)
     if not model or not (folder.is_dir() or (is_own and folder.parent.name == "checkpoints")):  # one may have been lost
         return model or ""

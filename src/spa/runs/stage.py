@@ -12,7 +12,7 @@ from typing import Any
 
 from spa.common.checkpoints import latest_checkpoint, remove_later
 from spa.common.clock import Elapsed, storing_time, training_time
-from spa.common.files import atomic_folder, atomic_write, remove_folder
+from spa.common.files import atomic_folder, atomic_write, expanded, remove_folder
 from spa.common.manifest import damage, say
 from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
@@ -31,7 +31,7 @@ def model_of(path: str, setting: str = "ppo.start") -> str:
     Raises:
         ValueError: the folder is none of these.
     """
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not folder.is_dir() or (folder / "config.json").is_file():
         return path
     done = read_done(folder)

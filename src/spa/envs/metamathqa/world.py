@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spa.common.errors import error_message
+from spa.common.files import expanded
 from spa.envs.answering import RIGHT, AnswerEnv, Try
 from spa.envs.base import Example
 from spa.envs.metamathqa.answers import MAX_ANSWER, is_number, same_answer, tidy
@@ -212,5 +213,5 @@ def _problem_of(row: Mapping[str, Any]) -> Problem:
 
 def _is_file(data: str) -> bool:
     """Whether ``data`` means a file: there is one, or it is written like one."""
-    path = Path(data).expanduser()
+    path = expanded(data)
     return path.is_file() or path.suffix in SUFFIXES or _HUB_NAME.fullmatch(data) is None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from spa.common.files import expanded
 from spa.envs.tables import version
 from spa.envs.webshop.catalogue import SHIPPED, Product, load_products
 from spa.envs.webshop.goals import Goal, human_goals, permuted, synthetic_goals
@@ -55,7 +56,7 @@ def open_shop(
 def _path(path: str | None) -> Path | None:
     if path is not None and not isinstance(path, (str, Path)):
         raise ValueError(f"a file of the shop must be given by its path, not {path!r}")
-    return Path(path).expanduser() if path else None
+    return expanded(path) if path else None
 
 
 @lru_cache(4)
