@@ -140,8 +140,21 @@ def test_forbidden_tokens_are_never_drawn_however_likely() -> None:
 
 
 def test_a_limit_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sampling\.max_tokens=60 leaves no room"):
+    with pytest.raises(
+        ValueError, match=r"sampling\.max_tokens=60 leaves no room for constrained responses: set it to 400"
+    ):
         response_grammar(task("sokoban"), Chat(TOKENIZER), 60)
+
+
+def test_with_long_names_enough_is_more() -> None:
+    env = EnvConfig(id="sokoban", settings={"action_names": [letter * 100 for letter in "abcd"]}, max_turns=2)
+    long = Task(env, AgentConfig(style="terse", prompt="world_model"))
+    with pytest.raises(ValueError, match="leaves no room") as refused:
+        response_grammar(long, Chat(TOKENIZER), 400)
+    enough = int(str(refused.value).rpartition(" ")[2])
+    response_grammar(long, Chat(TOKENIZER), enough)
+    with pytest.raises(ValueError, match=f"set it to {enough}"):
+        response_grammar(long, Chat(TOKENIZER), enough - 1)
 
 
 def test_actions_are_quoted() -> None:

@@ -16,10 +16,11 @@ from spa.agent.policy import Policy
 from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.common.progress import set_quiet
+from spa.config.load import load_config
 from spa.config.schema import Config, EnvConfig, SelfPlayConfig
 from spa.envs.checked import CheckedEnv, WorldError
 from spa.models.folders import identity, resolve_path
-from spa.sft.early import EarlyReport, hopeless, visible
+from spa.sft.early import EarlyReport, hopeless, remedies, visible
 from tests.scripted import lake_task, tiny_policy
 
 GOOD = "<think><observation>a</observation>b<prediction>c</prediction></think><answer>Up</answer>"
@@ -130,6 +131,14 @@ def test_it_can_be_turned_off(settings: dict[str, Any], reports: int, capsys: py
 def test_responses_are_shown_on_one_line() -> None:
     assert visible("a\tb\x00√\r\n") == r"a\tb\x00√\r\n"
     assert visible("x" * 1000) == "x" * 200 + " [... 720 characters ...] " + "x" * 80
+
+
+def test_what_is_set_already_is_no_remedy() -> None:
+    cfg = load_config("frozen_lake", ["selfplay.shots=2", "selfplay.tries=4", "selfplay.constrained=true"])
+    assert (
+        remedies(cfg, [])
+        == "What helps: selfplay.shots=0, selfplay.warmup_rows, selfplay.policy=random, a larger model"
+    )
 
 
 def test_a_stage_that_keeps_nothing_stops_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

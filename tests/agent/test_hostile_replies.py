@@ -47,7 +47,7 @@ def played() -> list[Episode]:
         assert min(spent) < 0.05
         play.answer(text, "stop")
         assert play.episode.status != "error"
-        rows_of(play.episode, window=0)
+        rows_of(play.episode, system=None, window=0)
         episodes.append(Episode.from_json(play.episode.to_json()))
         assert episodes[-1] == play.episode
     return episodes

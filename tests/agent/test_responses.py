@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spa.agent.prompt import instruction
 from spa.agent.response import check_names, match_action, parse_response, replace_spans, split_actions
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, EnvConfig
@@ -185,9 +186,15 @@ def test_worked_examples_are_what_the_world_does(world: str, states: str) -> Non
 
 
 def test_a_world_without_a_text_is_never_given_an_empty_instruction() -> None:
-    from spa.agent.prompt import instruction
-
     env = make_env("bandit")
     text = instruction(EnvConfig(id="bandit"), "world_model", env)
     assert env.rules in text
     assert "<observation>" in text
+
+
+@pytest.mark.parametrize("world", ["sokoban", "frozen_lake", "sudoku"])
+def test_a_worlds_own_text_separates_actions_as_asked(world: str) -> None:
+    env = make_env(world)
+    for mode in ("base", "world_model"):
+        usual, other = (instruction(EnvConfig(id=world), mode, env, separator) for separator in ("||", ";"))
+        assert " || " in usual and "||" not in other and other == usual.replace(" || ", " ; ")

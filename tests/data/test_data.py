@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -79,6 +80,13 @@ def test_rows_are_judged_by_what_the_model_wrote() -> None:
     rows = [row(), crossed]
     assert select_rows(rows, SelfPlayConfig(filter=True), 0) == (rows[:1], {"crossing tags": 1})
     assert describe(rows)["rejections"] == {"crossing tags": 1}
+
+
+@pytest.mark.parametrize(("then", "changed"), [(" #P#", 0.0), ("\n#P#\n", 0.0), (" #_#", 1.0)])
+def test_the_layout_around_a_state_is_no_change(then: str, changed: float) -> None:
+    """The format itself has a space on both sides of the observation, and on one of the prediction."""
+    text = f"<think><observation> #P# </observation>x<prediction>{then}</prediction></think><answer>Up</answer>"
+    assert describe([replace(row(), response=text)])["changed"] == changed
 
 
 def test_every_drop_is_counted_in_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,24 +83,34 @@ def test_nested_tags_do_not_crash() -> None:
 
 
 def test_later_prompts_hold_the_corrected_history_and_the_originals_are_kept() -> None:
-    rows = rows_of(episode(turn(FULL), turn(FULL, "S1", "S2", 1)), window=0)
+    rows = rows_of(episode(turn(FULL), turn(FULL, "S1", "S2", 1)), system=None, window=0)
     assert [m["role"] for m in rows[1].prompt] == ["user", "assistant", "user"]
     assert "<observation>S0</observation>" in rows[1].prompt[1]["content"]
     assert rows[1].extra["original_response"] == FULL
     assert "<prediction>S2</prediction>" in rows[1].response
 
 
-def test_window_one_shows_only_the_turn_itself_and_the_system_message() -> None:
+def test_window_one_shows_only_the_turn_itself_and_the_tasks_system_message() -> None:
+    """Not that of the player's template, which the trained model's may not have."""
     played = episode(turn(FULL), turn(FULL, "S1", "S2", 1))
-    played.system = "sys"
-    assert rows_of(played, window=1)[1].prompt == [
-        {"role": "system", "content": "sys"},
-        {"role": "user", "content": "user 1"},
-    ]
+    played.system = "I am another model"
+    user = {"role": "user", "content": "user 1"}
+    assert rows_of(played, system="sys", window=1)[1].prompt == [{"role": "system", "content": "sys"}, user]
+    assert rows_of(played, system=None, window=1)[1].prompt == [user]
+
+
+@pytest.mark.parametrize("states", ["truth", "belief"])
+def test_a_response_ends_with_its_answer(states: str) -> None:
+    """The end of the turn is not learnt where a text after it was cut off; also in what later turns are shown."""
+    played = [replace(turn(FULL + " and then we wi", index=index), finish_reason="length") for index in range(2)]
+    rows = rows_of(episode(*played), system=None, window=0, states=states)
+    assert [row.response[-len("Up</answer>") :] for row in rows] == ["Up</answer>"] * 2
+    assert rows[1].prompt[1]["content"] == rows[0].response
+    assert rows[0].extra["original_response"] == FULL + " and then we wi"
 
 
 def test_belief_keeps_what_the_model_wrote() -> None:
-    assert rows_of(episode(turn(FULL)), window=1, states="belief")[0].response == FULL
+    assert rows_of(episode(turn(FULL)), system=None, window=1, states="belief")[0].response == FULL
 
 
 def test_shuffled_states_are_those_of_other_turns_and_all_else_stays() -> None:
@@ -114,13 +125,15 @@ def test_shuffled_states_are_those_of_other_turns_and_all_else_stays() -> None:
     assert [e.group for e in mixed] == list(range(8))
     assert played[0].turns[0].state == "S00", "the episodes themselves are not changed"
     assert shuffle_states(played, seed=1) == mixed != shuffle_states(played, seed=2)
-    for row, other in zip([r for e in mixed for r in rows_of(e, window=1, states="shuffled")], others, strict=True):
+    for row, other in zip(
+        [r for e in mixed for r in rows_of(e, system=None, window=1, states="shuffled")], others, strict=True
+    ):
         assert f"<observation>{other.state}<" in row.response.replace(" ", "")
 
 
 def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"agent.window=0 or 1"):
-        rows_of(episode(turn(FULL)), window=2)
+        rows_of(episode(turn(FULL)), system=None, window=2)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +164,8 @@ CROSSING = [
     FULL.replace("plan", CROSSED),
     FULL + CROSSED,
     FULL.replace("Up", CROSSED),
+    FULL.replace("Up", "Up<prediction></prediction>"),
+    FULL.replace("Up", "Up<PREDICTION></PREDICTION>"),
     CROSSED + FULL,
     "<observation>" + FULL,
     FULL + CROSSED.upper().replace("P<", "p<"),
@@ -161,12 +176,12 @@ CROSSING = [
 @pytest.mark.parametrize("response", CROSSING)
 @pytest.mark.parametrize("states", ["truth", "shuffled", "belief"])
 def test_tags_that_the_correction_would_erase_are_a_reason(response: str, states: str) -> None:
-    (made,) = rows_of(episode(turn(response)), window=1, states=states)
+    (made,) = rows_of(episode(turn(response)), system=None, window=1, states=states)
     assert row_rejection(made) == "crossing tags"
 
 
 def test_a_true_state_that_breaks_the_tags_is_a_reason() -> None:
-    (made,) = rows_of(episode(turn(FULL, "</think>")), window=1)
+    (made,) = rows_of(episode(turn(FULL, "</think>")), system=None, window=1)
     assert row_rejection(made) == "no observation: the world's states contain tags of the format"
     assert rejection(FULL) is None
 
@@ -189,7 +204,7 @@ _PIECES += ["<answer>Up</answer>", "</think><answer>Up</answer>", _STATES, f"<th
 @example([_STATES], [CROSSED])
 def test_no_state_of_the_models_own_is_trained_as_the_truth(inside: list[str], after: list[str]) -> None:
     played = turn(f"<think>{''.join(inside)}</think><answer>Up{''.join(after)}</answer>", "S0", "S1")
-    (made,) = rows_of(episode(played), window=1)
+    (made,) = rows_of(episode(played), system=None, window=1)
     kept = [made.response] if row_rejection(made) is None else []
     for text in filter(None, [*kept, true_response(played)]):
         assert {text[a:b] for a, b in body_spans(text, "observation")} == {"S0"}
@@ -219,7 +234,7 @@ def test_deduplication_works_on_message_lists() -> None:
 
 
 def test_parquet_round_trip_and_columns(tmp_path) -> None:
-    rows = rows_of(episode(turn(FULL)), window=0)
+    rows = rows_of(episode(turn(FULL)), system=None, window=0)
     write_rows(tmp_path / "x.parquet", rows)
     back, skipped, _ = read_rows(tmp_path / "x.parquet")
     assert (back[0].prompt, back[0].response, back[0].task) == (rows[0].prompt, rows[0].response, "Tag")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import tracemalloc
 from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
@@ -160,6 +161,16 @@ def test_a_world_that_ignores_the_state_has_no_other_move() -> None:
     elsewhere = Turn(0, "a wide gate", "", "", "a door after open", executed=["open"])
     assert ("other_move", "a door after close") in corrupted(Door(), there, rng)
     assert "other_move" not in dict(corrupted(Door(), elsewhere, rng))
+
+
+def test_of_a_large_state_some_cells_are_edited() -> None:
+    """Pairs of all cells of 100 x 100 would take gigabytes."""
+    grid = "\n".join("".join("_#"[(r + c) % 3 > 1] for c in range(100)) for r in range(100))
+    tracemalloc.start()
+    made = list(islice(changes(TextEnv(), grid, grid, np.random.default_rng(0)), 3))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(set(made)) == 3 and most < 300 * 2**20
 
 
 def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() -> None:

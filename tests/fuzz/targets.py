@@ -72,7 +72,7 @@ def episodes(data: bytes) -> None:
         check_message(error)
         return
     assert Episode.from_json(episode.to_json()).to_json() == episode.to_json()
-    rows_of(episode, window=0)
+    rows_of(episode, system=None, window=0)
     result = EvalResult.from_episodes("spa", [episode], [1], bootstrap=2)
     render_report(ReportData("run", variants={"spa": VariantReport((), result, [episode], [(1, episode)], 1)}))
 

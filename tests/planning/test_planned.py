@@ -55,6 +55,13 @@ def test_who_imagines_the_truth_is_right_at_every_depth(sure: float) -> None:
     assert walks == sorted(walks, reverse=True) and walks[-1] < walks[0], "some walks end"
 
 
+def test_an_answer_that_was_not_given_is_never_right() -> None:
+    """What stands in for it is the old state, which a blocked move does not change."""
+
+    found = measure(Asked(lambda move: (Imagined(move.state, 0.0, False, 0.0),), TASK.make_env().actions))["depth_1"]
+    assert [found.get(name, 0.0) for name in SHARES] == [0.0] * 4 and found["walks"] == 4 * len(WORLDS)
+
+
 def test_walks_are_those_of_the_true_world() -> None:
     """Each begins in the start of a world and goes on for as long as that does."""
     model = oracle(TASK)

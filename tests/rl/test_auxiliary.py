@@ -79,7 +79,9 @@ def test_rows_are_those_of_stage_1(window: int, style: str) -> None:
     for episode_told, episode_plain in zip(
         policy.play(told, WORLDS, samples=1, seed=0), policy.play(plain, WORLDS, samples=1, seed=0), strict=True
     ):
-        wanted = [(row.prompt, row.response) for row in rows_of(episode_told, window=window)]
+        wanted = [
+            (row.prompt, row.response) for row in rows_of(episode_told, system=episode_told.system, window=window)
+        ]
         assert [(row.prompt, row.response) for row in world_model_rows(episode_told, told)] == wanted
         assert [(row.prompt, row.response) for row in world_model_rows(episode_plain, told)] == wanted
         lengths.append(len(wanted))

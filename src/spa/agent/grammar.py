@@ -39,9 +39,13 @@ def response_grammar(task: Task, chat: Chat, max_tokens: int) -> str:
     fixed = (
         longest + 1 + sum(1 if part == "gap" else 1 + len(chat.encode(part[1:])) for part in parts if part[0] in "<g")
     )
-    free = (max_tokens - fixed) // max(1, sum(part in ("free", "text") for part in parts))
+    texts = max(1, sum(part in ("free", "text") for part in parts))
+    free = (max_tokens - fixed) // texts
     if free < LEAST:
-        raise ValueError(f"sampling.max_tokens={max_tokens} leaves no room for constrained responses: set it to 400")
+        enough = max(400, fixed + texts * LEAST)
+        raise ValueError(
+            f"sampling.max_tokens={max_tokens} leaves no room for constrained responses: set it to {enough}"
+        )
     start = " ".join(json.dumps(part) if part[0] == "<" else part for part in parts)
     return (
         f"start: {start}\n"

@@ -11,22 +11,25 @@ _WORLD_MODEL = (
 )
 
 
-def instruction(config: EnvConfig, prompt: str, env: TextEnv) -> str:
+def instruction(config: EnvConfig, prompt: str, env: TextEnv, separator: str = "||") -> str:
     """The instruction of a world for a prompt mode.
 
     The config's text takes precedence over the world's ``instruction``, which takes precedence over its ``rules``. Without a
-    world-model text in the config: the base text, the general request (so never empty) and the world's example.
+    world-model text in the config: the base text, the general request (so never empty) and the world's example. Its own texts
+    separate actions by `` || ``, for which ``separator`` is put.
     """
     text = config.instruction_world_model if prompt == "world_model" else config.instruction
     if text is not None:
         return text
-    text = config.instruction or env.instruction or env.rules or f"You are playing {config.tag}."
+    theirs = (env.instruction or env.rules or f"You are playing {config.tag}.").replace(" || ", f" {separator} ")
+    text = config.instruction or theirs
     if prompt == "base":
         return text
     text += _WORLD_MODEL
     if env.example is None:
         return text
     state, thoughts, next_state, actions, positions = env.example
+    actions = actions.replace(" || ", f" {separator} ")
     if env.state_format != "grid":  # also for random_coordinates: the example shows how positions are written
         state, next_state = (
             f"{grid}\n{sentence}" for grid, sentence in zip((state, next_state), positions, strict=True)

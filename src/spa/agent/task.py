@@ -99,7 +99,7 @@ class Task:
             return ""
         from spa.agent.prompt import instruction
 
-        text = instruction(self.env, self.agent.prompt, env)
+        text = instruction(self.env, self.agent.prompt, env, self.agent.action_sep)
         if env.symbols:
             meaning = ", ".join(f"{symbol}: {name}" for symbol, name in env.symbols.items())
             text += f"\nThe meaning of each symbol in the state is:\n{meaning}"

@@ -14,6 +14,7 @@ from spa.common.tables import text_table
 from spa.common.text import clean
 from spa.data.encode import encode_row, mask_states
 from spa.data.ground_truth import Row, answers_plainly, body_spans, deduplicate, row_rejection
+from spa.envs.states import exact
 
 Stats = dict[str, Any]
 _BY_TASK = ("rows", "episodes", "worlds", "format_rate", "success", "changed")
@@ -85,7 +86,9 @@ def _responses(rows: Sequence[Row]) -> Stats:
     pairs = [(_first(row.response, "observation"), _first(row.response, "prediction")) for row in rows]
     complete = [(now, then) for now, then in pairs if now is not None and then is not None]
     if complete:
-        stats["changed"] = sum(now != then for now, then in complete) / len(complete)
+        # The format has a space on one side of the prediction, and on both of the observation.
+        same = sum(exact(now, then) or exact(then, now) for now, then in complete)
+        stats["changed"] = 1 - same / len(complete)
     return stats
 
 

@@ -135,7 +135,8 @@ def encode_rows(
         if len(example.ids) > limit:
             skipped[too_long] += 1
         elif not example.positions:
-            skipped["no token to train (no think or answer span)"] += 1
+            needed = "state" if config.loss == "state" else "think or answer span"
+            skipped[f"no token to train (no {needed})"] += 1
         else:
             examples.append(example)
     if not examples and required:

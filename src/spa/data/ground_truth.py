@@ -57,6 +57,12 @@ def ground_truth(turn: Turn) -> str:
     return replace_spans(text, without_overlaps(truths))
 
 
+def to_answer(response: str) -> str:
+    """A response up to the end of its answer: the end of the turn is learnt there, not where text after it was cut off."""
+    answer = parse_response(response).spans.get("answer")
+    return response[: answer[1]] if answer else response
+
+
 def without_overlaps(replacements: Iterable[tuple[Span, str]]) -> list[tuple[Span, str]]:
     """Replacements in order; of nested or overlapping ones the earlier."""
     chosen: list[tuple[Span, str]] = []
@@ -66,24 +72,25 @@ def without_overlaps(replacements: Iterable[tuple[Span, str]]) -> list[tuple[Spa
     return chosen
 
 
-def rows_of(episode: Episode, *, window: int, states: str = "truth") -> list[Row]:
-    """One row per turn of an episode, in order.
+def rows_of(episode: Episode, *, system: str | None, window: int, states: str = "truth") -> list[Row]:
+    """One row per turn of an episode, in order; responses end with their answer.
 
     With ``window=0`` a row's prompt contains all earlier turns with their *corrected* responses (as in the original
-    data); with ``window=1`` it is the turn's own user message.
+    data); with ``window=1`` it is the turn's own user message. ``system`` is the task's: where it has none, the template of the
+    model that is trained adds its own, not that of the model that played.
 
     Raises:
         ValueError: ``window`` above 1.
     """
     if window not in (0, 1):
         raise ValueError(f"stage 1 makes rows for agent.window=0 or 1, not {window}")
-    head: list[Message] = [] if episode.system is None else [{"role": "system", "content": episode.system}]
+    head: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     history: list[Message] = list(head)
     rows = []
     for turn in episode.turns:
         user: Message = {"role": "user", "content": turn.user}
         prompt = [*head, user] if window == 1 else [*history, user]
-        response = turn.response if states == "belief" else ground_truth(turn)
+        response = to_answer(turn.response if states == "belief" else ground_truth(turn))
         extra = {**facts(episode, turn), "original_response": turn.response}
         rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
         history += [user, {"role": "assistant", "content": response}]
@@ -169,7 +176,10 @@ def rejection(response: str) -> str | None:
         return "no prediction"
     if prediction.span < observation.span:
         return "prediction before observation"
-    if not (_well_formed(text[slice(*think.body)]) and _replaceable(response)):
+    stray = any(
+        f"<{tag}>" in text[slice(*answer.body)] for tag in STATE_TAGS
+    )  # a state would be written into the actions
+    if stray or not (_well_formed(text[slice(*think.body)]) and _replaceable(response)):
         return "crossing tags"
     return None if parse_response(response, "world_model").format_ok else "wrong format"
 

@@ -149,7 +149,8 @@ def data_files(data: Path) -> tuple[Path, Path | None]:
         if found:
             train, val = found[0]
             return train, val if val.is_file() else None
-    raise ValueError(f"no training data: {data} holds no train.parquet; run `spa generate` first or set sft.data")
+    lacks = "holds no train.parquet" if data.exists() else "does not exist"
+    raise ValueError(f"no training data: {data} {lacks}; run `spa generate` first or set sft.data")
 
 
 def read_rows(path: str | os.PathLike[str]) -> tuple[list[Row], Counter[str], str]:

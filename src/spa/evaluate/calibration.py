@@ -24,6 +24,7 @@ PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
 _TRIES = 32  # random action sequences from one state
 _LOOKS = 500  # edited states checked for legality
+_CELLS = 1000  # of a state, that are swapped
 _CLOSING = closing("prediction")
 
 
@@ -212,8 +213,9 @@ def changes(env: TextEnv, state: str, before: str, rng: np.random.Generator, noi
         yield from _swapped_words(state, rng)
         return
     flat = [cell for row in rows for cell in row]
-    edits = [{i: flat[j], j: flat[i]} for i in range(len(flat)) for j in range(i) if flat[i] != flat[j]]
-    edits += [{i: symbol} for i in range(len(flat)) for symbol in symbols if symbol != flat[i]]
+    spots = _some(len(flat), rng)
+    edits = [{i: flat[j], j: flat[i]} for n, i in enumerate(spots) for j in spots[:n] if flat[i] != flat[j]]
+    edits += [{i: symbol} for i in spots for symbol in symbols if symbol != flat[i]]
     spare = []
     for number in rng.permutation(len(edits))[:_LOOKS]:
         edited = [edits[number].get(i, cell) for i, cell in enumerate(flat)]
@@ -225,6 +227,11 @@ def changes(env: TextEnv, state: str, before: str, rng: np.random.Generator, noi
     for grid in spare:
         if env.legal(grid) is not False and (shown := _rendered(env, grid, state, noise_seed)):
             yield shown
+
+
+def _some(count: int, rng: np.random.Generator) -> list[int]:
+    """``range(count)``; of a large state some of it, since pairs of all cells would fill the memory."""
+    return list(range(count)) if count <= _CELLS else sorted(rng.choice(count, _CELLS, replace=False).tolist())
 
 
 def _written(rows: Sequence[Sequence[str]], board: bool) -> str:
@@ -240,7 +247,8 @@ def _rendered(env: TextEnv, grid: str, like: str, noise_seed: int) -> str | None
 
 def _swapped_words(state: str, rng: np.random.Generator) -> Iterator[str]:
     pieces = re.split(r"(\s+)", state.strip())  # words at even indices, the white space between them at odd ones
-    pairs = [(i, j) for i in range(0, len(pieces), 2) for j in range(0, i, 2) if pieces[i] != pieces[j]]
+    words = [2 * number for number in _some((len(pieces) + 1) // 2, rng)]
+    pairs = [(i, j) for n, i in enumerate(words) for j in words[:n] if pieces[i] != pieces[j]]
     for number in rng.permutation(len(pairs))[:_LOOKS]:
         i, j = pairs[number]
         changed = list(pieces)

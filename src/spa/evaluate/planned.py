@@ -190,11 +190,11 @@ def imagination_metrics(
         scores: list[tuple[float, bool]] = []
         for number, answer in zip(going, answers, strict=True):
             guess, truth = answer[0], truths[number][step]
-            values[f"{name}exact"].append(guess.state == truth.next_state)
-            legal = env.legal(guess.state, truth.state)
+            read = guess.probability > 0  # else nothing was predicted: the state is the old one
+            values[f"{name}exact"].append(read and guess.state == truth.next_state)
+            legal = env.legal(guess.state, truth.state) if read else None
             if legal is not None:
                 values[f"{name}legal"].append(legal)
-            read = guess.probability > 0  # else neither was predicted
             values[f"{name}reward"].append(read and abs(guess.reward - truth.reward) < 1e-6)
             values[f"{name}ended"].append(read and guess.ended == truth.ended)
             values[f"{name}believed"].append(guess.probability)

@@ -148,8 +148,19 @@ def remedies(cfg: Config, turns: Sequence[Turn]) -> str:
     for turn, why in rejected[:: max(1, len(rejected) // 3)][:3]:
         cut = ", cut off" if turn.finish_reason == "length" else ""
         note(f"  rejected ({why}{cut}): {visible(turn.response)}")
-    names = ("constrained", "shots", "tries", "warmup_rows", "policy=random")
-    ways = [*(f"selfplay.{name}" for name in names), "a larger model"]
+    tried = {
+        "constrained": play.constrained,
+        "shots": play.shots,
+        "tries": play.tries > 1,
+        "warmup_rows": play.warmup_rows,
+    }
+    ways = [
+        *(f"selfplay.{name}" for name, there in tried.items() if not there),
+        "selfplay.policy=random",
+        "a larger model",
+    ]
+    if play.shots:
+        ways.insert(0, "selfplay.shots=0")
     if sum(turn.finish_reason == "length" for turn in turns) > 0.2 * len(turns):
         ways.insert(0, f"more than sampling.max_tokens={cfg.sampling.max_tokens}")
     return f"What helps: {', '.join(ways)}"

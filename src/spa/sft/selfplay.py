@@ -196,10 +196,13 @@ def rows_for_training(cfg: Config, played: list[Episode]) -> tuple[list[Row], li
     return repeat_rare(train, cfg.selfplay.outcome_share), val, reasons
 
 
-def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
+def _plain_rows(episodes: list[Episode], system: str | None, count: int, seed: int) -> list[Row]:
     """``count`` random well-formed answers to the plain prompt: a model trained on transitions alone forgets how to answer."""
     rows = [
-        row for episode in episodes for row in rows_of(episode, window=1, states="belief") if row.extra["format_ok"]
+        row
+        for episode in episodes
+        for row in rows_of(episode, system=system, window=1, states="belief")
+        if row.extra["format_ok"]
     ]
     chosen = np.random.default_rng(np.random.SeedSequence([seed, 0x91A1])).permutation(len(rows))[:count]
     return [rows[i] for i in sorted(chosen)]
@@ -207,16 +210,17 @@ def _plain_rows(episodes: list[Episode], count: int, seed: int) -> list[Row]:
 
 def training_rows(cfg: Config, played: list[Episode]) -> tuple[list[Row], Counter[str]]:
     """The training rows that stage 1's settings select from episodes, and the number of dropped rows by reason."""
-    play, seed = cfg.selfplay, cfg.seeds.run
+    play, seed, system = cfg.selfplay, cfg.seeds.run, make_task(cfg).system
     if play.rows == "transitions":
         world_model_task = make_task(cfg, state_format=play.state_format, prompt="world_model")
         moves, dropped = select_rows(transition_rows(played, world_model_task, play.states), play, seed)
         if play.states == "shuffled":  # after the selection: the control has the same moves
             moves = shuffle_moves(moves, cfg.agent.style, seed)
-        plain, more = select_rows(_plain_rows(played, round(play.plain_rows * len(moves)), seed), play, seed)
+        plain, more = select_rows(_plain_rows(played, system, round(play.plain_rows * len(moves)), seed), play, seed)
         return moves + plain, dropped + more
     shown = shuffle_states(played, seed) if play.states == "shuffled" else played
-    rows = [row for episode in shown for row in rows_of(episode, window=row_window(cfg), states=play.states)]
+    window = row_window(cfg)
+    rows = [row for episode in shown for row in rows_of(episode, system=system, window=window, states=play.states)]
     return select_rows(rows, play, seed)
 
 

@@ -67,7 +67,7 @@ def cold_start(cfg: Config, task: Task, worlds: Sequence[World]) -> ColdStart:
         if len(better) == len(worlds):
             break
     shown = better if len(better) >= play.shots else better + others[: len(worlds)]
-    rows = [rows_of(episode, window=1)[0] for episode in shown]
+    rows = [rows_of(episode, system=task.system, window=1)[0] for episode in shown]
     examples = tuple((row.prompt[-1]["content"], row.response) for row in rows)
     return ColdStart(play.shots, examples, tries, lambda response: rejection(response) is None)
 
@@ -85,7 +85,7 @@ def warm_up(cfg: Config, task: Task, worlds: Sequence[World], out: Path) -> str:
     play = cfg.selfplay
     rows: list[Row] = []
     for episode in random_episodes(task, worlds, cfg.seeds.run):
-        rows += rows_of(episode, window=task.agent.window)
+        rows += rows_of(episode, system=task.system, window=task.agent.window)
         if len(rows) >= play.warmup_rows:
             break
     note(f"self-play: the model is warmed up on {min(len(rows), play.warmup_rows)} rows of random play")
