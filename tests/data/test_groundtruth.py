@@ -99,6 +99,15 @@ def test_window_one_shows_only_the_turn_itself_and_the_tasks_system_message() ->
     assert rows_of(played, system=None, window=1)[1].prompt == [user]
 
 
+def test_where_blanks_tell_a_position_they_are_replaced_too() -> None:
+    """A map drawn with blanks, in one of whose states none is at the edge."""
+    wrong = FULL.replace("wrong", "   P").replace("worse", "    P")
+    (made,) = rows_of(episode(turn(wrong, "P", " P")), system=None, window=1)
+    assert made.response == FULL.replace("wrong", "P").replace("worse", " P")
+    (made,) = rows_of(episode(turn(wrong, " P", "P")), system=None, window=1)
+    assert made.response == FULL.replace("wrong", " P").replace("worse", "P")
+
+
 @pytest.mark.parametrize("states", ["truth", "belief"])
 def test_a_response_ends_with_its_answer(states: str) -> None:
     """The end of the turn is not learnt where a text after it was cut off; also in what later turns are shown."""

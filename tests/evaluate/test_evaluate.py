@@ -20,6 +20,7 @@ from spa.evaluate.passk import pass_at_k
 from spa.evaluate.replay import replay
 from spa.evaluate.summary import EvalResult, comparison_table, group_worlds, paired_difference, render_text, summarize
 from spa.evaluate.world_model import world_model_metrics
+from spa.rl.rewards import state_match
 
 
 @settings(max_examples=60)
@@ -109,6 +110,15 @@ def test_world_model_metrics_by_hand() -> None:
     assert found["world_model/coverage"] == pytest.approx(2 / 3)
     assert found["world_model/changed"] == 1.0
     assert found["world_model/prediction_em_changed"] == 0.5
+
+
+@pytest.mark.parametrize(("now", "then"), [("P", " P"), (" P", "P")])
+def test_copying_scores_0_where_blanks_tell_a_position(now: str, then: str) -> None:
+    moved = Turn(0, now, "", "", then, observation=now, prediction=now)
+    found = world_model_metrics([episode(moved)])
+    assert found["world_model/observation_em"] == found["world_model/changed"] == 1.0
+    assert found["world_model/prediction_em_changed"] == 0.0
+    assert state_match(now, then, now, "exact") == 0.0
 
 
 def test_no_written_states_no_accuracy() -> None:

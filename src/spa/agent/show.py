@@ -38,7 +38,7 @@ def _headline(turn: Turn) -> str:
             known = "seen before"
         text += f". Planned: {plan}; {known}"
     elif turn.prediction:
-        text += f". Its prediction is {'right' if exact(turn.prediction, turn.next_state) else 'wrong'}"
+        text += f". Its prediction is {'right' if exact(turn.prediction, turn.next_state, turn.state) else 'wrong'}"
     return clean(text)
 
 

@@ -31,15 +31,16 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def body_spans(text: str, tag: str, state: str | None = "") -> list[Span]:
-    """Character ranges of the bodies of all ``tag`` pairs, without the layout's white space around ``state`` (see ``within``; an
-    empty body gives an empty range). None is any state, with its own white space: newlines alone are the layout's."""
+def body_spans(text: str, tag: str, state: str | None = "", other: str = "") -> list[Span]:
+    """Character ranges of the bodies of all ``tag`` pairs, without the layout's white space around ``state`` (see ``within``, also
+    for ``other``; an empty body gives an empty range). None is any state, with its own white space: newlines alone are the
+    layout's."""
     spans = []
     for pair in pairs(text, tag):
         start, end = pair.body
         body = text[start:end]
         if body.strip():
-            first, last = within(body, body.strip("\n") if state is None else state)
+            first, last = within(body, body.strip("\n") if state is None else state, other)
             start, end = start + first, start + last
         spans.append((start, end))
     return spans
@@ -52,8 +53,9 @@ def ground_truth(turn: Turn) -> str:
     without tags is returned unchanged.
     """
     text = turn.response
-    truths = [(span, turn.state) for span in body_spans(text, "observation", turn.state)]
-    truths += [(span, turn.next_state) for span in body_spans(text, "prediction", turn.next_state)]
+    now, then = turn.state, turn.next_state
+    truths = [(span, now) for span in body_spans(text, "observation", now, then)]
+    truths += [(span, then) for span in body_spans(text, "prediction", then, now)]
     return replace_spans(text, without_overlaps(truths))
 
 

@@ -203,7 +203,8 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
         if states == "belief":
             if len(turn.executed) > 1 or turn.observation is None or turn.prediction is None:
                 continue
-            written, guessed = bare(turn.observation, move.state), bare(turn.prediction, move.next_state)
+            now, then = move.state, move.next_state
+            written, guessed = bare(turn.observation, now, then), bare(turn.prediction, then, now)
             shown = replace(move, state=written, next_state=guessed)
         left = turn.actions_left - number
         if episode.seed not in headers:

@@ -69,16 +69,18 @@ def cell_accuracy(written: str, truth: str, before: str | None = None) -> float 
     return right / total if total else None
 
 
-def within(body: str, state: str = "") -> tuple[int, int]:
+def within(body: str, state: str = "", other: str = "") -> tuple[int, int]:
     """The range of ``body`` without the layout's white space around a state written in it.
 
     Around a copy of ``state`` newlines are layout. Otherwise all white space is, except for the kinds (spaces, newlines) that
-    ``state`` itself has on that side.
+    ``state`` itself has on that side, or that ``other`` has, the state before or after it: in a map drawn with blanks they tell
+    where something is.
     """
     at = body.find(state) if state else -1
     if at >= 0 and not f"{body[:at]}{body[at + len(state) :]}".strip("\n"):
         return at, at + len(state)
-    before, after = state[: len(state) - len(state.lstrip())], state[len(state.rstrip()) :]
+    before = "".join(each[: len(each) - len(each.lstrip())] for each in (state, other))
+    after = "".join(each[len(each.rstrip()) :] for each in (state, other))
     start = len(body) - len(body.lstrip(_layout(before)))
     return start, max(start, len(body.rstrip(_layout(after))))
 
@@ -88,12 +90,17 @@ def _layout(edge: str) -> str | None:
     return "".join(space for space in string.whitespace if space not in edge) if edge else None
 
 
-def bare(written: str, truth: str) -> str:
+def bare(written: str, truth: str, other: str = "") -> str:
     """``written`` without the layout's white space around it (see ``within``)."""
-    return written[slice(*within(written, truth))]
+    return written[slice(*within(written, truth, other.strip("\n")))]
 
 
-def exact(written: str, truth: str) -> bool:
-    """Equality up to newlines around ``truth`` and the layout's white space around ``written``."""
+def exact(written: str, truth: str, other: str = "") -> bool:
+    """Equality up to newlines around ``truth`` and the layout's white space around ``written`` (see ``within``)."""
     truth = truth.strip("\n")
-    return bare(written, truth) == truth
+    return bare(written, truth, other) == truth
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two of a world's own states are equal, up to newlines around them."""
+    return one.strip("\n") == other.strip("\n")

@@ -17,7 +17,7 @@ from spa.agent.response import closing, match_action, parse_response, replace_sp
 from spa.data.ground_truth import body_spans
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
-from spa.envs.states import cells, exact, grid_part, is_board, within
+from spa.envs.states import cells, exact, grid_part, is_board, same, within
 from spa.scale import ranks
 
 PREFIX = "calibration/"
@@ -107,10 +107,12 @@ def cases(make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: in
             continue
         for turn in episode.turns:
             context = _context(episode, turn)
-            if context is None or turn.prediction is None or exact(turn.next_state, turn.state):
+            if context is None or turn.prediction is None or same(turn.next_state, turn.state):
                 continue
             head = turn.response[: parse_response(turn.response, "world_model").spans["prediction"][0]]
-            head = replace_spans(head, [(span, turn.state) for span in body_spans(head, "observation", turn.state)])
+            head = replace_spans(
+                head, [(span, turn.state) for span in body_spans(head, "observation", turn.state, turn.next_state)]
+            )
             rng = np.random.default_rng(np.random.SeedSequence([seed, episode.group, episode.member, turn.index]))
             others: list[tuple[str, str]] = []
             with failures.alone(episode.seed):
@@ -150,7 +152,7 @@ def corruptions(
     out: list[tuple[str, str]] = []
 
     def add(kind: str, other: str | None) -> None:
-        if other is not None and not any(exact(other, known) for known in [next_state, *(s for _, s in out)]):
+        if other is not None and not any(same(other, known) for known in [next_state, *(s for _, s in out)]):
             out.append((kind, other))
 
     add("stay", state)
@@ -171,7 +173,7 @@ def _start(env: TextEnv, state: str, noise_seed: int) -> str | None:
         if error.raised:
             return None
         raise
-    return shown if exact(grid_part(shown), grid_part(state)) else None  # some ignore the option
+    return shown if same(grid_part(shown), grid_part(state)) else None  # some ignore the option
 
 
 def _other_move(
@@ -194,7 +196,7 @@ def _other_move(
             if error.raised:  # there may be no random actions, and a finished world cannot be stepped
                 return None
             raise
-        if not exact(state, next_state) and not exact(state, before):
+        if not same(state, next_state) and not same(state, before):
             return state
     return None
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from spa.agent.episode import Episode, Turn
-from spa.envs.states import cell_accuracy, exact
+from spa.envs.states import cell_accuracy, exact, same
 
 PREFIX = "world_model/"
 
@@ -26,12 +26,12 @@ def _score(turn: Turn, position: int, values: dict[str, list[float]], legal: Leg
     add("coverage", turn.prediction is not None)
     add("observation_coverage", turn.observation is not None, ("",))
     if turn.observation is not None:
-        add("observation_em", exact(turn.observation, turn.state))
+        add("observation_em", exact(turn.observation, turn.state, turn.next_state))
         add("observation_cell_acc", cell_accuracy(turn.observation, turn.state))
         add("observation_legal", legal(turn.observation, turn.state) if legal else None)
     if turn.prediction is not None:
-        match = exact(turn.prediction, turn.next_state)
-        changed = not exact(turn.next_state, turn.state)
+        match = exact(turn.prediction, turn.next_state, turn.state)
+        changed = not same(turn.next_state, turn.state)
         add("prediction_em", match)
         add("prediction_cell_acc", cell_accuracy(turn.prediction, turn.next_state))
         add("prediction_legal", legal(turn.prediction, turn.state) if legal else None)

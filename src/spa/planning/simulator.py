@@ -13,7 +13,7 @@ from spa.agent.policy import Policy
 from spa.agent.task import Task
 from spa.envs import TextEnv
 from spa.envs.checked import WorldError
-from spa.envs.states import exact
+from spa.envs.states import same
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import Headers, WorldModel
 
@@ -28,7 +28,7 @@ def check_settable(env: TextEnv) -> None:
         again, _ = env.reset(seed=1, options={"state": state})
     except Exception as error:  # arbitrary world code, which may not accept a state
         raise ValueError(f"planner.model=simulator: this world cannot be set to a state: {error}") from error
-    if not exact(again, state):
+    if not same(again, state):
         raise ValueError("planner.model=simulator: this world cannot be set to a state (options={'state': text})")
 
 
@@ -40,7 +40,7 @@ def _moved(env: TextEnv, start: str) -> str | None:
             state, _, ended, cut, _ = env.step(env.sample_action(rng))
             if ended or cut:
                 env.reset(seed=0)
-            elif not exact(state, start):
+            elif not same(state, start):
                 return state
     except Exception:  # a world of free text, or a defect that is told where it is played
         return None

@@ -60,7 +60,7 @@ def _examples(episodes: Sequence[Episode], letters: Alphabet) -> Iterator[Exampl
 def expected(turn: Turn) -> str | None:
     """The next state that the model wrote or a planner imagined, or None; what the planner remembered is no prediction."""
     if turn.prediction is not None:
-        return bare(turn.prediction, turn.next_state)
+        return bare(turn.prediction, turn.next_state, turn.state)
     plan = imagined(turn)
     return None if plan.get("remembered") else plan.get("state") or None
 
@@ -74,7 +74,7 @@ def _example(seed: int, turn: Turn, written: str, letters: Alphabet) -> Example:
         turn.executed,
         board(predicted, letters, actual) or mark_differences(predicted, actual),
         drawn or mark_differences(actual, predicted),
-        exact(written, turn.next_state),
+        exact(written, turn.next_state, turn.state),
         cell_accuracy(written, turn.next_state),
     )
 

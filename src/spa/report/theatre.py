@@ -137,13 +137,13 @@ def _turn(turn: Turn, following: Sequence[Turn]) -> dict[str, Any]:
     record: dict[str, Any] = {
         "state": cut(turn.state),
         "response": cut(turn.response),
-        "prediction": None if turn.prediction is None else cut(bare(turn.prediction, turn.next_state)),
+        "prediction": None if turn.prediction is None else cut(bare(turn.prediction, turn.next_state, turn.state)),
         "next": None if [t.state for t in following] == [turn.next_state] else cut(turn.next_state),
         "executed": turn.executed,
         "reward": round(turn.reward, 4),
         "penalty": round(turn.penalty, 4),
         "wrong_format": not turn.format_ok,
-        "right": turn.prediction is not None and exact(turn.prediction, turn.next_state),
+        "right": turn.prediction is not None and exact(turn.prediction, turn.next_state, turn.state),
         "imagined": imagined(turn),
     }
     return {

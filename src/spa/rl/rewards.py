@@ -19,13 +19,13 @@ _EPS = 1e-6
 def state_match(written: str | None, truth: str, before: str, rule: str) -> float:
     """How well the state written by the model matches the true one, in [0, 1]; 0 if it wrote none.
 
-    ``exact``: 1 if they are equal up to surrounding white space. ``cells``: share of correct grid cells. ``changed``: the same
+    ``exact``: 1 if they are equal up to the layout's white space. ``cells``: share of correct grid cells. ``changed``: the same
     among cells that differ from the state ``before``; if none does, or ``truth`` is not a grid, ``exact``.
     """
     if written is None:
         return 0.0
     share = None if rule == "exact" else cell_accuracy(written, truth, before if rule == "changed" else None)
-    return float(exact(written, truth)) if share is None else share
+    return float(exact(written, truth, before)) if share is None else share
 
 
 def world_model_reward(turn: Turn, config: PPOConfig) -> float:
@@ -34,7 +34,7 @@ def world_model_reward(turn: Turn, config: PPOConfig) -> float:
     if config.observation_reward:
         # The observed state has no predecessor: "changed" compares all of it.
         rule = "cells" if config.state_match == "changed" else config.state_match
-        reward += config.observation_reward * state_match(turn.observation, turn.state, "", rule)
+        reward += config.observation_reward * state_match(turn.observation, turn.state, turn.next_state, rule)
     if config.prediction_reward:
         reward += config.prediction_reward * state_match(
             turn.prediction, turn.next_state, turn.state, config.state_match

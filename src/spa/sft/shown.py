@@ -43,7 +43,7 @@ def _example(name: str, episodes: Sequence[Episode]) -> list[str]:
     if turn is None:
         return []
     prediction = turn.prediction or ""
-    verdict = "right" if exact(prediction, turn.next_state) else "wrong"
+    verdict = "right" if exact(prediction, turn.next_state, turn.state) else "wrong"
     columns = [("state", turn.state), ("predicted", prediction.strip()), ("actual", turn.next_state)]
     cut = [(title, "\n".join(text[:_LONGEST].splitlines()[:_LINES])) for title, text in columns]
     return [f"  {name}, {', '.join(turn.executed)} ({verdict}):", *(f"  {line}" for line in side_by_side(cut))]
