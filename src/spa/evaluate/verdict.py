@@ -165,10 +165,8 @@ def _fact(name: str, other: str, variants: Mapping[str, VariantScore]) -> str:
     score, rival = variants[name], variants[other]
     difference = score.differences[other]
     common, seeds = score.seeds_with(rival), max(len(score.by_seed), len(rival.by_seed))
-    fewer = (
-        f" on what both have, {common} of {seeds} seeds" if 0 < common < seeds else f" ({_COMMON[0]})" * (not common)
-    )
-    change = f"{percent(difference, sign=True)}{fewer}"
+    fewer = f" on what both have, {common} of {seeds} seeds" if common else f" ({_COMMON[0]})"
+    change = f"{percent(difference, sign=True)}{fewer if common < seeds else ''}"
     scores = f"{_percent(score.mean_with(rival))} {_relation(difference)} {other} {_percent(rival.mean_with(score))}"
     return f"{name} {scores}: {change}{_MEANING.get(other, '')}."
 
