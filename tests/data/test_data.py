@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -80,13 +79,6 @@ def test_rows_are_judged_by_what_the_model_wrote() -> None:
     rows = [row(), crossed]
     assert select_rows(rows, SelfPlayConfig(filter=True), 0) == (rows[:1], {"crossing tags": 1})
     assert describe(rows)["rejections"] == {"crossing tags": 1}
-
-
-@pytest.mark.parametrize(("then", "changed"), [(" #P#", 0.0), ("\n#P#\n", 0.0), (" #_#", 1.0)])
-def test_the_layout_around_a_state_is_no_change(then: str, changed: float) -> None:
-    """The format itself has a space on both sides of the observation, and on one of the prediction."""
-    text = f"<think><observation> #P# </observation>x<prediction>{then}</prediction></think><answer>Up</answer>"
-    assert describe([replace(row(), response=text)])["changed"] == changed
 
 
 def test_every_drop_is_counted_in_order() -> None:
@@ -479,6 +471,10 @@ def test_a_states_own_white_space_is_part_of_it() -> None:
     assert [states[a:b] for a, b in loss_spans(states, "state")] == ["P   ", " P  "]
     still = states.replace("\n P  \n", "P   ")
     assert [describe([row(text)], CHAT)["changed"] for text in (states, still)] == [1.0, 0.0]
+    # The format itself has a space on both sides of the observation, and on one of the prediction.
+    laid_out = "<think><observation> #P# </observation>x<prediction>{}</prediction></think><answer>Up</answer>"
+    texts = [laid_out.format(then) for then in (" #P#", "\n#P#\n", " #_#")]
+    assert [describe([row(text)])["changed"] for text in texts] == [0.0, 0.0, 1.0]
 
 
 def test_the_picture_keeps_spaces_that_a_token_alone_would_lose() -> None:

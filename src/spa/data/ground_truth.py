@@ -59,7 +59,7 @@ def ground_truth(turn: Turn) -> str:
     return replace_spans(text, without_overlaps(truths))
 
 
-def to_answer(response: str) -> str:
+def _to_answer(response: str) -> str:
     """A response up to the end of its answer: the end of the turn is learnt there, not where text after it was cut off."""
     answer = parse_response(response).spans.get("answer")
     return response[: answer[1]] if answer else response
@@ -92,7 +92,7 @@ def rows_of(episode: Episode, *, system: str | None, window: int, states: str = 
     for turn in episode.turns:
         user: Message = {"role": "user", "content": turn.user}
         prompt = [*head, user] if window == 1 else [*history, user]
-        response = to_answer(turn.response if states == "belief" else ground_truth(turn))
+        response = _to_answer(turn.response if states == "belief" else ground_truth(turn))
         extra = {**facts(episode, turn), "original_response": turn.response}
         rows.append(Row(episode.task, [dict(message) for message in prompt], response, extra))
         history += [user, {"role": "assistant", "content": response}]
@@ -178,10 +178,9 @@ def rejection(response: str) -> str | None:
         return "no prediction"
     if prediction.span < observation.span:
         return "prediction before observation"
-    stray = any(
-        f"<{tag}>" in text[slice(*answer.body)] for tag in STATE_TAGS
-    )  # a state would be written into the actions
-    if stray or not (_well_formed(text[slice(*think.body)]) and _replaceable(response)):
+    if any(f"<{tag}>" in text[slice(*answer.body)] for tag in STATE_TAGS):  # a state would be written into the actions
+        return "crossing tags"
+    if not (_well_formed(text[slice(*think.body)]) and _replaceable(response)):
         return "crossing tags"
     return None if parse_response(response, "world_model").format_ok else "wrong format"
 

@@ -232,7 +232,7 @@ def _check_proxies() -> None:
 
 
 def check_engine(config: EngineConfig, *, trained: bool = False) -> None:
-    """Checks, without loading anything, that an engine's package and settings are present.
+    """Checks, without loading a model, that an engine's package and settings are present and its proxy is usable.
 
     Args:
         trained: the engine plays while its model is trained.

@@ -92,13 +92,13 @@ def _layout(edge: str) -> str | None:
 
 def bare(written: str, truth: str, other: str = "") -> str:
     """``written`` without the layout's white space around it (see ``within``)."""
-    return written[slice(*within(written, truth, other.strip("\n")))]
+    return written[slice(*within(written, truth, other))]
 
 
 def exact(written: str, truth: str, other: str = "") -> bool:
     """Equality up to newlines around ``truth`` and the layout's white space around ``written`` (see ``within``)."""
     truth = truth.strip("\n")
-    return bare(written, truth, other) == truth
+    return bare(written, truth, other.strip("\n")) == truth
 
 
 def same(one: str, other: str) -> bool:

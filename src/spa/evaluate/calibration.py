@@ -24,7 +24,7 @@ PREFIX = "calibration/"
 SWAPS = 3  # corruptions of a state by one change
 _TRIES = 32  # random action sequences from one state
 _LOOKS = 500  # edited states checked for legality
-_CELLS = 1000  # of a state, that are swapped
+_CELLS = 1000  # most cells or words of a state that are considered for a change
 _CLOSING = closing("prediction")
 
 

@@ -121,7 +121,7 @@ def _unpack(source: Path, folder: Path) -> tuple[Path, Path | None]:
         return _extract(source, folder)
     except (zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{source} is damaged ({error}): download it again") from error
-    except (RuntimeError, NotImplementedError) as error:  # encrypted, or compressed in an unknown way
+    except RuntimeError as error:  # the archive is encrypted, or compressed by an unknown method
         raise ValueError(f"{source} cannot be unpacked: {error}") from error
 
 

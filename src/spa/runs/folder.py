@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
@@ -24,7 +25,7 @@ from spa.common.secrets import from_environment, redact, shown
 from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.overrides import from_mapping
-from spa.config.schema import Config, VariantConfig
+from spa.config.schema import Config, PracticeConfig, VariantConfig
 from spa.config.variants import check_variants, selfplay_name, sft_name, variant_named
 from spa.runs.provenance import changes, provenance
 from spa.runs.record import DONE
@@ -80,9 +81,8 @@ SELECTION = (
     "selfplay.plain_rows",
 )
 # What may change with --resume as long as no file matches: nothing was made with it yet.
-_PRACTICE = ("rounds", "whole", "epochs", "rehearsal", "values", "groups", "group_size")
 _OPEN = {
-    **{f"practice.{name}": "practice-*/*" for name in _PRACTICE},
+    **{f"practice.{each.name}": "practice-*/*" for each in fields(PracticeConfig)},
     "practice.worlds": "practice-*/round_*/plans/done.json",
     "curriculum.imagined_worlds": "imagined-*/done.json",
     "sft.eval_worlds": "sft*/*",
