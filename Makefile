@@ -4,6 +4,7 @@
 # make test-browser: the pages in a browser (chromium)
 # make screenshots: the same, then PNGs of made-up runs, or of RUN=FOLDER, in build/screenshots
 # make test-real: the recipe in small on a pretrained model (SPA_REAL_MODEL=FOLDER, else SmolLM2-135M, downloaded once)
+# make test-oldest: the tests with the oldest versions that pyproject.toml allows, installed in build/oldest
 # make test-scale: several ranks (processes) against one, on this machine's CPU
 # make faults: runs that are killed, interrupted or out of disk space, and resumed: a line of figures each
 # All make a virtual environment in .venv with the tested versions of constraints.txt.
@@ -27,7 +28,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-ver
 export PYTHONUTF8 := 1
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes would compile the package anew
 
-.PHONY: help demo test test-slow test-real test-scale test-browser faults screenshots lint security fuzz format bench docs clean
+.PHONY: help demo test test-slow test-real test-oldest test-scale test-browser faults screenshots lint security fuzz format bench docs clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -54,6 +55,13 @@ test-browser: $(VENV)/.installed-dev
 
 screenshots: test-browser
 	PYTHONPATH=. $(BIN)/python -m tests.report.screenshots build/screenshots $(RUN)
+
+test-oldest:
+	@$(MAKE) --no-print-directory VENV=build/oldest build/oldest/bin/python
+	build/oldest/bin/python scripts/oldest_versions.py > build/oldest.txt
+	@build/oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt torch
+	@build/oldest/bin/python -m pip install --quiet --quiet --disable-pip-version-check -r build/oldest.txt -e .
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow and $(APART)"
 
 test-scale: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m scale tests/scale

@@ -187,7 +187,7 @@ FEW = ["ppo.val_worlds=8", "eval.worlds=8", "sft.eval_worlds=8"]
         (["frozen_lake", "--json", "no/such/found.json"], "--json"),
         (["frozen_lake", "--out", "full"], "not empty"),
         (["frozen_lake", "env.settings.size=2", "--worlds", "500"], "asked for by eval.worlds): choose larger worlds"),
-        (["gym:Taxi-v4", *FEW, "--worlds", "500"], "(500 asked for by --worlds): ask for fewer"),
+        (["gym:Taxi", *FEW, "--worlds", "500"], "(500 asked for by --worlds): ask for fewer"),
     ],
 )
 def test_mistakes_are_one_line_before_any_work(

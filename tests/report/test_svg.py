@@ -91,6 +91,7 @@ numbers = st.floats(-1e12, 1e12, allow_nan=False)
 
 
 @example([(0.0, 0.0), (5e-324, 0.0)], False)
+@example([(0.0, 5e-324)], True)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=80), st.booleans())
 def test_everything_stays_inside(values: list[tuple[float, float]], share: bool) -> None:
     series = sorted(dict(values).items())

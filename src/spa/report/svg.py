@@ -166,7 +166,7 @@ def _y_range(values: Sequence[float], share: bool) -> tuple[float, float]:
     """From 0 for shares; otherwise a little beyond the values, so that no curve lies on the border."""
     low, high = min(values), max(values)
     if share:
-        return min(0.0, low), high if high > 0 else 1.0
+        return min(0.0, low), high if high > 1e-300 else 1.0
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
 

@@ -11,6 +11,8 @@ from gymnasium.utils.env_checker import check_env
 from spa.envs import make_env
 from spa.envs.check import check_world
 
+pytest.importorskip("gymnasium", minversion="1.3")  # its first with these games in these versions
+
 TOYS = ["gym:Taxi", "gym:CliffWalking", "gym:CliffWalkingSlippery", "gym:FrozenLake", "gym:FrozenLake8x8"]
 
 
