@@ -9,7 +9,7 @@ import torch
 
 from spa.config.schema import ModelConfig, SFTConfig
 from spa.models.load import load_model, load_state, load_tokenizer, save_model
-from spa.models.lora import adapter_state, add_lora, load_adapter_state, merged_state
+from spa.models.lora import adapter_state, adapter_weights, add_lora, load_adapter_state, merged_state
 from tests.models.networks import network, random_model
 
 pytest.importorskip("peft")
@@ -83,6 +83,23 @@ def test_merging_leaves_the_model_alone_and_adds_the_product() -> None:
     name = "model.layers.0.self_attn.q_proj"
     product = before[f"{name}.lora_B.default.weight"] @ before[f"{name}.lora_A.default.weight"] * 8 / 4
     torch.testing.assert_close(merged[f"{name}.weight"], before[f"{name}.base_layer.weight"] + product)
+
+
+def test_small_updates_of_bfloat16_weights_survive_the_merge_in_sum() -> None:
+    model = load_model(ModelConfig(device="cpu", dtype="bfloat16"))
+    add_lora(model, SFTConfig(lora_alpha=4, lora_targets=["q_proj"]), 4)
+    unchanged = {name.replace(".base_layer.", "."): tensor for name, tensor in model.state_dict().items()}
+    assert all(torch.equal(tensor, unchanged[name]) for name, tensor in merged_state(model).items())
+    with torch.no_grad():
+        for _, adapter in adapter_weights(model):
+            adapter.fill_(0.01)  # each weight changes by 0.0004: 0.41 of the distance to the next from 0.125 to 0.25
+    key = "model.layers.0.self_attn.q_proj.weight"
+    merged, again = merged_state(model)[key], merged_state(model)[key]
+    assert torch.equal(merged, again) and merged.dtype is torch.bfloat16
+    change = merged.float() - unchanged[key].float()
+    assert float(change.mean()) == pytest.approx(0.0004, rel=0.05)
+    coarse = unchanged[key].float().abs() > 0.125
+    assert float((change[coarse] != 0).float().mean()) == pytest.approx(0.41, abs=0.05)
 
 
 def test_adapters_are_taken_over_and_others_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
 from spa.config.schema import PPOConfig, SFTConfig
@@ -107,7 +109,9 @@ def load_adapter_state(model: Any, state: Mapping[str, Tensor]) -> None:
 def merged_state(model: Any) -> dict[str, Tensor]:
     """The weights of the plain model with the adapters merged; the model itself is unchanged.
 
-    Merging in place and undoing it would round, so saving would change the run.
+    Merging in place and undoing it would round, so saving would change the run. Sums are rounded to bfloat16 up or down at random,
+    in proportion to the distances: of updates below half of a weight's precision, which the nearest value would drop one and all,
+    their sum over many weights stays (dev/LOG.md, section 67).
     """
     layer_type = _peft().tuners.lora.LoraLayer
     state: dict[str, Tensor] = {}
@@ -117,8 +121,21 @@ def merged_state(model: Any) -> dict[str, Tensor]:
     for name, module in model.named_modules():
         if isinstance(module, layer_type):
             weight = state[f"{name}.weight"]
-            state[f"{name}.weight"] = (weight + module.get_delta_weight(_ADAPTER).to(weight.dtype)).contiguous()
+            merged = weight.float() + module.get_delta_weight(_ADAPTER).float()
+            state[f"{name}.weight"] = _rounded(merged.contiguous(), weight.dtype, zlib.crc32(name.encode()))
     return state
+
+
+def _rounded(exact: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """float32 as another type; bfloat16 by stochastic rounding, which leaves its own values as they are."""
+    if dtype is not torch.bfloat16:
+        return exact.to(dtype)
+    if isinstance(exact, DTensor):
+        local = _rounded(exact.to_local(), dtype, seed)
+        return DTensor.from_local(local, exact.device_mesh, exact.placements, shape=exact.shape, stride=exact.stride())
+    draws = torch.Generator(exact.device).manual_seed(seed)
+    below = torch.randint(1 << 16, exact.shape, generator=draws, dtype=torch.int32, device=exact.device)
+    return ((exact.view(torch.int32) + below) & -(1 << 16)).view(torch.float32).to(dtype)  # bfloat16 is float32's first half
 
 
 def save_adapter(model: Any, folder: Path, state: dict[str, Tensor] | None = None) -> None:
