@@ -22,6 +22,7 @@ from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.engines.constrained import Constraint
 from spa.engines.transformers import TransformersEngine, sample
 from spa.planning.world_model import WorldModel
+from tests.agent.test_segments import zephyr
 from tests.models.networks import network
 from tests.scripted import TOKENIZER
 
@@ -37,19 +38,29 @@ def task(world: str, mode: str = "world_model", think: bool = True) -> Task:
 
 
 def constraint(task: Task, limit: int = LIMIT) -> tuple[Chat, Constraint]:
-    chat = Chat(TOKENIZER, forced=task.forced)
+    return constrained(Chat(TOKENIZER, forced=task.forced), task, limit)
+
+
+def constrained(chat: Chat, task: Task, limit: int = LIMIT) -> tuple[Chat, Constraint]:
     grammar = response_grammar(task, chat, limit)
-    return chat, Constraint(TOKENIZER, 520, grammar, forced=chat.forced_ids, stop_ids=chat.stop_ids)
+    return chat, Constraint(chat.tokenizer, chat.encode, 520, grammar, forced=chat.forced_ids, stop_ids=chat.stop_ids)
 
 
-def walk(chat: Chat, grammar: Constraint, session: int) -> str:
+def walk(chat: Chat, grammar: Constraint, session: int, limit: int = LIMIT) -> str:
     """A response of random tokens out of those allowed."""
     rng = np.random.default_rng(session)
     ids: list[int] = []
     while not ids or ids[-1] not in chat.stop_ids:
         ids.append(int(rng.choice(np.flatnonzero(grammar.allowed([(session, ids)])[0].numpy()))))
-    assert len(ids) <= LIMIT
+    assert len(ids) <= limit
     return chat.forced + chat.decode(ids)
+
+
+def test_a_tokenizer_that_begins_texts_with_a_space_finds_the_end_of_the_forced_tag() -> None:
+    lakes = task("frozen_lake")
+    chat, grammar = constrained(Chat(zephyr(), forced=lakes.forced), lakes, 400)  # its tokens are characters
+    text = walk(chat, grammar, 0, 400)
+    assert text.startswith("<think>") and parse_response(text, "world_model").format_ok
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from spa.agent.chat import Chat, TemplateError
 from spa.models.load import load_tokenizer
@@ -183,12 +184,19 @@ def test_without_a_place_for_it_the_system_message_begins_the_first_message(temp
 
 
 @pytest.mark.parametrize("call", ["strftime_now('%d %b %Y')", "date_string or strftime_now('%d %b %Y')"])
-def test_prompts_are_the_same_on_every_day(call: str) -> None:
-    """Llama 3.2 and others write the date into the system message."""
+def test_prompts_are_the_same_on_every_day(tmp_path: Path, call: str) -> None:
+    """Llama 3.2 and others write the date into the system message; who loads an exported model with transformers gets ours."""
     template = (
         "{% set date_string = date_string or '' %}<|im_start|>system\nToday: {{ " + call + " }}<|im_end|>\n" + GEMMA
     )
-    assert "26 Jul 2024" in TOKENIZER.decode(Chat(with_template(template)).opening(None, "P_O"))
+    with_template(template).save_pretrained(tmp_path / "theirs")
+    for folder in ("theirs", "ours"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text('{"model_type": "qwen2"}')
+    load_tokenizer(str(tmp_path / "theirs")).save_pretrained(tmp_path / "ours")
+    again = load_tokenizer(str(tmp_path / "ours"))
+    assert again.chat_template == AutoTokenizer.from_pretrained(tmp_path / "ours").chat_template
+    assert "26 Jul 2024" in TOKENIZER.decode(Chat(again).opening(None, "P_O"))
 
 
 def test_a_template_that_ends_answers_with_ordinary_text_is_refused() -> None:

@@ -20,8 +20,6 @@ from spa.agent.response import TAG, Span, forced_tag, tagged
 from spa.common.sequences import common_length
 
 _REMEMBERED = 4096  # user messages whose ids are cached
-# Put before templates that write the date, so that a run has the same prompts on every day.
-_TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 _LEAD, _SPACE = "\x01", "\u2581"  # a character that no token joins to others; SentencePiece's space
 _PROBE_ANSWER = tagged("think", "probe") + tagged("answer", "probe")
 
@@ -115,11 +113,7 @@ class Chat:
         return str(self.tokenizer.decode(written, clean_up_tokenization_spaces=False)).removeprefix(self._decoded_lead)
 
     def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
-        template = self.tokenizer.chat_template
-        dated = isinstance(template, str) and "strftime_now" in template
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=generate, chat_template=_TODAY + template if dated else None
-        )
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
         assert isinstance(text, str)
         return text
 

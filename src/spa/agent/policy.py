@@ -130,7 +130,7 @@ class Policy:
 
         model = load_model(config.model, path)
         return cls(
-            model, tokenizer, chat, TransformersEngine(model, tokenizer.pad_token_id, tokenizer), config.sampling
+            model, tokenizer, chat, TransformersEngine(model, tokenizer.pad_token_id or 0, tokenizer), config.sampling
         )
 
     def close(self) -> None:
@@ -179,6 +179,7 @@ class Policy:
         chat, limit = self.chat, sampling_for(task, self.sampling).max_tokens
         engine.constraint = Constraint(
             self.tokenizer,
+            chat.encode,
             self.model.config.get_text_config().vocab_size,
             response_grammar(task, chat, limit),
             forced=chat.forced_ids,

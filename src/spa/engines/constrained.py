@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +22,9 @@ def check_installed() -> None:
         )
 
 
+Encode = Callable[[str], list[int]]
+
+
 class Constraint:
     """Keeps responses to a grammar.
 
@@ -29,6 +32,7 @@ class Constraint:
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
+        encode: its ids of a text that follows other text (``Chat.encode``).
         size: V, the width of the model's logits.
         grammar: of a whole response, in llguidance's dialect of Lark.
         forced: ids that every response begins with and that are not sampled.
@@ -39,12 +43,19 @@ class Constraint:
     """
 
     def __init__(
-        self, tokenizer: Any, size: int, grammar: str, *, forced: Sequence[int], stop_ids: Collection[int]
+        self,
+        tokenizer: Any,
+        encode: Encode,
+        size: int,
+        grammar: str,
+        *,
+        forced: Sequence[int],
+        stop_ids: Collection[int],
     ) -> None:
         check_installed()
         import llguidance
 
-        vocabulary: Any = _Vocabulary(tokenizer, sorted(stop_ids))
+        vocabulary: Any = _Vocabulary(tokenizer, encode, sorted(stop_ids))
         # A look-up instead of a search for tokens without "<", as in free text, takes half the time.
         known = llguidance.LLTokenizer(vocabulary, n_vocab=size, eos_token=sorted(stop_ids), slices=["[^<]+"])
         self.stop_ids, self.size = frozenset(stop_ids), size
@@ -84,7 +95,7 @@ class _Vocabulary:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: Any, stop_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, encode: Encode, stop_ids: Sequence[int]) -> None:
         from llguidance.hf import from_tokenizer
 
         try:
@@ -96,11 +107,11 @@ class _Vocabulary:
         added = tokenizer.added_tokens_decoder.items()
         special = {index for index, token in added if token.special and not TAG.search(token.content)}
         self.special_token_ids = sorted(special.union(stop_ids))
-        self._encode = tokenizer.encode
+        self._encode = encode
 
     def __call__(self, text: bytes | str) -> list[int]:
         text = text.decode() if isinstance(text, bytes) else text
-        return list(self._encode(text, add_special_tokens=False))
+        return self._encode(text)
 
 
 def _check(matcher: Any) -> None:

@@ -27,6 +27,8 @@ from spa.scale import ranks
 
 _loading = threading.RLock()  # transformers patches torch while it loads a model
 _threads_before = 0  # torch's own number of threads, while a setting has another
+# Put before templates that write the date, so that a run has the same prompts on every day, and so has what it exports.
+_TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model")  # what a tokenizer consists of
 
 
@@ -82,7 +84,8 @@ def _reading(what: str) -> Iterator[None]:
 
 
 def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: bool = False) -> Any:
-    """The tokenizer of a model folder or hub name, with a pad token; ``model`` as in ``hub_options``, ``local_only`` as in
+    """The tokenizer of a model folder or hub name, with a pad token (that of the end, if it has one) and, where its chat template
+    writes the date, a fixed one, which checkpoints keep; ``model`` as in ``hub_options``, ``local_only`` as in
     ``load_config``.
 
     Raises:
@@ -97,6 +100,9 @@ def load_tokenizer(path: str, model: ModelConfig | None = None, *, local_only: b
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=local_only, **hub_options(path, model))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    template = tokenizer.chat_template
+    if isinstance(template, str) and "strftime_now" in template and not template.startswith(_TODAY):
+        tokenizer.chat_template = _TODAY + template
     return tokenizer
 
 

@@ -135,7 +135,8 @@ def _rounded(exact: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         return DTensor.from_local(local, exact.device_mesh, exact.placements, shape=exact.shape, stride=exact.stride())
     draws = torch.Generator(exact.device).manual_seed(seed)
     below = torch.randint(1 << 16, exact.shape, generator=draws, dtype=torch.int32, device=exact.device)
-    return ((exact.view(torch.int32) + below) & -(1 << 16)).view(torch.float32).to(dtype)  # bfloat16 is float32's first half
+    # A bfloat16 is the first half of a float32: the carry of a draw in the second rounds up.
+    return ((exact.view(torch.int32) + below) & -(1 << 16)).view(torch.float32).to(dtype)
 
 
 def save_adapter(model: Any, folder: Path, state: dict[str, Tensor] | None = None) -> None:

@@ -47,8 +47,8 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 messages = {messages}
 prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 forced = {forced!r}  # every response starts with it
-parts = [tokenizer(text, add_special_tokens=False, return_tensors="pt") for text in (prompt, forced)]
-ids = parts[0]["input_ids"].new_tensor([[*parts[0]["input_ids"][0], *parts[1]["input_ids"][0]]])
+ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+ids = ids.new_tensor([[*ids[0], *{forced_ids}]])  # the ids of forced
 output = model.generate(
     ids,
     attention_mask=ids.new_ones(ids.shape),
@@ -342,6 +342,7 @@ def _usage(origin: Origin, adapter: bool, chat: Chat) -> list[str]:
         load=load,
         messages=json.dumps(chat.messages(task.system, user), indent=4, ensure_ascii=False),
         forced=chat.forced,
+        forced_ids=chat.forced_ids,
         eos=sorted(chat.stop_ids),
         max_tokens=sampling.max_tokens,
         sampling=",\n    ".join(how),
