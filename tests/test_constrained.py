@@ -202,6 +202,7 @@ def test_stage_1_keeps_every_turn(tmp_path: Path) -> None:
             True,
             "needs engine=transformers",
         ),
+        (["sampling.max_tokens=60", "sampling.max_tokens_base=0"], True, "set it to 400"),
     ],
 )
 def test_what_cannot_be_constrained_is_refused_before_anything_is_written(

@@ -362,6 +362,7 @@ def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Ch
     """Checks that a local model exists, has a usable template and reads its tokenizer's ids; returns its chat. ``local_only``: None
     for a hub name."""
     from spa.agent.chat import Chat
+    from spa.models.families import check_attention
     from spa.models.load import check_model, check_quantization, check_vocabulary, load_config, load_tokenizer
 
     check_model(cfg.model, model)
@@ -371,6 +372,7 @@ def _check_model(cfg: Config, model: str | None, local_only: bool = False) -> Ch
     tokenizer = load_tokenizer(path, cfg.model)
     with _named(path):
         check_vocabulary(tokenizer, config := load_config(path, cfg.model))
+        check_attention(config)
         if cfg.engine.kind != "vllm":  # it reads quantized weights itself
             check_quantization(config)
     return Chat(tokenizer, forced=forced_tag(cfg.agent.think))
@@ -380,6 +382,8 @@ def _check_players(
     cfg: Config, stage: str, model: str | None, variants: Sequence[VariantConfig], local_only: bool
 ) -> bool:
     """Checks the players of stage 1 and evaluation; True if only a chat server plays."""
+    from spa.agent.grammar import response_grammar
+    from spa.agent.policy import make_task, sampling_for
     from spa.engines.base import check_engine
     from spa.sft.selfplay import check_source, is_served
 
@@ -401,8 +405,12 @@ def _check_players(
     sources = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
     for source in sources:
         check_source(source)
-        if source.selfplay.model:
-            _check_model(source, source.selfplay.model, local_only)
+        play = source.selfplay
+        constrained = play.constrained and play.policy == "model"
+        chat = _check_model(source, play.model, local_only) if play.model or constrained else None
+        if chat is not None and constrained:  # it may leave responses too little room
+            task = make_task(source)
+            response_grammar(task, chat, sampling_for(task, source.sampling).max_tokens)
     if stage == "eval":
         return cfg.engine.kind == "openai" and model is None
     return stage == "generate" and is_served(sources[0])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spa.config.schema import ModelConfig
-from spa.models.folders import resolve_path
+from spa.models.folders import check_folder, resolve_path
 from spa.models.load import load_config, load_model, load_tokenizer
 
 
@@ -38,6 +38,17 @@ def test_weights_of_another_size(folder: Path) -> None:
         f"the weights of {folder} do not fit its config.json, by which model.embed_tokens.weight has the shape [512, 256], "
         "not [512, 128]: save or copy the model again"
     )
+
+
+def test_weights_that_are_not_there(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
+    assert "model-2.safetensors is missing, which the index" in refused(lambda: check_folder(str(folder)))
+    index.write_text("[]")
+    assert "index.json is damaged" in refused(lambda: check_folder(str(folder)))
+    index.unlink()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "*.bin are not read" in refused(lambda: check_folder(str(folder)))
 
 
 def test_weights_whose_package_is_missing(folder: Path) -> None:

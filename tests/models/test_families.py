@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from transformers import GPTJConfig, GPTNeoXConfig, MambaConfig, PreTrainedConfig
 
+from spa.models.families import check_attention
 from spa.models.score import Chosen, batches, prepare, score
 from tests.models.networks import random_model
 
@@ -61,6 +64,12 @@ def scored(model, *, packing: bool) -> dict[int, torch.Tensor]:
         parts = score(model, batch).logprobs_N.split([len(chosen[i].positions) for i in batch.indices])
         result.update(zip(batch.indices, parts, strict=True))
     return result
+
+
+@pytest.mark.parametrize(("config", "refused"), [(GPTJConfig(), True), (MambaConfig(), True), (GPTNeoXConfig(), False)])
+def test_architectures_without_sdpa_are_refused(config: PreTrainedConfig, refused: bool) -> None:
+    with pytest.raises(ValueError, match="no sdpa attention") if refused else nullcontext():
+        check_attention(config)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *UNPACKED])

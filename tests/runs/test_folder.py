@@ -98,10 +98,10 @@ def test_evaluations_alone_are_no_trained_run(tmp_path: Path, cfg: Config, comma
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_changed_config_is_refused_by_key(tmp_path: Path, cfg: Config, resume: bool) -> None:
     folder = RunFolder(tmp_path).open(cfg, "generate", resume=False)
-    other = load_config("sokoban", ["ppo.steps=7", "env.settings.num_boxes=2"])
+    other = load_config("sokoban", ["seeds.run=7", "env.settings.num_boxes=2"])
     before = folder.config_path.read_text()
     with pytest.raises(
-        ValueError, match=r"differ: env.settings \(.* there, .*2.* here\), ppo.steps \(\d+ there, 7 here\)"
+        ValueError, match=r"differ: env.settings \(.* there, .*2.* here\), seeds.run \(\d+ there, 7 here\)"
     ):
         folder.open(other, "generate" if resume else "sft", resume=resume)
     assert folder.config_path.read_text() == before
@@ -155,6 +155,8 @@ def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
     ("setting", "made"),
     [
         ("sft.eval_worlds", "sft-plan/metrics.jsonl"),
+        ("sft.batch_size", "sft/metrics.jsonl"),
+        ("ppo.steps", "variants/spa/ppo/metrics.jsonl"),
         ("ppo.val_worlds", "variants/spa/ppo/metrics.jsonl"),
         ("practice.worlds", "practice-plan/round_1/plans/done.json"),
         ("practice.epochs", "practice-plan/done.json"),
@@ -162,9 +164,7 @@ def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
         ("eval.worlds", "variants/base/eval/episodes-0.partial.jsonl"),
     ],
 )
-def test_numbers_of_worlds_may_change_until_these_are_used(
-    tmp_path: Path, cfg: Config, setting: str, made: str
-) -> None:
+def test_settings_may_change_until_they_are_used(tmp_path: Path, cfg: Config, setting: str, made: str) -> None:
     folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
     fewer = load_config("sokoban", [f"{setting}=9"])
     (tmp_path / made).parent.mkdir(parents=True)

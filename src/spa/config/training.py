@@ -251,5 +251,7 @@ class PPOConfig:
                 f"ppo.reward_norm={self.reward_norm} is of whole episodes' scores: it needs ppo.reward_placement=end"
             )
         if self.critic_lora_rank and (self.critic != "model" or self.estimator not in WITH_VALUES):
-            raise ValueError("ppo.critic_lora_rank needs a critic with a network of its own: ppo.critic=model")
+            raise ValueError(
+                "ppo.critic_lora_rank needs a critic with a network of its own: set ppo.critic=model, or ppo.critic_lora_rank=0"
+            )
         return self

@@ -21,6 +21,21 @@ def is_llama_like(model: Any) -> bool:
     )
 
 
+def check_attention(config: Any) -> None:
+    """Refuses architectures for which transformers has no ``sdpa`` attention.
+
+    Raises:
+        ValueError: it is one of these, such as Mamba, GPT-J or gpt-oss.
+    """
+    from transformers import AutoModelForCausalLM
+
+    architecture = AutoModelForCausalLM._model_mapping.get(type(config), None)  # None: of a model with code of its own
+    if architecture is not None and not getattr(architecture, "_supports_sdpa", True):
+        raise ValueError(
+            f"{config.model_type} models have no sdpa attention in transformers, which SPA needs: choose another model"
+        )
+
+
 def check_packing(config: Any, setting: str) -> None:
     """Refuses to pack rows of a model with sliding windows.
 
@@ -30,6 +45,16 @@ def check_packing(config: Any, setting: str) -> None:
     text = config.get_text_config()
     if getattr(text, "use_sliding_window", True) and getattr(text, "sliding_window", None):
         raise ValueError(f"it has sliding-window attention, which cannot be packed: use {setting}=false")
+
+
+def rescales_rope(config: Any) -> bool:
+    """Whether positions turn by other angles once a text is long, which keys that decoding has cached do not follow."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [
+        parameters,
+        *(each for each in parameters.values() if isinstance(each, dict)),
+    ]  # of all layers, or of each kind
+    return any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
 
 
 def logit_scale(config: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -106,11 +107,25 @@ def check_weights(folder: str, path: str) -> None:
     if not Path(folder).is_dir():
         return
     files = sorted(Path(folder).glob("*.safetensors"))
-    if not files and not any(Path(folder).glob("*.bin")):
-        raise ValueError(f"{path} has no weights (no *.safetensors): save or copy the model again")
+    if not files:
+        other = "; *.bin are not read, which may hold code" if any(Path(folder).glob("*.bin")) else ""
+        raise ValueError(f"{path} has no weights (no *.safetensors{other}): save or copy the model again")
+    if lacks := sorted(_listed(Path(folder)) - {file.name for file in files}):
+        raise ValueError(
+            f"{Path(path) / lacks[0]} is missing, which the index of its weights lists: copy the model again"
+        )
     for file in files:
         try:
             with safe_open(file, framework="numpy"):
                 pass
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}): save or copy the model again") from error
+
+
+def _listed(folder: Path) -> set[str]:
+    """The files of weights in several, by their index."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) if index.is_file() else set()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is damaged: copy the model again") from error

@@ -14,6 +14,7 @@ from spa.agent.chat import Chat
 from spa.agent.episode import Episode
 from spa.config.schema import PPOConfig
 from spa.data.encode import Example
+from spa.models.families import rescales_rope
 from spa.models.optim import clip_norm, lr_factor, set_lr
 from spa.models.score import autocast, batches, score
 from spa.rl.advantages import estimate
@@ -96,10 +97,10 @@ def update(
 
 
 def needs_recompute(learner: Learner) -> bool:
-    """Whether the sampler's log-probs differ from a training forward: context is trained, precision is reduced or
-    another engine samples."""
+    """Whether the sampler's log-probs differ from a training forward: context is trained, precision is reduced, another
+    engine samples or RoPE changes with the length."""
     config = learner.config
-    differs = not learner.exact or config.rollout_is != "none"
+    differs = not learner.exact or config.rollout_is != "none" or rescales_rope(learner.actor.config)
     return differs or config.loss_mask == "all" or learner.actor.dtype != torch.float32 or config.precision != "float32"
 
 

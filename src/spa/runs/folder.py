@@ -25,7 +25,7 @@ from spa.common.secrets import from_environment, redact, shown
 from spa.common.typed import Object, parse
 from spa.config.load import differences, load_config, load_variant, to_yaml
 from spa.config.overrides import from_mapping
-from spa.config.schema import Config, PracticeConfig, VariantConfig
+from spa.config.schema import Config, PPOConfig, PracticeConfig, SFTConfig, VariantConfig
 from spa.config.variants import check_variants, selfplay_name, sft_name, variant_named
 from spa.runs.provenance import changes, provenance
 from spa.runs.record import DONE
@@ -82,11 +82,11 @@ SELECTION = (
 )
 # What may change with --resume as long as no file matches: nothing was made with it yet.
 _OPEN = {
+    **{f"sft.{each.name}": "sft*/*" for each in fields(SFTConfig)},
     **{f"practice.{each.name}": "practice-*/*" for each in fields(PracticeConfig)},
+    **{f"ppo.{each.name}": "*/*/ppo/*" for each in fields(PPOConfig)},
     "practice.worlds": "practice-*/round_*/plans/done.json",
     "curriculum.imagined_worlds": "imagined-*/done.json",
-    "sft.eval_worlds": "sft*/*",
-    "ppo.val_worlds": "*/*/ppo/*",
     "eval.worlds": "*/*/eval/*",  # its unfinished episodes count
 }
 _STAGES = ("generate", "sft", "practice", "ppo", "eval")  # also part of `run`
