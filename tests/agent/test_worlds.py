@@ -21,6 +21,7 @@ from spa.config.load import load_config
 from spa.config.schema import AgentConfig, EnvConfig, SeedConfig
 from spa.config.seeds import SEEDS_OF_A_RUN, first_seed
 from spa.envs import make_env
+from tests.scripted import lake_task
 
 
 class Numbers:
@@ -157,6 +158,12 @@ def test_rotations_and_mirror_images_are_one_world_and_no_others() -> None:
     other = grid.copy()
     other[4, 4], other[3, 4] = "O", "_"
     assert env.reset(options={"state": "\n".join("".join(row) for row in other)})[1]["symmetry"] != infos[0]["symmetry"]
+
+
+def test_distinct_worlds_are_no_rotations_of_each_other() -> None:
+    lake = lake_task(disjoint="symmetry", settings={"size": 3, "p": 0.8, "is_slippery": False})
+    plain, unique = (WorldSource(lake, "test", 0, unique=unique).take(12) for unique in (False, True))
+    assert len({world.symmetry for world in plain}) < 12 == len({world.symmetry for world in unique})
 
 
 def test_a_world_without_symmetries_is_kept_apart_by_content() -> None:

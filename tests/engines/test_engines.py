@@ -11,7 +11,7 @@ from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.task import Task
 from spa.common.manifest import write_manifest
 from spa.config.schema import AgentConfig, EnvConfig, ModelConfig, SamplingConfig
-from spa.engines.transformers import TransformersEngine
+from spa.engines.transformers import TransformersEngine, sample
 from spa.models.folders import resolve_path
 from spa.models.forward import hidden_states, micro_batches, pad_right, token_logprobs
 from spa.models.load import check_model, load_model, load_state, load_tokenizer, save_model
@@ -109,7 +109,17 @@ def test_seeds_and_weights_decide() -> None:
     assert first != generate(model, rows)
 
 
-def test_top_k_one_is_greedy_and_top_p_cuts_the_tail() -> None:
+@pytest.mark.parametrize(
+    ("settings", "kept"), [({"top_k": 2}, 2), ({"top_p": 0.65}, 2), ({"top_p": 0.75}, 3), ({"top_p": 0.35}, 1)]
+)
+def test_top_k_and_top_p_cut_the_tail_and_leave_the_rest_in_proportion(settings: dict[str, float], kept: int) -> None:
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    tokens, _ = sample(probs.log().expand(2000, 4), SamplingConfig(**settings), torch.arange(2000) / 2000)
+    rest = torch.where(torch.arange(4) < kept, probs, 0.0)
+    torch.testing.assert_close(tokens.bincount(minlength=4) / 2000, rest / rest.sum(), atol=2e-3, rtol=0)
+
+
+def test_top_k_of_one_and_a_top_p_of_almost_nothing_are_greedy() -> None:
     model, rows = make(), contexts()
     greedy = [out.ids for out in generate(model, rows, temperature=0)]
     assert [out.ids for out in generate(model, rows, top_k=1)] == greedy

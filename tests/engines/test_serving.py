@@ -190,6 +190,15 @@ def test_models_that_are_not_supported_play_in_rounds() -> None:
     assert ids(listener.heard) == ids(talk(plain, temperature=0))
 
 
+def test_padding_in_rounds_moves_no_row_of_a_model_that_numbers_its_positions() -> None:
+    model, contexts = random_model("gpt2"), first_contexts()
+    assert TransformersEngine(model, 0).decoder is None
+    for session, (first, *_) in enumerate(talk(model)):
+        expected, logprobs = naive(model, contexts[session], uniforms(12, stream(5, session, 0)), 1.0)
+        assert first.ids == expected
+        np.testing.assert_allclose(first.logprobs, logprobs, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["lfm2", "falcon_h1"])
 def test_rows_of_recurrent_models_stay_until_the_last_has_ended(family: str) -> None:
     model = random_model(family, **(FAMILIES | UNPACKED)[family])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spa.agent.episode import Episode, Turn
+from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.play import Play
 from spa.agent.policy import make_task
 from spa.agent.worlds import World, content_of
@@ -18,7 +19,15 @@ from spa.envs.states import cell_accuracy, grid_part
 from spa.evaluate.bootstrap import bootstrap_mean
 from spa.evaluate.passk import pass_at_k
 from spa.evaluate.replay import replay
-from spa.evaluate.summary import EvalResult, comparison_table, group_worlds, paired_difference, render_text, summarize
+from spa.evaluate.summary import (
+    EvalResult,
+    comparison_table,
+    group_worlds,
+    paired_difference,
+    play_metrics,
+    render_text,
+    summarize,
+)
 from spa.evaluate.world_model import world_model_metrics
 from spa.rl.rewards import state_match
 
@@ -44,11 +53,11 @@ def test_impossible_k_is_refused(k: int) -> None:
 
 
 def test_intervals() -> None:
-    values = np.array([0.0, 1.0] * 50)
-    first = bootstrap_mean(values, 1000, 3)
-    assert first == bootstrap_mean(values, 1000, 3)
+    values = np.array([0.0, 1.0] * 200)
+    first = bootstrap_mean(values, 10_000, 3)
+    assert first == bootstrap_mean(values, 10_000, 3)
     assert first.mean == 0.5
-    assert 0.35 < first.low < 0.45 < 0.55 < first.high < 0.65  # 0.5 +- 1.96 * 0.05
+    assert (first.low, first.high) == pytest.approx((0.5 - 1.96 * 0.025, 0.5 + 1.96 * 0.025), abs=0.004)
     same = bootstrap_mean(np.full(7, 0.25), 100, 0)
     assert (same.low, same.mean, same.high) == (0.25, 0.25, 0.25)
 
@@ -161,6 +170,15 @@ def test_summary_by_hand() -> None:
     assert found["format_rate"] == 1
 
 
+def test_how_episodes_were_played_by_hand() -> None:
+    """Two episodes without an error, three turns, five sampled tokens."""
+    one = episode(turn(executed=("Up", "Up"), reward=1.0), turn(executed=("Up",), penalty=-0.5))
+    one.sequences = [TokenSequence([1] * 6, [0, 1, 1, 1, 1, 1], [0.0] * 6, [-1, 0, 0, 0, 1, 1])]
+    found = play_metrics([one, episode(turn(executed=("Up",), reward=2.0)), episode(turn(), status="error")])
+    shown = [found[name] for name in ("num_turns", "num_actions", "reward", "penalty", "response_tokens")]
+    assert shown == pytest.approx([3 / 2, 4 / 2, 3 / 2, -0.5 / 2, 5 / 3])
+
+
 def test_failed_episodes_are_failures_and_are_counted() -> None:
     episodes = [episode(turn(), success=True), episode(turn(), success=True, status="error", member=1)]
     found = summarize(episodes, [1, 2], 50)
@@ -196,7 +214,7 @@ def test_the_table() -> None:
     vanilla, spa = table[2:4]
     assert text.startswith("spa 75.0 was not compared with its base and is above plain RL 25.0; one seed: no claim.")
     assert vanilla.split()[:4] == ["vanilla", "25.0", "[22.3,", "33.2]"]
-    assert "+50.0 [+33.7, +55.4]" in spa
+    assert re.search(r" \+50\.0 \[\+33\.7, \+55\.4\] +\+0\.0 \[", spa), "of Pass@1 and of Pass@4"
     assert render_text([]) == "nothing was evaluated"
     results["base"] = EvalResult.from_episodes("base", grouped([4] * 32), [1, 4], 200)
     text = render_text(comparison_table(results))

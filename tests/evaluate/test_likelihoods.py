@@ -41,6 +41,7 @@ from spa.evaluate.world_model import world_model_metrics
 from spa.models.folders import resolve_path
 from spa.models.score import Chosen, sum_logprobs
 from tests.models.networks import network
+from tests.scripted import CHAT
 
 WORLDS = ["sokoban", "frozen_lake", "sudoku"]
 ROOM = "######\n#__O_#\n#PX__#\n###__#\n######\n######"
@@ -242,7 +243,17 @@ def test_a_model_that_knows_and_one_that_copies(policies, monkeypatch, favour: s
         assert metrics["calibration/margin"] == 8.0
         assert metrics["calibration/rank"] == metrics["calibration/top1_per_token"] == 1.0
         assert metrics["calibration/nll_per_token"] == pytest.approx(np.mean([1 / len(at) for _, at in good]))
-        assert 0 < metrics["calibration/chance"] < 0.6
+        assert metrics["calibration/chance"] == pytest.approx(np.mean([1 / len(case.candidates) for case in found]))
+
+
+def test_a_truth_that_is_neither_the_likeliest_nor_the_least(monkeypatch) -> None:
+    """As likely as one rival, less likely than another: it comes after both."""
+    candidates = [("truth", "a"), ("stay", "b"), ("swap", "c"), ("swap", "d")]
+    monkeypatch.setattr(calibration, "cases", lambda *_: [calibration.Case([1, 2], "<think>", candidates, 1, 1)])
+    monkeypatch.setattr("spa.models.score.sum_logprobs", lambda model, rows: [-2.0, -2.0, -1.0, -9.0])
+    metrics = calibration_metrics(None, CHAT, make_env, [])
+    shown = {name: metrics[f"calibration/{name}"] for name in ("top1", "rank", "chance", "margin", "beats_stay")}
+    assert shown == {"top1": 0.0, "rank": 3.0, "chance": 0.25, "margin": -1.0, "beats_stay": 0.0}
 
 
 def test_parts_by_turn_and_actions_add_up(policies) -> None:

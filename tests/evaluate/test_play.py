@@ -8,6 +8,7 @@ import pytest
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.policy import Policy, counter
+from spa.agent.worlds import World
 from spa.common.progress import progress
 from spa.config.load import load_variant
 from spa.config.schema import EvalConfig
@@ -34,6 +35,20 @@ def test_the_model_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ho
         play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
         assert (tmp_path / "result.json").is_file() == (how == "main rank")
     assert len(closed) == 1
+
+
+def test_worlds_of_each_chunk_are_played_with_a_seed_of_their_own() -> None:
+    played: list[tuple[list[int], int]] = []
+
+    def chunk(worlds: list[World], seed: int, *_: object) -> list[Episode]:
+        played.append(([world.seed for world in worlds], seed))
+        return [Episode("T", world.seed, group) for group, world in enumerate(worlds)]
+
+    worlds = [World(seed, str(seed)) for seed in range(5)]
+    episodes = play.in_chunks(chunk, worlds, 1, 0, 5, "test", None, size=2, max_failed=1.0)
+    assert [(episode.seed, episode.group) for episode in episodes] == [(group, group) for group in range(5)]
+    assert [seeds for seeds, _ in played] == [[0, 1], [2, 3], [4]]
+    assert len({seed for _, seed in played}) == 3
 
 
 def test_a_bar_counts_turns_one_by_one_or_with_a_whole_episode() -> None:

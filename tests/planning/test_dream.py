@@ -23,7 +23,7 @@ from spa.planning.world_model import Headers
 from spa.rl.curriculum import Curriculum, is_real, training_tasks
 from spa.rl.trainer import PPOTrainer
 from tests.planning.tools import MOVES, Asked, oracle
-from tests.scripted import tiny_config
+from tests.scripted import Scripted, tiny_config
 
 LAKE = {"size": 4, "p": 0.8, "is_slippery": False}
 WORLDS = [
@@ -193,11 +193,30 @@ def test_worlds_of_the_file_are_found_by_seed(path: str) -> None:
     )
 
 
-def test_the_trainer_plays_real_and_imagined_worlds(path: str, tmp_path: Path) -> None:
-    config = tiny_config(steps=1, val_every=0, groups=4)
+def trainer_of(path: str, out: Path, **ppo: Any) -> PPOTrainer:
+    """Half of its four worlds are imagined."""
+    config = tiny_config(steps=1, val_every=0, groups=4, **ppo)
     config.curriculum = CurriculumConfig(imagined=0.5, imagined_file=path)
-    trainer = PPOTrainer(config, Policy.load(config), make_task(config), tmp_path, lambda *row: None)
+    return PPOTrainer(config, Policy.load(config), make_task(config), out, lambda *row: None)
+
+
+def test_the_trainer_plays_real_and_imagined_worlds(path: str, tmp_path: Path) -> None:
+    trainer = trainer_of(path, tmp_path)
+    config = trainer.config
     assert [is_real(task) for task in trainer.curriculum.tasks] == [True, False]
     trainer.train()
     real = WorldSource(make_task(config), "train", config.seeds.train).take(2)
     assert trainer.played == {world.content: world.symmetry for world in real}, "imagined worlds are not counted"
+
+
+def test_what_was_imagined_is_no_action_in_the_world_and_no_truth_to_learn(path: str, tmp_path: Path) -> None:
+    trainer = trainer_of(path, tmp_path, world_model_coef=1.0, world_model_fraction=1.0)
+    trainer.policy.engine = Scripted(lambda i: "go</think><answer>Right</answer>")
+    batch = trainer._play(0)
+    real, imagined = ([e for e, index in zip(*batch[:2], strict=True) if index == task] for task in (0, 1))
+    assert trainer._world_model_examples(real, [0] * len(real), 1)
+    assert not trainer._world_model_examples(imagined, [1] * len(imagined), 1)
+    trainer._play = lambda seed: batch
+    trainer.train()
+    lived, dreamt = (sum(len(turn.executed) for e in episodes for turn in e.turns) for episodes in (real, imagined))
+    assert trainer.actions == lived and dreamt > 0

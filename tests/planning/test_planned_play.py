@@ -290,6 +290,27 @@ def test_what_was_seen_to_do_nothing_is_not_preferred_to_the_unknown() -> None:
     assert again < 6
 
 
+class Well(TextEnv):
+    """Who drinks gains, and nothing changes."""
+
+    actions = ("drink", "wait")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return "a well", {"content": str(seed)}
+
+    def step(self, action: str) -> Any:
+        return "a well", float(action == "drink"), False, False, {"success": False, "valid": True, "effective": True}
+
+
+def test_what_was_seen_to_gain_is_done_again_though_it_changes_nothing() -> None:
+    knows_nothing = Asked(lambda move: (seen("?", probability=0.1),), Well.actions)
+    env = EnvConfig(id=f"{__name__}:Well", tag="Well", max_turns=6, max_actions_per_turn=1)
+    made = [actions(episode) for episode in play(knows_nothing, Task(env, AgentConfig(style="terse", window=1)))]
+    drunk = [one.count("drink") for one in made]
+    assert made == [["wait"] * (6 - count) + ["drink"] * count for count in drunk] and max(drunk) > 1
+
+
 class Shut(TextEnv):
     """One of four doors is open; the others are refused."""
 

@@ -279,6 +279,20 @@ def test_the_control_has_the_same_moves_with_the_states_of_others(only: dict[str
     assert sum(one.response == two.response for one, two in zip(true, mixed, strict=True)) < len(true) / 2
 
 
+@pytest.mark.parametrize("share", [0.5, 100.0])
+def test_well_formed_answers_to_the_plain_prompt_are_added_in_proportion(share: float) -> None:
+    """As many as there are, at most."""
+    task = task_of("lake", prompt="base")
+    responses = [written("Down", states=False), "no format", written("Right", states=False)] * 2
+    episodes = [played(task, seed, responses=responses) for seed in range(8)]
+    play = SelfPlayConfig(rows="transitions", prompt="base", filter=False, deduplicate=False, plain_rows=share)
+    rows, _ = training_rows(dataclasses.replace(tiny_config(), selfplay=play), episodes)
+    plain = [row for row in rows if "outcome" not in row.extra]
+    well_formed = sum(turn.format_ok for episode in episodes for turn in episode.turns)
+    assert len(plain) == min(round(share * (len(rows) - len(plain))), well_formed) > 1
+    assert all(row.extra["format_ok"] for row in plain)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 1.0])
 def test_rare_outcomes_are_repeated_up_to_their_share(share: float) -> None:
     told = [*("-0.1",) * 90, *("10.9 end",) * 3, *("-1.1",) * 7]

@@ -52,6 +52,15 @@ def test_a_beam_follows_what_is_said_to_be_worth_most() -> None:
         assert {move.state for move in model.moves} == {"0", better}, worse
 
 
+def test_a_beam_discounts_what_lies_ahead() -> None:
+    """A reward of 0.5 now is more than 0.8 a step later, of which half counts."""
+    table: Table = {**FORK, "0": {"a": (seen("1", 0.5),), "b": (seen("2", 0.0),)}}
+    worth = {Worth("0", "a"): 0.5, Worth("0", "b"): 0.5 * 0.8}
+    model = of_table(table, worth=lambda one: worth.get(one, 0.0))
+    decide("beam", "0", model, depth=2, width=1, gamma=0.5, values=True)
+    assert {move.state for move in model.moves} == {"0", "1"}
+
+
 @pytest.mark.parametrize("kind", IMAGINING)
 def test_values_are_questions_too(kind: str) -> None:
     model = fork()

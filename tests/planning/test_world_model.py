@@ -376,6 +376,22 @@ def test_drawn_answers_follow_from_the_seed_and_the_question_alone(tiny: Policy)
     assert len({state for answer in drawn for state, *_ in answer}) > 5, "each is drawn by itself"
 
 
+@pytest.mark.parametrize(("samples", "temperature"), [(1, 0.0), (3, 1.0)])
+def test_one_answer_is_the_likeliest_and_several_are_drawn_from_all_that_the_model_believes(
+    samples: int, temperature: float
+) -> None:
+    asked: list[SamplingConfig] = []
+
+    class Noting(TrueEngine):
+        def complete(self, contexts: Any, sampling: SamplingConfig, **more: Any) -> list[Completion]:
+            asked.append(sampling)
+            return super().complete(contexts, sampling, **more)
+
+    player = player_of(Noting(TASK), temperature=0.7, top_p=0.9, top_k=5)
+    WorldModel(player, TASK, samples=samples).ask(ASKED[:1])
+    assert {(each.temperature, each.top_p, each.top_k) for each in asked} == {(temperature, 1.0, 0)}
+
+
 def test_the_likeliest_answer_is_the_same_for_every_seed(tiny: Policy) -> None:
     assert plainly(WorldModel(tiny, TASK, seed=1).ask(ASKED[:4])) == plainly(
         WorldModel(tiny, TASK, seed=2).ask(ASKED[:4])

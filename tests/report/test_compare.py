@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -112,6 +113,10 @@ def test_recipes_without_a_common_seed_are_compared_over_seeds(tmp_path: Path) -
     (table,) = comparison.tables
     apart = table.groups[1].differences[1]
     assert apart.mean == pytest.approx(1 / 4) and apart.low < 0 < apart.high
+    first, second = (group.passes[1] for group in table.groups)
+    down = math.hypot(second.mean - second.low, first.high - first.mean)
+    up = math.hypot(second.high - second.mean, first.mean - first.low)
+    assert (apart.mean - apart.low, apart.high - apart.mean) == pytest.approx((down, up)), "MOVER"
     assert "on 32 common worlds, 3 and 3 seeds, none of them shared." in table.sentences()[0]
     plus = make_run(tmp_path / "kl+again", {"spa": [1] * 32}, "ppo.lam=0.5", seed=0)
     html = compare_runs([few[0], plus]).html()

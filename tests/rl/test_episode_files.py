@@ -1,4 +1,4 @@
-"""The files of training episodes are bounded, and which ones are left depends on the step alone."""
+"""The files of training episodes: they are bounded, which are left depends on the step alone, and they keep an update's numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from spa.agent.episode import Episode
+from spa.rl.batch import train_sequences
 from spa.rl.episode_files import write_step
+from spa.rl.recorded import record_estimates
+from tests.rl.test_batch import scripted
+from tests.scripted import CHAT
 
 
 def steps(out: Path) -> list[int]:
@@ -42,3 +46,18 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_files(tmp_path: Path)
     for step in range(31, 61):
         write_step(tmp_path / "resumed", step, [Episode("T", step, 0)], 7)
     assert steps(tmp_path / "resumed") == whole
+
+
+@pytest.mark.parametrize("one_sequence", [True, False])
+def test_advantages_and_values_are_kept_with_the_tokens_of_their_turn(one_sequence: bool) -> None:
+    one = scripted("a", "b and more", one_sequence=one_sequence)
+    rows = train_sequences([one], CHAT)
+    for row in rows[0]:
+        row.advantages[:], row.values[:] = row.turns, row.turns + 0.5
+    record_estimates([one], rows, values=True)
+    lengths = [sum((row.turns == turn).sum() for row in rows[0]) for turn in (0, 1)]
+    assert 0 < lengths[0] < lengths[1]
+    assert one.estimates == {
+        "advantages": [[float(turn)] * lengths[turn] for turn in (0, 1)],
+        "values": [[turn + 0.5] * lengths[turn] for turn in (0, 1)],
+    }

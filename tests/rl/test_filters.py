@@ -90,6 +90,7 @@ def test_groups_compete_within_their_task_alone(kind: str, expected: list[int]) 
 def test_dynamic_sampling_keeps_each_tasks_share() -> None:
     groups, tasks = [[0, 9]] * 4 + [[0, 1], [1, 1], [0, 1]], [0] * 4 + [1] * 3
     assert selected(groups, tasks, dynamic_groups=3) == [0, 1, 4]
+    assert selected([[0, 9]] * 8 + [[0, 1]] * 4, [0] * 8 + [1] * 4, dynamic_groups=6) == [0, 1, 2, 3, 8, 9]
     assert selected(groups, tasks, dynamic_groups=9) == [0, 1, 2, 3, 4, 6]
     assert selected(groups[:4], tasks, dynamic_groups=3) == [0, 1, 2]
     assert selected([[0, 9]] * 9 + [[0, 1]], [0] * 9 + [1], dynamic_groups=3) == [0, 1, 9], "a task that seldom wins"

@@ -15,14 +15,14 @@ from spa.agent.worlds import WorldSource, split_of
 from spa.common.checkpoints import list_checkpoints
 from spa.config.schema import AgentConfig, Config, EnvConfig, PPOConfig, VariantConfig
 from spa.config.training import WITH_GROUPS
-from spa.models.load import load_state
+from spa.models.load import load_state, save_model
 from spa.rl.curriculum import training_tasks
 from spa.rl.filters import nothing_to_learn
 from spa.rl.health import TrainingFailed
 from spa.rl.metrics import rollout_metrics
 from spa.rl.trainer import PPOTrainer, train_ppo
 from spa.rl.update import TrainingDiverged
-from tests.scripted import Scripted, tiny_config
+from tests.scripted import Scripted, flat, tiny_config, tiny_policy
 
 
 class Run:
@@ -32,7 +32,7 @@ class Run:
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.policy = Policy.load(config, start)
         task = task or make_task(config)
-        self.trainer = PPOTrainer(config, self.policy, task, out, lambda *row: self.logged.append(row))
+        self.trainer = PPOTrainer(config, self.policy, task, out, lambda *row: self.logged.append(row), start=start)
 
     def weights(self) -> torch.Tensor:
         return torch.cat([p.detach().flatten() for p in self.policy.model.parameters()]).clone()
@@ -232,12 +232,23 @@ def test_constant_failure_gives_the_policy_no_gradient(tmp_path, capsys, critic:
     before = run.weights()
     run.trainer.train()
     assert torch.equal(before, run.weights())
+    assert run.trainer.learner.updates == 0, "its learning-rate warm-up waits for its first step"
     for _, metrics in run.logged:
         assert metrics["rollout/all_equal"] == 1
         assert metrics.get("actor/grad_norm", 0.0) == 0
         assert ("losses/value_loss" in metrics) == (critic != "none")
     said = "not updated" if critic == "none" else "not updated, only the critic is"
     assert capsys.readouterr().err.count(f"all episodes score the same, so the policy is {said}\n") == 1
+
+
+def test_the_reference_is_the_model_that_training_starts_from(tmp_path) -> None:
+    start = tiny_policy()
+    with torch.no_grad():
+        for parameter in start.model.parameters():
+            parameter.mul_(1.01)
+    save_model(start.model, start.tokenizer, tmp_path / "sft")
+    run = Run(tmp_path, tiny_config(kl_loss_coef=0.1), start=str(tmp_path / "sft"))
+    assert torch.equal(flat(run.trainer.learner.reference.model.parameters()), flat(start.model.parameters()))
 
 
 def test_dr_grpo_divides_by_the_most_tokens_of_a_row(tmp_path) -> None:

@@ -13,16 +13,20 @@ from spa.agent.worlds import World
 from spa.rl.batch import train_sequences
 from spa.rl.critic import Critic
 from spa.rl.learner import Learner
-from spa.rl.update import TrainingDiverged, score_tokens, update
+from spa.rl.reference import Reference
+from spa.rl.update import TrainingDiverged, needs_recompute, score_tokens, update
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
 
 
-def make(critic: str = "head", temperature: float = 1.0, **ppo: object) -> tuple[Policy, Learner]:
+def make(
+    critic: str = "head", temperature: float = 1.0, reference: bool = False, **ppo: object
+) -> tuple[Policy, Learner]:
     policy = tiny_policy()
     config = tiny_config(critic=critic, **ppo).ppo
-    return policy, Learner(policy.model, Critic(critic, policy.model), config, temperature)
+    fixed = Reference(copy.deepcopy(policy.model)) if reference else None
+    return policy, Learner(policy.model, Critic(critic, policy.model), config, temperature, fixed)
 
 
 def wake(one: Learner) -> None:
@@ -91,12 +95,13 @@ def test_the_gradient_is_that_of_a_naive_implementation(episodes, critic: str, l
 
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
 def test_log_probs_are_of_the_tempered_distribution(temperature: float) -> None:
-    policy, one = make(temperature=temperature)
+    policy, one = make(temperature=temperature, reference=True)
     played = policy.play(lake_task(1), WORLDS, samples=2, seed=1, temperature=temperature)
     rows = [row for group in train_sequences(played, policy.chat) for row in group]
     sampled = np.concatenate([row.logprobs for row in rows])
     score_tokens(one, rows, recompute=True)
     np.testing.assert_allclose(np.concatenate([row.logprobs for row in rows]), sampled, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([row.reference for row in rows]), sampled, atol=1e-4)
     one.config.mini_batches = 1
     assert step(policy, one, played)["losses/approx_kl"] == pytest.approx(0, abs=1e-6)
 
@@ -109,6 +114,19 @@ def test_the_samplers_log_probs_stand_unless_recomputed(episodes) -> None:
     before = [row.logprobs.copy() for row in rows]
     score_tokens(one, rows, recompute=False)
     assert all(np.array_equal(row.logprobs, old) for row, old in zip(rows, before, strict=True))
+
+
+def test_what_weights_in_bfloat16_sampled_is_scored_again() -> None:
+    _, one = make()
+    assert not needs_recompute(one)
+    one.actor.to(torch.bfloat16)
+    assert needs_recompute(one)
+
+
+def test_what_angles_that_change_with_the_length_sampled_is_scored_again() -> None:
+    _, one = make()
+    one.actor.config.rope_parameters["rope_type"] = "dynamic"
+    assert needs_recompute(one)
 
 
 def test_what_is_not_scored_is_not_packed(monkeypatch, episodes) -> None:
@@ -178,6 +196,21 @@ def test_the_order_of_rows_is_the_seeds(episodes) -> None:
         after.append(flat(policy.model.parameters()))
     assert torch.equal(after[0], after[1])
     assert not torch.equal(after[0], after[2])
+
+
+def test_values_are_clipped_around_those_before_the_update(episodes) -> None:
+    shares = {}
+    for clip in (0.0, 1e-4):
+        policy, one = make("model", epochs=3, mini_batches=1, critic_lr=1e-2, value_clip=clip)
+        shares[clip] = step(policy, one, episodes)["losses/value_clipfrac"]
+    assert shares[1e-4] > shares[0.0] == 0
+
+
+def test_adamw_has_its_settings() -> None:
+    _, one = make(weight_decay=0.3, adam_eps=1e-5, betas=[0.8, 0.9])
+    groups = one.optimizer.param_groups
+    assert {(group["eps"], *group["betas"]) for group in groups} == {(1e-5, 0.8, 0.9)}
+    assert {group["weight_decay"] for group in groups if group["params"][0].ndim == 2} == {0.3}
 
 
 def test_warm_up_is_linear_in_optimizer_steps(episodes) -> None:

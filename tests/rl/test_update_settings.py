@@ -217,6 +217,8 @@ def test_a_batch_is_left_once_the_policy_has_moved_too_far(episodes) -> None:
     policy, one = make(epochs=5, mini_batches=2, actor_lr=1e-3)
     free = step(policy, one, episodes)
     assert (free["train/updates"], free["train/kl_stop"]) == (10, 0)
+    policy, one = make(epochs=5, mini_batches=2, actor_lr=1e-3, target_kl=5 * free["losses/approx_kl"])
+    assert step(policy, one, episodes)["train/kl_stop"] == 0, "a mean over tokens, not over rows"
     policy, one = make(epochs=5, mini_batches=2, actor_lr=1e-3, target_kl=0.005)
     stopped = step(policy, one, episodes)
     assert 1 <= stopped["train/updates"] < 10

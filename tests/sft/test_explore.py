@@ -116,6 +116,12 @@ def test_it_makes_more_distinct_moves_than_random_play() -> None:
     assert min(map(len, made)) > 1.2 * max(map(len, blind))
 
 
+def test_the_last_turn_explores_too() -> None:
+    task = lake_task(window=1, max_turns=1, max_actions_per_turn=1)
+    made = moves(play_exploring(task, [World(seed, f"w{seed}") for seed in range(4)], seed=0, group_size=4))
+    assert len(made) == made.total() == 16, "each of the four actions once"
+
+
 @pytest.mark.parametrize("prompt", ["world_model", "base"])
 def test_turns_of_several_actions_have_the_format(prompt: str) -> None:
     task = lake_task(window=1, max_turns=3, max_actions_per_turn=4)

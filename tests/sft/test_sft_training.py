@@ -14,7 +14,7 @@ from spa.models.load import load_model, load_state
 from spa.models.lora import add_lora
 from spa.models.packing import enable_packing
 from spa.sft.train import SFTTrainer, loss_sums, mean_loss
-from tests.scripted import same
+from tests.scripted import flat, same
 from tests.sft.test_sft import CHAT, TOKENIZER, examples, row, tiny
 
 
@@ -135,14 +135,20 @@ def test_bfloat16_is_near_float32_and_is_really_used() -> None:
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-def test_dropout_is_off_in_validation() -> None:
+def dropping():
+    """A model whose adapters drop half of what they read; they start at 0, where that would change nothing."""
     model = load_model(ModelConfig(device="cpu"))
     add_lora(model, SFTConfig(lora_alpha=8, lora_dropout=0.5), 4)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(std=0.1)
-    model.train()
+                parameter.normal_(std=0.1, generator=generator)
+    return model.train()
+
+
+def test_dropout_is_off_in_validation() -> None:
+    model = dropping()
     assert mean_loss(model, examples(), 300) == mean_loss(model, examples(), 300)
     assert model.training
 
@@ -167,10 +173,54 @@ def test_resume_with_adapters_and_dropout_is_exact(tmp_path) -> None:
     assert "lora" in load_state(folder)
 
 
-def test_dropout_depends_on_the_seed(tmp_path) -> None:
-    a, _, _ = run(tmp_path / "a", lora=True, epochs=1)
-    b, _, _ = run(tmp_path / "b", lora=True, epochs=1)
-    assert same(weights(a), weights(b))
+def trainer_of(model, out: Path, *, seed: int = 0, **settings) -> SFTTrainer:
+    return SFTTrainer(model, TOKENIZER, examples(), [], SFTConfig(**settings), out, seed=seed, log=lambda *_: None)
+
+
+def test_dropout_depends_on_the_seed_and_the_step_alone(tmp_path) -> None:
+    def loss(seed: int, step: int) -> float:
+        trainer = trainer_of(dropping(), tmp_path, seed=seed)
+        trainer.step = step
+        return trainer._one_step(trainer.train_set)["train/loss"]
+
+    assert loss(0, 1) == loss(0, 1)
+    assert len({loss(0, 0), loss(0, 1), loss(1, 1)}) == 3
+
+
+@pytest.mark.parametrize("limit", [1e9, 0.1])
+def test_a_step_follows_the_mean_over_its_tokens_clipped_as_a_whole(tmp_path, limit: float) -> None:
+    """Whatever the micro-batches."""
+    trainer = trainer_of(tiny(), tmp_path, micro_batch_tokens=300, max_grad_norm=limit, warmup_fraction=0.0)
+    parameters, rows = list(trainer.model.parameters()), trainer.train_set[:6]
+    sum(loss_sums(trainer.model, rows, 10**6), start=torch.zeros(())).backward()
+    wanted = torch.cat([p.grad.flatten() for p in parameters]) / sum(len(row.positions) for row in rows)
+    assert float(wanted.norm()) > 0.1
+    trainer.optimizer = torch.optim.SGD([{"params": parameters, "lr": 1.0, "peak_lr": 1.0}])
+    before = flat(parameters)
+    trainer._one_step(rows)
+    got = before - flat(parameters)
+    torch.testing.assert_close(got, wanted * min(1.0, limit / float(wanted.norm())), rtol=1e-3, atol=1e-6)
+
+
+def test_matrices_decay_as_the_settings_say(tmp_path) -> None:
+    groups = trainer_of(tiny(), tmp_path, weight_decay=0.3).optimizer.param_groups
+    assert {group["weight_decay"] for group in groups if group["params"][0].ndim == 2} == {0.3}
+
+
+def test_every_epoch_has_all_rows_in_an_order_of_its_own(tmp_path, monkeypatch) -> None:
+    trainer = trainer_of(tiny(), tmp_path, epochs=2, batch_size=4)
+    places = {id(example): place for place, example in enumerate(trainer.train_set)}
+    seen: list[int] = []
+
+    def noted(batch: list[Example]) -> dict[str, float]:
+        seen.extend(places[id(example)] for example in batch)
+        return {"train/loss": 0.0}
+
+    monkeypatch.setattr(trainer, "_one_step", noted)
+    trainer.train()
+    first, second = seen[: len(places)], seen[len(places) :]
+    assert sorted(first) == sorted(second) == list(range(len(places)))
+    assert first != second
 
 
 def test_training_stops_when_validation_gets_worse_and_the_best_is_used(tmp_path) -> None:
