@@ -34,6 +34,7 @@ def main() -> None:
         return mean_loss(model, examples, cfg.sft.micro_batch_tokens, packing=False)
 
     adapted, merged = load_model(cfg.model), load_model(cfg.model)
+    exact = load_model(cfg.model, dtype=torch.float32)
     print(f"base: {loss(merged):.4f}")
     lora.add_lora(adapted, cfg.sft, cfg.sft.lora_rank)
     trained = max(
@@ -50,6 +51,9 @@ def main() -> None:
         with patch.object(lora, "_rounded", lambda exact, dtype, seed: exact.to(dtype)):
             merged.load_state_dict(lora.merged_state(adapted))
         losses["merged to the nearest"] = loss(merged)
+        with patch.object(lora, "_rounded", lambda exact, dtype, seed: exact):
+            exact.load_state_dict(lora.merged_state(adapted))
+        losses["in float32"] = loss(exact)
         print(f"updates x {scale}: " + ", ".join(f"{name} {value:.4f}" for name, value in losses.items()), flush=True)
 
 
