@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,8 +34,12 @@ def make_venv(folder: Path, *installs: Sequence[object]) -> str:
     if not python.exists():
         print(f"Making {folder}", file=sys.stderr)
         venv.create(folder, with_pip=True)
-        for arguments in installs:
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *map(str, arguments)], check=True)
+        try:
+            for arguments in installs:
+                subprocess.run([str(python), "-m", "pip", "install", "--quiet", *map(str, arguments)], check=True)
+        except BaseException:
+            shutil.rmtree(folder)  # half an environment would be taken for a whole one
+            raise
     return str(python)
 
 

@@ -5,7 +5,8 @@
 
     rooms      Sokoban rooms made: ours by `spa.envs.sokoban.generator.make_room`, theirs by `generate_room`, once a seed
     moves      of a 6x6 Sokoban with one box: ours give the state as text, theirs as the smallest picture that they have
-    lakes      a 4x4 FrozenLake with a fresh random map, slippery, and ten moves, with the state as text
+    lakes      a 4x4 FrozenLake with a fresh random map, slippery, and ten moves, with the state as text;
+               from its start again where an episode ends
     256 x 10   ten moves in each of 256 Sokoban worlds, a rollout's worth
 
 One thread. Each repeat is a process of its own, and the contestants take turns.

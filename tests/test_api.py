@@ -161,6 +161,8 @@ def test_threads_may_play_at_once() -> None:
         (lambda: spa.load_config("frozen_lake", f"ppo.start={None}"), "ppo.start: write null for no value"),
         (lambda: spa.play("frozen_lake", worlds="2"), "worlds='2' and samples=1 must be whole numbers"),
         (lambda: spa.run("frozen_lake", out=""), "the folder of a run is empty"),
+        (lambda: spa.Run(None), "the folder of a run is a path, not None"),
+        (lambda: spa.play("frozen_lake", split=3), "unknown split 3; choose one of test"),
         (lambda: spa.compare(["runs/a", "runs/b"]), r"spa\.compare\('runs/first', 'runs/second'\)"),
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from contextlib import suppress
 from importlib import resources
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,35 @@ def test_names_and_licence(project: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", spa.__version__)
 
 
+def tested(project: dict[str, Any]) -> list[Requirement]:
+    """What `make test` installs by name."""
+    extras = project["project"]["optional-dependencies"]
+    return [Requirement(each) for each in project["project"]["dependencies"] + extras["dev"] + extras["docs"]]
+
+
 def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
     pins = constraints()
-    needed = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["dev"]
-    for requirement in map(Requirement, needed):
+    for requirement in tested(project):
         name = canonicalize_name(requirement.name)
         assert name in pins, f"{name} is not in constraints.txt"
         assert requirement.specifier.contains(pins[name]), f"{requirement} excludes the tested {pins[name]}"
+
+
+def test_constraints_pin_what_the_dependencies_need(project: dict[str, Any]) -> None:
+    pins, seen = constraints(), set()
+    open_ends = [(requirement.name, frozenset(requirement.extras)) for requirement in tested(project)]
+    while open_ends:
+        name, extras = open_ends.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        if name == "setuptools":  # each environment has its own
+            continue
+        assert canonicalize_name(name) in pins, f"{name} is not in constraints.txt"
+        with suppress(PackageNotFoundError):  # mkdocs is not everywhere
+            for each in map(Requirement, requires(name) or ()):
+                if not each.marker or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                    open_ends.append((each.name, frozenset(each.extras)))
 
 
 def test_all_is_every_extra_that_goes_into_one_environment(project: dict[str, Any]) -> None:

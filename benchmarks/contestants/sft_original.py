@@ -23,7 +23,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.01)
 batch_size = max(1, round(int(step_tokens) / (sum(len(row["ids"]) for row in rows) / len(rows))))
 tokens, first, started = 0, None, 0.0
-for step in range(WARM + 1):  # one step of it is minutes of work already
+for step in range(WARM + int(steps)):
     if step == WARM:
         started = clock()
     optimizer.zero_grad()

@@ -84,14 +84,14 @@ def gymnasium_lakes() -> Callable[[int], None]:
 
 
 def episode(env: Any, seed: int, actions: Any, text: bool = False) -> None:
-    """A fresh map and ten moves, with the state as text each time."""
+    """A fresh map and ten moves, with the state as text each time, from the start again where an episode ends."""
     env.reset(seed=seed)
     for number in range(MOVES):
         done = env.step(actions[(seed + number * 7) % 4])
         if text:
             env.render()
         if done[2] or done[3]:
-            break
+            env.reset(seed=seed)
 
 
 def batch() -> Callable[[int], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, redirect_stdout
@@ -53,6 +54,8 @@ def _task(config: str | Path | Config, settings: Sequence[str]) -> Config:
 
 
 def _folder(folder: str | Path) -> Path:
+    if not isinstance(folder, str | os.PathLike):
+        raise ValueError(f"the folder of a run is a path, not {folder!r}")
     if not str(folder):
         raise ValueError("the folder of a run is empty: give its path, as in 'runs/first'")
     return expanded(folder)

@@ -22,7 +22,7 @@ def choose(what: str, value: str, options: Iterable[str]) -> str:
     names = list(options)
     if value in names:
         return value
-    near = nearest(value, names)
+    near = nearest(value, names) if isinstance(value, str) else None
     hint = f" Did you mean {near!r}?" if near else ""
     if "." in what:
         raise ValueError(f"{what} must be one of {', '.join(names)}, not {value!r}.{hint}")
