@@ -260,9 +260,8 @@ def _world_model(cfg: Config, policy: Policy, worlds: list[World], learned: Lear
     depth = min(cfg.planner.depth, cfg.env.max_actions)
     walks: dict[str, float] = {}
     if _can_sample(task):
-        with progress(1, "imagination") as bar, planning_model(cfg, policy, make_task(cfg)) as world_model:
+        with planning_model(cfg, policy, make_task(cfg)) as world_model:
             walks = imagination_metrics(world_model, task, worlds[:IMAGINED_WORLDS], depth=depth, seed=run)
-            bar.advance()
     exact = {d: walks.get(f"{PREFIX}depth_{d}/exact") for d in range(1, depth + 1)}
     areas = (walks.get(f"{PREFIX}depth_{d}/ended_auc") for d in exact)
     return dataclasses.replace(

@@ -16,7 +16,7 @@ from spa.agent.policy import Policy, local_engine
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
-from spa.common.progress import note
+from spa.common.progress import note, progress
 from spa.config.schema import SIMULATOR, Config
 from spa.config.seeds import PLANNER, stream_seed
 from spa.data.transitions import Transition
@@ -172,7 +172,7 @@ def imagination_metrics(
     failures.say()
     imagined = [moves[0].state if moves else "" for moves in truths]
     values: dict[str, list[float]] = defaultdict(list)
-    for step in range(depth):
+    for step in progress(range(depth), "imagination"):
         name = f"{PREFIX}depth_{step + 1}/"
         alive = [number for number, moves in enumerate(truths) if len(moves) > step]
         if not alive:
