@@ -40,7 +40,7 @@ def test_names_and_licence(project: dict[str, Any]) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", spa.__version__)
 
 
-def tested(project: dict[str, Any]) -> list[Requirement]:
+def installed_for_tests(project: dict[str, Any]) -> list[Requirement]:
     """What `make test` installs by name."""
     extras = project["project"]["optional-dependencies"]
     return [Requirement(each) for each in project["project"]["dependencies"] + extras["dev"] + extras["docs"]]
@@ -48,7 +48,7 @@ def tested(project: dict[str, Any]) -> list[Requirement]:
 
 def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
     pins = constraints()
-    for requirement in tested(project):
+    for requirement in installed_for_tests(project):
         name = canonicalize_name(requirement.name)
         assert name in pins, f"{name} is not in constraints.txt"
         assert requirement.specifier.contains(pins[name]), f"{requirement} excludes the tested {pins[name]}"
@@ -56,7 +56,7 @@ def test_constraints_satisfy_the_ranges(project: dict[str, Any]) -> None:
 
 def test_constraints_pin_what_the_dependencies_need(project: dict[str, Any]) -> None:
     pins, seen = constraints(), set()
-    open_ends = [(requirement.name, frozenset(requirement.extras)) for requirement in tested(project)]
+    open_ends = [(requirement.name, frozenset(requirement.extras)) for requirement in installed_for_tests(project)]
     while open_ends:
         name, extras = open_ends.pop()
         if (name, extras) in seen:
