@@ -68,8 +68,8 @@ def parsed_before(text: str, mode: str, think: bool) -> Parsed:
 
 def rejected_before(response: str) -> str | None:
     text = response.lower()
-    think = re.search(r"<think>(.*?)</think>", text, re.DOTALL)
-    answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    think = re.search(r"<think>(.*?)</think>", text, re.DOTALL | re.IGNORECASE)
+    answer = re.search(r"<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
     if not think or not answer:
         return "no answer" if think else "no think block"
     if answer.start() < think.start():
@@ -135,6 +135,7 @@ _PIECES += [_STATES, f"<think>{_STATES}</think>", "</think><answer>Up</answer>",
 @example(
     f"<think>{_STATES}</think><answer>Up</answer><observation><prediction>a</observation>b<prediction>c</prediction>"
 )
+@example(f"<think>{_STATES}</think><answer>Up<observation></answer>")
 def test_the_decisions_are_those_of_the_regular_expressions(text: str) -> None:
     for mode in ("base", "world_model"):
         for think in (True, False):
@@ -143,8 +144,13 @@ def test_the_decisions_are_those_of_the_regular_expressions(text: str) -> None:
         bodies = [found["body"] for found in pattern.finditer(text)]
         assert [text[a:b] for a, b in body_spans(text, name)] == [body.strip() or body for body in bodies]
     assert mark_response(text) == marked_before(text)
-    # Beyond what the think block says, a state with a tag in it is a reason now wherever it stands, and so is an unread answer.
-    tangled = any(_ANY_TAG.search(found["body"]) for pattern in _BODY.values() for found in pattern.finditer(text))
+    # Beyond what the think block says, a state with a tag in it is a reason now wherever it stands, and so are a state's tag in
+    # the answer and an unread answer.
+    answer = re.search("<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
+    stated = answer is not None and re.search("<(observation|prediction)>", answer[1]) is not None
+    tangled = stated or any(
+        _ANY_TAG.search(found["body"]) for pattern in _BODY.values() for found in pattern.finditer(text)
+    )
     unread = None if parsed_before(text, "world_model", True).format_ok else "wrong format"
     assert rejection(text) == (rejected_before(text) or ("crossing tags" if tangled else unread))
 
