@@ -16,10 +16,11 @@ import torch
 
 from spa.agent.chat import Chat
 from spa.agent.response import forced_tag
+from spa.common.checkpoints import latest_checkpoint
 from spa.data.encode import encode_rows
 from spa.data.layouts import data_files, read_rows
 from spa.models import lora
-from spa.models.load import load_model, load_tokenizer
+from spa.models.load import load_model, load_state, load_tokenizer
 from spa.runs.folder import RunFolder
 from spa.sft.train import mean_loss
 
@@ -37,13 +38,9 @@ def main() -> None:
     exact = load_model(cfg.model, dtype=torch.float32)
     print(f"base: {loss(merged):.4f}")
     lora.add_lora(adapted, cfg.sft, cfg.sft.lora_rank)
-    trained = max(
-        (run / "sft" / "checkpoints").glob("global_step_*"), key=lambda path: int(path.name.rpartition("_")[2])
-    )
-    tensors = {
-        name: tensor.float()
-        for name, tensor in torch.load(trained / "trainer_state.pt", weights_only=True)["lora"].items()
-    }
+    newest = latest_checkpoint(run / "sft")
+    assert newest is not None
+    tensors = load_state(newest[1])["lora"]
     for scale in (1.0, 0.3, 0.1):
         lora.load_adapter_state(adapted, {k: v * (scale if "lora_B" in k else 1.0) for k, v in tensors.items()})
         merged.load_state_dict(lora.merged_state(adapted))

@@ -50,10 +50,8 @@ def check_packing(config: Any, setting: str) -> None:
 def rescales_rope(config: Any) -> bool:
     """Whether positions turn by other angles once a text is long, which keys that decoding has cached do not follow."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [
-        parameters,
-        *(each for each in parameters.values() if isinstance(each, dict)),
-    ]  # of all layers, or of each kind
+    # Some families have parameters for each kind of layer.
+    kinds = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
     return any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
 
 
