@@ -205,6 +205,8 @@ def test_save_and_load(tmp_path) -> None:
     again = load_model(ModelConfig(path=str(tmp_path / "m"), device="cpu"))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     assert load_state(tmp_path / "m")["step"] == 3
+    with pytest.raises(ValueError, match="has no 'stale', so another version of spa saved it: resume with that one"):
+        load_state(tmp_path / "m")["stale"]
     assert {path.suffix for path in (tmp_path / "m").iterdir()} <= {".json", ".safetensors", ".pt", ".jinja"}
     (tmp_path / "m" / "trainer_state.pt").write_bytes(b"torn")
     with pytest.raises(ValueError, match="damaged"):

@@ -422,7 +422,8 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The trainer state of a checkpoint.
 
     Raises:
-        ValueError: there is none (a plain model folder cannot be resumed from) or it is damaged.
+        ValueError: there is none (a plain model folder cannot be resumed from) or it is damaged; also later, where an entry
+            is read that another version did not save.
     """
     path = Path(folder) / "trainer_state.pt"
     if not path.is_file():
@@ -436,7 +437,19 @@ def load_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {first_line(error)}") from error
     if not isinstance(state, dict) or "step" not in state:
         raise ValueError(f"{path} is not the state of a training")
-    return state
+    return _State(state, path=path)
+
+
+class _State(dict[str, Any]):
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        super().__init__(values)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(
+            f"{self._path} has no {key!r}, so another version of spa saved it: resume with that one, or start the stage anew "
+            "in another folder"
+        )
 
 
 class ValueHead(nn.Linear):
