@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -32,6 +33,25 @@ def test_a_second_signal_does_not_end_the_cleaning_up() -> None:
         work()
     assert cleaned == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_while_an_object_is_deleted_is_not_lost(number: int) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+    def work() -> None:
+        slow = Slow()
+        del slow
+        time.sleep(10)
+
+    before, begun = sys.unraisablehook, time.monotonic()
+    with pytest.raises(Interrupted), interruptible(lambda: "Go on."):
+        work()
+    assert time.monotonic() - begun < 5
+    assert sys.unraisablehook is before
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (Terminated, 143)])

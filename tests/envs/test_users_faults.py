@@ -28,6 +28,18 @@ class World(FrozenLake):
             raise KeyError("boom")
         return super().step(action)
 """
+ALIKE = """
+class World(FrozenLake):
+    def __init__(self):
+        super().__init__()
+        self.actions = ("Left", "left ", "Right", "Up", "Down")
+"""
+BEGINS_WON = """
+class World(FrozenLake):
+    def reset(self, **kwargs):
+        state, info = super().reset(**kwargs)
+        return state, {**info, "success": True}
+"""
 RAISES_IN_SPA = """
 class World(FrozenLake):
     def step(self, action):
@@ -42,6 +54,8 @@ class World(FrozenLake):
             NO_STEP,
             "FAILED  it can be made and reset(seed=..., options=...): it has no step(action)\n1 question: 1 failed",
         ),
+        (ALIKE, "no answer can name the action 'left ': an action needs a name of its own"),
+        (BEGINS_WON, "FAILED  the world says which episodes are won: seed 0 begins won: there is nothing to play\n"),
         (RAISES, "KeyError: 'boom' (mine.py, line 9)\n"),
         (RAISES_IN_SPA, "positional arguments but 4 were given (mine.py, line 8)\n"),
     ],

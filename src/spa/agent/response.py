@@ -206,5 +206,5 @@ def check_names(names: Sequence[str], action_sep: str) -> None:
         if split_actions(name, action_sep) != (name.strip(),) or match_action(name.strip(), names) != name:
             raise ValueError(
                 f"no answer can name the action {name!r}: an action needs a name of its own, with neither tags nor the "
-                f"separator {action_sep!r} in it"
+                f"separator {action_sep!r} in it: rename it, or set agent.action_sep"
             )

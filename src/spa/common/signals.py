@@ -10,7 +10,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 
 class Terminated(KeyboardInterrupt):
@@ -44,11 +45,27 @@ def terminated_as_interrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or before is _terminate:
         yield
         return
+    hook = sys.unraisablehook
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = partial(_send_again, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, before)
+
+
+def _send_again(hook: Callable[[Any], None], lost: Any) -> None:
+    """Repeats a signal whose exception nobody could catch, since it came while an object was deleted; passes on all else."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        hook(lost)
+        return
+    number = signal.SIGINT
+    if isinstance(lost.exc_value, Terminated):
+        signal.signal(signal.SIGTERM, _terminate)
+        number = signal.SIGTERM
+    # Later: at once it would be raised, and lost, in here.
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
 
 def _terminate(*_: object) -> NoReturn:

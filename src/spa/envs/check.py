@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import Env
 
+from spa.agent.response import check_names
 from spa.config.schema import AgentConfig
 from spa.envs.adapters.guard import RandomGuard
 from spa.envs.check_clock import SECONDS, Clock, Problem, check_type, fail_if, short
@@ -149,13 +150,14 @@ def _starts(make: MakeEnv) -> None:
 
 
 def _names(make: MakeEnv) -> None:
-    env, separator = make(), AgentConfig().action_sep
+    env = make()
     env.reset(seed=0)
     problem = names_problem(env)
     fail_if(problem, problem)
-    for name in env.actions:
-        told = f"{short(name)} has the separator {separator!r} in it: rename it, or set agent.action_sep"
-        fail_if(separator in name, f"the action {told}")
+    try:
+        check_names(env.actions, AgentConfig().action_sep)
+    except ValueError as error:
+        raise Problem(str(error)) from error
 
 
 def _gymnasium(make: MakeEnv) -> None:
@@ -185,7 +187,8 @@ def _check_info(method: str, info: Any) -> None:
 def _success(make: MakeEnv, seeds: int) -> None:
     env = make()
     for seed in range(seeds):
-        env.reset(seed=seed)
+        _, info = env.reset(seed=seed)
+        fail_if(info.get("success"), f"seed {seed} begins won: there is nothing to play")
         list(_steps(env, seed, 100))
     told = "no info['success']: an episode counts as won if it terminates with a positive reward; say it where that is wrong"
     fail_if(not getattr(env.unwrapped, "says_success", True), told, warning=True)
