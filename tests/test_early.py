@@ -141,6 +141,11 @@ def test_what_is_set_already_is_no_remedy() -> None:
     )
 
 
+def test_random_play_is_no_remedy_for_itself() -> None:
+    told = remedies(load_config("frozen_lake", ["selfplay.policy=random"]), [])
+    assert "(spa env check)" in told and "selfplay.policy" not in told
+
+
 def test_a_stage_that_keeps_nothing_stops_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["generate", *LAKE, "selfplay.groups=60", "sampling.max_tokens=1", "--out", str(out)]) == 2

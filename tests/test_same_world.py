@@ -12,7 +12,7 @@ from spa.envs import TextEnv
 
 class Door(TextEnv):
     rules, actions = "Open the door.", ("Push", "Pull")
-    shown = "door"
+    shown, opens = "door", "Pull"
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -20,7 +20,7 @@ class Door(TextEnv):
         return self.render(), self.info()
 
     def step(self, action):
-        self.open = action == "Pull"
+        self.open = action == self.opens
         return self.render(), float(self.open), self.open, False, self.info()
 
     def render(self):
@@ -45,6 +45,11 @@ def test_a_world_that_was_changed_after_stage_1_is_noted(
     for command in commands:
         assert main([*command, *out, "--resume", "--dry-run"]) == 0, capsys.readouterr().err
     assert "has changed" not in capsys.readouterr().err
+    with monkeypatch.context() as other:
+        other.setattr(Door, "opens", "Push")
+        assert main(["eval", "--variant", "base", *out, "--resume", "--dry-run"]) == 0
+        err = capsys.readouterr().err
+        assert "Door' has changed since" in err and "goes on otherwise" in err
     monkeypatch.setattr(Door, "shown", "gate")
     for command in commands:
         assert main([*command, *out, "--resume", "--dry-run"]) == 0

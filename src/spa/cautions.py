@@ -88,7 +88,7 @@ def written_format(cfg: Config, variant: VariantConfig) -> str:
 
 
 def changed_world(source: Config, selfplay: Path) -> str:
-    """What to say if the first world of stage 1 begins otherwise now; "" if it does not, or if none was played.
+    """What to say if the first episode of stage 1 would go otherwise now; "" if it would not, or if none was played.
 
     Args:
         source: the config of that stage.
@@ -100,16 +100,26 @@ def changed_world(source: Config, selfplay: Path) -> str:
     if played is None:
         return ""
     task = Task(replace(source.env, state_format=source.selfplay.state_format), source.agent)
+    recorded: list[tuple[str, float]] = []
+    found: list[tuple[str, float]] = []
     env = task.make_env()
     try:
         state, info = env.reset(seed=played.seed, options={"noise_seed": played.noise_seed})
+        begins = (state, content_of(state, info)) == (played.turns[0].state, played.content)
+        with suppress(WorldError):  # which it did not raise then
+            for turn in played.turns if begins else ():
+                recorded += zip((*turn.between, turn.next_state), turn.rewards, strict=False)
+                for action in turn.executed:
+                    state, reward, *_ = env.step(action)
+                    found.append((state, reward))
     except WorldError:  # which the stage itself reports
         return ""
     finally:
         env.close()
-    if (state, content_of(state, info)) == (played.turns[0].state, played.content):
+    if begins and found == recorded:
         return ""
     return (
-        f"world {task.env.id!r} has changed since {selfplay} was played: seed {played.seed} begins otherwise, so stages 1 "
-        "and 2 are of another world than what follows; generate into a new folder unless this is meant (spa verify says more)"
+        f"world {task.env.id!r} has changed since {selfplay} was played: seed {played.seed} {'goes on' if begins else 'begins'} "
+        "otherwise, so stages 1 and 2 are of another world than what follows; generate into a new folder unless this is meant "
+        "(spa verify says more)"
     )

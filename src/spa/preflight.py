@@ -111,6 +111,9 @@ def check_command(
     Raises:
         ValueError: a check failed, or ``out`` lacks what an earlier stage makes.
     """
+    from spa.agent.policy import make_task
+    from spa.agent.written import check_tokenizer
+
     launch.check(cfg, variants)
     check_settings(cfg, stage, variants, model)
     variant = variants[0] if variants else None
@@ -131,7 +134,9 @@ def check_command(
     players: Sequence[VariantConfig | None] = variants or [None]
     played = {selfplay_folder(out, each): each for each in players}
     changed = (changed_world(source_config(cfg, each), folder) for folder, each in played.items())
-    for text in dict.fromkeys([*cautions(cfg, stage, variants), *filter(None, [split_by_symmetry(cfg), *changed])]):
+    unwritten = check_tokenizer(chat, make_task(cfg)) if chat is not None else ""
+    told = [*cautions(cfg, stage, variants), *filter(None, [unwritten, split_by_symmetry(cfg), *changed])]
+    for text in dict.fromkeys(told):
         note(f"note: {text}")
 
 
@@ -456,6 +461,7 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
         ValueError: they are not, or cannot; the message names the variant.
     """
     from spa.agent.policy import make_task
+    from spa.agent.written import check_states
     from spa.rl.curriculum import training_tasks
 
     check_names(make_task(cfg).started_env().actions, cfg.agent.action_sep)
@@ -475,6 +481,8 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             plans = variant_cfg.agent.planner != "none" and variant_cfg.planner.model is None
             if needs_sft(cfg, variant) and (plans or imagines(cfg, variant)):
                 _check_format(learnt.make_env().state_format, env.state_format)
+            if needs_sft(cfg, variant) and not given_data(cfg, variant) and source.selfplay.rows == "written":
+                check_states(learnt)
 
 
 def _check_format(learnt: str, shown: str) -> None:

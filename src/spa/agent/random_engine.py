@@ -83,8 +83,11 @@ def blank_response(task: Task, thought: str, actions: Sequence[str]) -> str:
     return tagged("think", thought) + answer
 
 
-def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
+def random_responder(task: Task, thought: str | None = None) -> Callable[[np.random.Generator], str]:
     """Uniformly random actions, one to ``env.max_actions_per_turn``, in the format of the task's prompt mode.
+
+    Args:
+        thought: in every response; None = ``fixed_thought``.
 
     Raises:
         ValueError: the world has free-text actions and no ``sample_action``.
@@ -93,7 +96,7 @@ def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
     env = task.make_env()
     env.reset(seed=0)  # one world stands for all: actions are blind to the state
     env.sample_action(np.random.default_rng(0))
-    thought = fixed_thought(env)
+    words = fixed_thought(env) if thought is None else thought
 
     def draw(rng: np.random.Generator) -> str:
         for _ in range(DRAWS - 1):
@@ -104,6 +107,6 @@ def random_responder(task: Task) -> Callable[[np.random.Generator], str]:
 
     def respond(rng: np.random.Generator) -> str:
         count = int(rng.integers(1, task.env.max_actions_per_turn + 1))
-        return blank_response(task, thought, [draw(rng) for _ in range(count)])
+        return blank_response(task, words, [draw(rng) for _ in range(count)])
 
     return respond

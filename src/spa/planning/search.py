@@ -13,9 +13,9 @@ number that the world's prompts state; the limit of turns may leave fewer to pla
 
 The value of a plan is its imagined discounted reward. A leaf state is worth ``planner.optimism``, so that the unexplored is
 better than a loss at once (after enough costly steps a loss is better), and near better than far; with ``planner.values`` the
-model estimates it. Without a gain or a leaf in reach all actions that have a believed answer are equal. A gain is weighted by the model's probability of the
-answer that predicts it; answers below ``planner.min_probability`` are discarded. With several sampled answers
-(``planner.samples``), their frequencies take the place of the probability.
+model estimates it. Without a gain or a leaf in reach all actions that have a believed answer are equal. A gain is weighted by
+the model's probability of the answer that predicts it; answers below ``planner.min_probability`` are discarded. With several
+sampled answers (``planner.samples``), their frequencies take the place of the probability.
 """
 
 from __future__ import annotations

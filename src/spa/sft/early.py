@@ -148,6 +148,8 @@ def remedies(cfg: Config, turns: Sequence[Turn]) -> str:
     for turn, why in rejected[:: max(1, len(rejected) // 3)][:3]:
         cut = ", cut off" if turn.finish_reason == "length" else ""
         note(f"  rejected ({why}{cut}): {visible(turn.response)}")
+    if play.without_model:
+        return "Random play writes well-formed answers: look at the world (spa env check) and at what selfplay.* drops"
     tried = {
         "constrained": play.constrained,
         "shots": play.shots,

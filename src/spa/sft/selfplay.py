@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from spa.agent.chat import Chat
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
 from spa.agent.lengths import length_notes
-from spa.agent.policy import Policy, make_task
+from spa.agent.policy import Policy, make_task, sampling_for
 from spa.agent.random_engine import RandomEngine, random_responder
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
@@ -29,6 +31,7 @@ from spa.data.select import select_rows, split_rows
 from spa.data.transitions import repeat_rare, shuffle_moves, transition_rows
 from spa.engines.base import ServerError, check_engine
 from spa.engines.constrained import check_installed
+from spa.envs.checked import WorldError
 from spa.evaluate.planned import plan_chunks, planning_model
 from spa.evaluate.play import CHUNK, in_chunks, play_chunks
 from spa.evaluate.world_model import world_model_metrics
@@ -244,7 +247,7 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
         task = dataclasses.replace(task, cold_start=cold_start(cfg, task, shown))
     policy = Policy.load(cfg, player, engine=cfg.engine if play.policy == "model" else None)
     if play.policy == "random":
-        policy.engine = RandomEngine(policy.chat, random_responder(task))
+        policy.engine = RandomEngine(policy.chat, _random_play(cfg, task, policy.chat))
     elif play.constrained and play.policy == "model":
         policy.constrain(task)
     try:
@@ -264,6 +267,19 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
     finally:
         policy.close()
     return worlds, shown, episodes
+
+
+def _random_play(cfg: Config, task: Task, chat: Chat) -> Callable[[np.random.Generator], str]:
+    """Random responses; plain ones without the thought if with it they are longer than the model may write afterwards."""
+    respond = random_responder(task)
+    if task.agent.prompt == "world_model":
+        return respond
+    limit = sampling_for(task, cfg.sampling).max_tokens
+    with suppress(WorldError):  # which ends an episode of its own
+        drawn = [chat.encode_response(respond(np.random.default_rng(seed))) for seed in range(8)]
+        if any(len(each.ids) - each.num_forced >= limit for each in drawn):
+            return random_responder(task, thought="")
+    return respond
 
 
 def _explore(cfg: Config, task: Task, worlds: list[World], store: EpisodeStore) -> list[Episode]:
