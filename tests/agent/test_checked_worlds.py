@@ -227,7 +227,7 @@ def test_random_play_for_a_warm_up_goes_on_without_broken_worlds() -> None:
 def test_a_measurement_stops_like_a_stage() -> None:
     bad = Episode("T", 2, 0, status="error", error="step: no")
     Failures.check("validation", 0.5, [bad, Episode("T", 1, 0)])
-    with pytest.raises(ValueError, match=r"validation: 3 of 3 episodes failed; the first: seed 2: step: no \| seed 2"):
+    with pytest.raises(ValueError, match=r"validation: 3 of 3 episodes failed; the first: seed 2: step: no \(stopped"):
         Failures.check("validation", 0.5, [bad, bad, bad])
 
 

@@ -12,6 +12,7 @@ import pytest
 from spa.agent.episode import Episode, read_episodes, write_episodes
 from spa.agent.episode_store import EpisodeStore
 from spa.agent.policy import Policy
+from spa.agent.random_engine import PLAIN_THOUGHT
 from spa.cli import main
 from spa.evaluate import play as play_module
 from spa.runs.record import PLAYED
@@ -219,3 +220,13 @@ def test_a_stage_keeps_an_unfinished_try_only_if_told_to(tmp_path: Path, resume:
     (tmp_path / "s" / "half").write_text(json.dumps(1))
     Stage(tmp_path / "s", "stage", resume, keep=keep)
     assert (tmp_path / "s" / "half").exists() == there
+
+
+@pytest.mark.parametrize(("limit", "thought"), [(12, ""), (48, PLAIN_THOUGHT)])
+def test_plain_answers_of_random_play_are_short_enough_for_stage_3(tmp_path: Path, limit: int, thought: str) -> None:
+    plain = ["selfplay.rows=transitions", "selfplay.prompt=base", "selfplay.filter=false", "sft.loss=think_answer"]
+    settings = [*plain, "selfplay.policy=random", "selfplay.groups=2"]
+    one = ["env.max_actions_per_turn=1", "model.threads=1", f"sampling.max_tokens_base={limit}"]
+    assert main(["generate", "frozen_lake", *settings, *one, "--out", str(tmp_path)]) == 0
+    (episode, *_) = read_episodes(tmp_path / "selfplay" / "episodes.jsonl")
+    assert {turn.response.partition("</think>")[0] for turn in episode.turns} == {f"<think>{thought}"}

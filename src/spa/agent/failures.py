@@ -54,8 +54,9 @@ class Failures:
         if error is None:
             return
         self.count += 1
-        if len(self._first) < 3:
-            self._first.append(f"seed {seed}: {error}")
+        told = f"seed {seed}: {error}"  # a world fails alike in each of its episodes
+        if len(self._first) < 3 and told not in self._first:
+            self._first.append(told)
 
     def _judge(self) -> None:
         if self.count > self.limit * (self.total or max(self.seen, _FEW)):

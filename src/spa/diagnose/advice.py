@@ -324,7 +324,7 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
             + (
                 ", or self-play with selfplay.policy=random and stage 2 first"
                 if random_helps
-                else ", and agent.prompt_after_sft=world_model where the model does not know these actions"
+                else ", and (unless set) agent.prompt_after_sft=world_model where the model does not know these actions"
             )
         )
     if poor := [time for time in diagnosis.times if time.rows_per_turn is not None and time.rows_per_turn < FEW]:
