@@ -54,8 +54,8 @@ def evaluate_planner(
 
     Its metrics include the cost per episode, cached answers excluded: ``planner/questions``, ``planner/tokens_read`` and
     ``planner/tokens_written``; and ``planner/wins_expected`` per episode with the share ``planner/wins_true`` of them
-    (``expected_wins``), and where possible what ``Searched`` measures. Its ``world_model`` is ``imagination_metrics`` on the first
-    ``eval.world_model_worlds``.
+    (``expected_wins``), ``planner/to_and_fro`` (the share of the lost episodes), and where possible what ``Searched`` measures. Its
+    ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
     asked_model = f"{identity(cfg.planner.model or model)} {identity(model)}"  # the second proposes
@@ -81,6 +81,8 @@ def evaluate_planner(
     if wins := expected_wins(episodes):
         true = sum(wins) / len(wins)
         result.metrics |= {"planner/wins_expected": len(wins) / len(episodes), "planner/wins_true": true}
+    if lost := [episode for episode in episodes if not episode.success]:
+        result.metrics["planner/to_and_fro"] = sum(map(to_and_fro, lost)) / len(lost)
     if deterministic and (true < BELIEVABLE or exact < EXACT):
         found = [f"of {len(wins)} moves that it expected to win, {true:.0%} did"] if wins else []
         found += [f"of the answers to its search {exact:.0%} are the world's"] if exact < 1 else []
@@ -99,6 +101,11 @@ def expected_wins(episodes: Iterable[Episode]) -> list[bool]:
         for number, step in enumerate(turn.imagined.get("path", [])[: len(turn.rewards)])
         if step["ended"] and step["reward"] > 0
     ]
+
+
+def to_and_fro(episode: Episode) -> bool:
+    """Whether an episode's last four turns, or more, knew no more than two states: its planner imagined nothing to gain there."""
+    return len(episode.turns) >= 4 and len(set(episode.states[-5:])) <= 2
 
 
 @contextmanager
