@@ -146,6 +146,13 @@ def test_random_play_is_no_remedy_for_itself() -> None:
     assert "(spa env check)" in told and "selfplay.policy" not in told
 
 
+def test_what_an_engine_cannot_do_is_no_remedy() -> None:
+    served = ["engine=openai", "engine.model=m", "engine.base_url=http://localhost:1/v1"]
+    for settings, left_out in ((served, ("constrained", "warmup_rows")), (["engine=vllm"], ("constrained",))):
+        told = remedies(load_config("frozen_lake", settings), [])
+        assert "selfplay.shots" in told and not any(name in told for name in left_out)
+
+
 def test_a_stage_that_keeps_nothing_stops_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["generate", *LAKE, "selfplay.groups=60", "sampling.max_tokens=1", "--out", str(out)]) == 2

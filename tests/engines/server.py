@@ -20,7 +20,7 @@ the i-th request ``script[i]``; after that, the i-th request with the same messa
     coded:x:...   a body with the Content-Encoding x
     raw:...       these bytes (Python's escapes) instead of an answer, and the connection is closed
 
-``GET /log`` tells the requests: start, end (seconds), body, authorization. ``GET /peak``: how many were under way at once.
+``GET /log`` tells the requests: start, end (seconds), body, authorization, headers. ``GET /peak``: how many were under way at once.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class State:
             self.asked: dict[str, int] = {}
             self.active = self.peak = 0
 
-    def begin(self, body: dict[str, Any], authorization: str | None) -> tuple[str, dict[str, Any]]:
+    def begin(self, body: dict[str, Any], headers: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         with self.lock:
-            entry = {"start": time.monotonic(), "body": body, "authorization": authorization}
+            entry = {"start": time.monotonic(), "body": body, **headers}
             self.log.append(entry)
             self.active += 1
             self.peak = max(self.peak, self.active)
@@ -104,7 +104,9 @@ class Handler(BaseHTTPRequestHandler):
             STATE.reset(body)
             self._send(b"{}")
             return
-        action, entry = STATE.begin(body, self.headers.get("Authorization"))
+        action, entry = STATE.begin(
+            body, {"authorization": self.headers.get("Authorization"), "headers": dict(self.headers)}
+        )
         try:
             time.sleep(STATE.delay)
             self._act(action, body)

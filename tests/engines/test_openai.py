@@ -22,7 +22,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, Config, EngineConfig, EnvConfig, SamplingConfig
 from spa.engines.base import Refused, RequestFailed, ServerError, check_engine
-from spa.engines.openai import OpenAIEngine, _decoded, _retry_after
+from spa.engines.openai import OpenAIEngine, _retry_after
 from tests.agent.test_playing import Broken
 from tests.engines.conftest import Server
 from tests.scripted import CHAT, TOKENIZER, Scripted, lake_task
@@ -201,11 +201,6 @@ def test_retry_after_as_a_date() -> None:
     assert _retry_after("Wed, 21 Oct 2950 07:28:00 GMT") > 1e9
     assert [_retry_after(value) for value in (None, "", "soon", "-3", "2.5")] == [0, 0, 0, 0, 2.5]
     assert _retry_after("Mon, 01 Jan 2024 00:00:00 +99999999999999999") == 0.0
-
-
-def test_an_error_in_an_encoding_that_is_none_is_read() -> None:
-    httpx = pytest.importorskip("httpx")
-    assert "busy" in _decoded(httpx.Response(500, content=b"busy", headers={"Content-Type": "text/plain; charset=hex"}))
 
 
 def test_waits_grow(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

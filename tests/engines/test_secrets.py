@@ -82,7 +82,7 @@ def generate(url: str, out: Path, *settings: str) -> list[str]:
         ("echo:200:" + REPLY.replace("AUTH", "AUTH AUTH"), 0, ""),
         ("echo:200:not JSON AUTH", 0, ""),
         (f"echo:200:{'x' * 48} TOKEN", 0, ""),
-        ('echo:200:{"choices": [{"message": {"content": null}, "finish_reason": "AUTH"}]}', 0, ""),
+        ('echo:200:{"choices": [{"message": {"content": 3}, "finish_reason": "AUTH"}]}', 0, ""),
     ],
 )
 def test_a_server_that_echoes_the_key(

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -192,7 +193,8 @@ def _play_once(
         stop.set()  # ends all waits; no thread starts another episode
         for job, result in _waiting(results):
             if isinstance(result, Episode):
-                keep(job, result)
+                with suppress(Exception):  # it may be what raised, once it has stored the episode
+                    keep(job, result)
         raise
     finally:
         hosts.close()

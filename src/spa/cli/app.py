@@ -32,6 +32,7 @@ from spa.cli.view import view
 from spa.common.errors import error_message
 from spa.common.secrets import print_traceback, redact
 from spa.common.signals import Interrupted, interruptible, terminated_as_interrupted
+from spa.common.text import clean
 
 if TYPE_CHECKING:
     from spa.config.schema import Config, VariantConfig
@@ -178,7 +179,7 @@ def _unread() -> int:
 
 def _fail(message: str, code: int) -> int:
     if message:
-        print(redact(message), file=sys.stderr)
+        print(clean(redact(message)), file=sys.stderr)
     return code
 
 

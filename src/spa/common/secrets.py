@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
+from spa.common.text import clean
+
 SHORTEST = 8
 COMMON = ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 REDACTED = "[redacted]"
@@ -151,7 +153,7 @@ def _check_references(rest: str) -> None:
 
 def print_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, /) -> None:
     """An ``excepthook`` that prints Python's traceback without secrets."""
-    print(redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+    print(clean(redact("".join(traceback.format_exception(kind, error, trace)))), end="", file=sys.stderr, flush=True)
 
 
 def _secrets() -> Iterator[tuple[str, str]]:

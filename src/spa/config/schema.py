@@ -182,8 +182,11 @@ class EngineConfig:
         if self.base_url and not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"engine.base_url must begin with http:// or https://, not be {self.base_url!r}")
         try:
-            is_address = self.base_url is None or ((parts := urlsplit(self.base_url)).hostname and parts.port != 0)
-        except ValueError:  # of a bracket, or a port that is no number up to 65535
+            address = self.base_url or "http://none"
+            parts = urlsplit(address)
+            host = (parts.hostname or "").encode("idna")
+            is_address = host and parts.port != 0 and address.isascii() and address.isprintable() and " " not in address
+        except ValueError:  # of a bracket, a port that is no number up to 65535, or an empty part of a name
             is_address = False
         if not is_address:
             raise ValueError(

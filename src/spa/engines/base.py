@@ -221,12 +221,15 @@ def server(config: EngineConfig) -> str:
 
 
 def _check_proxies() -> None:
-    """Raises ValueError if a variable such as ``ALL_PROXY`` names a proxy that cannot be used."""
+    """Raises ValueError if a variable such as ``ALL_PROXY`` or ``SSL_CERT_FILE`` names what cannot be used."""
     import openai
 
     try:
         openai.DefaultHttpxClient().close()
-    except (ImportError, ValueError) as error:
+    except OSError as error:
+        names = "SSL_CERT_FILE, SSL_CERT_DIR"
+        raise ValueError(f"certificates of the environment ({names}) cannot be read: {first_line(error)}") from error
+    except Exception as error:  # an ImportError, a ValueError, or the client's own for an address that is none
         why = f"a proxy of the environment (ALL_PROXY, HTTP_PROXY, HTTPS_PROXY) cannot be used: {first_line(error)}"
         raise ValueError(why) from error
 

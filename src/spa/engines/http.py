@@ -4,42 +4,63 @@ from __future__ import annotations
 
 import time
 import zlib
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
+
+from spa.common.secrets import redact
 
 
 class BadReply(Exception):
     """A reply that is not read to its end; the message says why."""
 
 
-def bounded_client(base: type, max_bytes: int, seconds: float) -> Any:
-    """A client of httpx's that reads at most ``max_bytes`` of a body, after decompression, for at most ``seconds``.
+_SENT = ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
+_NOT_KEPT = ("content-encoding", "content-length", "content-type", "transfer-encoding")
+
+
+def bounded_client(base: type, max_bytes: int, seconds: float, key: str) -> Any:
+    """A client of httpx's that reads at most ``max_bytes`` of a body, after decompression, for at most ``seconds``, and that sends
+    nothing of the environment (``OPENAI_CUSTOM_HEADERS``, organizations) or of earlier replies (cookies).
 
     Args:
         base: the class of the client.
+        key: of each request; empty for none.
     """
 
     class Bounded(base):  # type: ignore[misc]
         def send(self, request: Any, **options: Any) -> Any:
             """Raises ``BadReply`` for a body that is too large, too slow or badly compressed."""
-            response = super().send(request, **options | {"stream": True, "follow_redirects": False})
+            sent = {name: value for name, value in request.headers.items() if name.lower() in _SENT}
+            if key:
+                sent["Authorization"] = f"Bearer {key}"
+            plain = type(request)(
+                request.method, request.url, headers=sent, stream=request.stream, extensions=request.extensions
+            )
+            response = super().send(plain, **options | {"stream": True, "follow_redirects": False})
             try:
                 body = _body(response, max_bytes, time.monotonic() + seconds)
             finally:
                 response.close()
-            dropped = ("content-encoding", "content-length", "transfer-encoding")
-            headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in dropped]
+            headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _NOT_KEPT]
+            headers.append(
+                ("Content-Type", "application/json; charset=utf-8")
+            )  # the one declared may be no encoding of text
             return type(response)(response.status_code, headers=headers, content=body, request=request)
 
-    return Bounded(follow_redirects=False, headers={"Accept-Encoding": "gzip, deflate"})
+    cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+    return Bounded(follow_redirects=False, headers={"Accept-Encoding": "gzip"}, cookies=cookies)
 
 
 def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "", "gzip", "deflate"):
-        raise BadReply(f"a reply with the unknown Content-Encoding {encoding[:40]!r}")
-    unpack = zlib.decompressobj(47) if encoding in ("gzip", "deflate") else None  # 47: either header
+    declared = response.headers.get("content-encoding", "identity").strip()
+    encoding = declared.lower()
+    if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+        raise BadReply(f"a reply with the unknown Content-Encoding {redact(declared)[:40]!r}")
+    unpack = zlib.decompressobj(47) if encoding not in ("identity", "") else None  # 47: either header
+    received = False
     body = bytearray()
     for piece in response.iter_raw():
+        received = received or bool(piece)
         try:
             body += unpack.decompress(piece, max_bytes + 1 - len(body)) if unpack else piece
         except zlib.error:
@@ -48,6 +69,6 @@ def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
             raise BadReply(f"a reply of more than engine.max_reply_bytes={max_bytes}")
         if time.monotonic() > deadline:
             raise BadReply("no complete reply in time")
-    if unpack and not unpack.eof:
+    if unpack and received and not unpack.eof:
         raise BadReply("a compressed reply that was cut off")
     return bytes(body)

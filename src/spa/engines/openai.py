@@ -25,6 +25,7 @@ LONGEST_WAIT = 600.0  # seconds: a longer Retry-After fails the request
 DEAD = 8  # minimum number of consecutive failed requests before the server counts as down
 _RETRY_STATUS = (408, 409, 429)  # and 5xx
 _UNFIT_STATUS = (400, 413, 422)  # one conversation is too long or filtered, or no request fits
+_LENGTH = ("length", "max_tokens", "model_length")
 _ABORTED = ("error", "abort", "aborted", "cancelled")  # finish reasons of a reply that is not whole
 
 
@@ -58,7 +59,6 @@ class OpenAIEngine:
             raise ValueError(
                 f"the environment variable {config.api_key_env} holds no valid key: a header must be printable ASCII without spaces"
             )
-        self._headers: dict[str, Any] = {} if key else {"Authorization": openai.Omit()}
         self._api: Any = openai
         self._client = openai.OpenAI(
             base_url=config.base_url,
@@ -66,7 +66,7 @@ class OpenAIEngine:
             timeout=config.timeout,
             max_retries=0,  # retries are ours
             # Prompts and key go only where the config says.
-            http_client=bounded_client(openai.DefaultHttpxClient, config.max_reply_bytes, config.timeout),
+            http_client=bounded_client(openai.DefaultHttpxClient, config.max_reply_bytes, config.timeout, key),
         )
         self._limiter = _Limiter(config.requests_per_minute)
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class OpenAIEngine:
                 raise
             except _TryAgain as error:
                 reason = str(error)
-                if error.wait > LONGEST_WAIT:
+                if error.wait > min(LONGEST_WAIT, self.episode_timeout):
                     break
                 if attempt < self.config.retries:
                     backoff = min(LONGEST_BACKOFF, BACKOFF * 2**attempt) * jitter.uniform(0.5, 1.0)
@@ -125,7 +125,6 @@ class OpenAIEngine:
             self._limit: sampling.max_tokens,
             "seed": seed,
             "extra_body": extra or None,
-            "extra_headers": self._headers,
         }
 
     def _ask(self, request: dict[str, Any]) -> Reply:
@@ -149,7 +148,7 @@ class OpenAIEngine:
                 raise _TryAgain(str(error.__cause__)) from error
             raise _TryAgain(f"{error} ({error.__cause__ or type(error).__name__})") from error
         except self._api.APIStatusError as error:
-            text = _decoded(error.response)
+            text = error.response.text
             what = f"HTTP {error.status_code}: {_said(text)}"
             if error.status_code in _RETRY_STATUS or error.status_code >= 500:
                 raise _TryAgain(what, _retry_after(error.response.headers.get("retry-after"))) from error
@@ -161,9 +160,11 @@ class OpenAIEngine:
                 raise Refused(what) from error
             where = f"the server at {self.config.base_url}"
             if error.response.has_redirect_location:
-                to = error.response.headers["location"][:300]
+                to = redact(error.response.headers["location"])[:300]
                 raise ServerError(redact(f"{where} redirects to {to}: set engine.base_url to that address")) from error
             raise ServerError(redact(f"{where} refused model {self.config.model!r}: {what}")) from error
+        except Exception as error:  # of the client, at what the server sent
+            raise _TryAgain(f"{type(error).__name__}: {error}") from error
         return _read(body)
 
     def _count_failure(self, reason: str, refused: str = "") -> None:
@@ -202,20 +203,21 @@ def _read(body: bytes) -> Reply:
     """Parses a reply from a response body; garbage is retried."""
     try:
         choice = json.loads(body)["choices"][0]  # not parse(): JSON can contain lone surrogates, replaced below
-        text = content_text(choice["message"]["content"])
-        reason = choice.get("finish_reason")
+        content, reason = choice["message"]["content"], choice.get("finish_reason")
+        # null: the budget ended in a thought that the server keeps to itself.
+        text = "" if content is None and isinstance(reason, str) else content_text(content)
         if not isinstance(reason, str):  # it may be nested deeper than repr() goes
             reason = type(reason).__name__
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
-    reason = reason.lower()
+    told, reason = redact(reason)[:60], reason.lower()
     if text is None or reason in _ABORTED:
-        raise _TryAgain(f"a reply without text, or a part of one (finish_reason {redact(reason)[:60]!r})")
+        raise _TryAgain(f"a reply without text, or a part of one (finish_reason {told!r})")
     if reason == "content_filter":
         raise Refused("the server's filter cut the reply (finish_reason 'content_filter')")
     text = redact(text).encode(errors="replace").decode()
-    return Reply(text, "length" if reason in ("length", "max_tokens") else "stop")
+    return Reply(text, "length" if reason in _LENGTH else "stop")
 
 
 def _retry_after(value: str | None) -> float:
@@ -232,20 +234,13 @@ def _retry_after(value: str | None) -> float:
         return 0.0
 
 
-def _decoded(response: Any) -> str:
-    """The text of a reply; its declared encoding may be none."""
-    try:
-        return str(response.text)
-    except Exception:  # the client asserts what a codec gives
-        return bytes(response.content).decode(errors="replace")
-
-
 def _said(text: str) -> str:
     """The message in the body of an error reply, as one line."""
     try:
         data: Any = parse(Object, text)
         while isinstance(data, dict):
-            data = next((data[key] for key in ("error", "message", "detail") if key in data), str(data))
+            said = (data.get(key) for key in ("error", "message", "detail"))
+            data = next((each for each in said if each and isinstance(each, str | dict | list)), str(data))
         text = str(data)
     except ValueError:
         pass

@@ -156,8 +156,10 @@ def remedies(cfg: Config, turns: Sequence[Turn]) -> str:
         "tries": play.tries > 1,
         "warmup_rows": play.warmup_rows,
     }
+    kind = cfg.engine.kind  # what another than the default could not do
+    refused = {"openai": ("constrained", "warmup_rows"), "vllm": ("constrained",)}.get(kind, ())
     ways = [
-        *(f"selfplay.{name}" for name, there in tried.items() if not there),
+        *(f"selfplay.{name}" for name, there in tried.items() if not there and name not in refused),
         "selfplay.policy=random",
         "a larger model",
     ]
