@@ -134,6 +134,14 @@ def test_a_dead_server_costs_no_finished_episode(
     assert result(out) == result(whole)
 
 
+def test_an_evaluation_says_what_it_keeps(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.control(script=["answer"] * 9, then="500")
+    few = ["engine.retries=0", "engine.concurrency=1", "env.max_turns=1", "eval.samples=1", "eval.ks=[1]"]
+    assert main(command(server, "eval", tmp_path / "run", *few, "eval.worlds=20")) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("status 500). 9 of 20 episodes are kept; continue with --resume")
+
+
 def test_a_refused_generation_is_one_line(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server.control(then="401")
     assert main(command(server, "generate", tmp_path / "run")) == 2

@@ -19,6 +19,7 @@ from spa.agent.worlds import World, WorldSource, world_keys
 from spa.common.progress import note, progress
 from spa.config.schema import Config, VariantConfig
 from spa.config.seeds import EVAL, PROBE, stream_seed
+from spa.engines.base import ServerError
 from spa.evaluate.probe import measure_episodes
 from spa.evaluate.samples import SAMPLES, write_samples
 from spa.evaluate.summary import EvalResult
@@ -120,9 +121,14 @@ def play_chunks(
         return policy.play(task, chunk, samples=samples, seed=seed, on_turn=on_turn, skip=skip if policy.skips else ())
 
     size = len(worlds) if isinstance(policy, ServedPolicy) else CHUNK  # no request waits for the end of a chunk
-    return in_chunks(
-        play, worlds, samples, run, purpose, title, store, watch, size=size, max_failed=task.env.max_failed
-    )
+    store = EpisodeStore() if store is None else store
+    try:
+        return in_chunks(
+            play, worlds, samples, run, purpose, title, store, watch, size=size, max_failed=task.env.max_failed
+        )
+    except ServerError as error:
+        kept = f"{len(store)} of {len(worlds) * samples} episodes are kept; continue with --resume"
+        raise ServerError(f"{error}. {kept}") from error
 
 
 Play = Callable[[Sequence[World], int, OnTurn, Container[Key]], list[Episode]]

@@ -29,7 +29,7 @@ from spa.data.ground_truth import Row, rows_of, shuffle_states
 from spa.data.layouts import write_rows
 from spa.data.select import select_rows, split_rows
 from spa.data.transitions import repeat_rare, shuffle_moves, transition_rows
-from spa.engines.base import ServerError, check_engine
+from spa.engines.base import check_engine
 from spa.engines.constrained import check_installed
 from spa.envs.checked import WorldError
 from spa.evaluate.planned import plan_chunks, planning_model
@@ -262,8 +262,6 @@ def _play(cfg: Config, task: Task, store: EpisodeStore, warmup: Path) -> tuple[l
             episodes = play_chunks(
                 policy, task, worlds, play.group_size, cfg.seeds.run, SELFPLAY, "self-play", store, watch
             )
-    except ServerError as error:
-        raise ValueError(f"{error}. {len(store)} of {total} episodes are kept; continue with --resume") from error
     finally:
         policy.close()
     return worlds, shown, episodes
