@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spa.agent.response import check_names, forced_tag
+from spa.agent.response import forced_tag
 from spa.cautions import cautions, changed_world, split_by_symmetry
 from spa.common.files import sweep
 from spa.common.lock import check_free, locked
@@ -28,6 +28,7 @@ from spa.config.variants import (
     source_config,
     variant_config,
 )
+from spa.envs.actions import check_names
 from spa.envs.check_texts import CLOSE
 from spa.envs.checked import WorldError
 from spa.models.folders import check_folder, resolve_path

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spa.agent.prompt import instruction
-from spa.agent.response import check_names, match_action, parse_response, replace_spans, split_actions
+from spa.agent.response import parse_response, replace_spans
 from spa.agent.task import Task
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import make_env
+from spa.envs.actions import check_names, match_action, split_actions
 
 SOKOBAN = EnvConfig(id="sokoban", tag="SimpleSokoban")
 

@@ -9,9 +9,10 @@ from typing import Self
 from spa.agent.cold_start import COOLING, messages
 from spa.agent.episode import Episode, Turn
 from spa.agent.host import Host, LocalHost
-from spa.agent.response import match_action, parse_response
+from spa.agent.response import parse_response
 from spa.agent.task import Task
 from spa.agent.worlds import World
+from spa.envs.actions import match_action
 from spa.envs.checked import Step, WorldError
 
 

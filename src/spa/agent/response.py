@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from spa.envs.actions import split_actions
 from spa.envs.check_texts import TAG as TAG
 from spa.envs.check_texts import TAGS as TAGS
 
@@ -41,7 +42,6 @@ Span = tuple[int, int]
 STATE_TAG = re.compile(rf"</?(?:{'|'.join(STATE_TAGS)})>", re.IGNORECASE)
 """A state tag, case-insensitive."""
 
-_MARKUP = re.compile(rf"{TAG.pattern}|<\|[^|<>]{{1,40}}\|>", re.IGNORECASE)
 _THINK_TO_ANSWER = re.compile(r"</think>\s*+<answer>")
 # Required tags are case-sensitive, state tags are not.
 _CASE = {"think": re.NOFLAG, "answer": re.NOFLAG} | dict.fromkeys(STATE_TAGS, re.IGNORECASE)
@@ -114,12 +114,6 @@ class Parsed:
     spans: dict[str, Span] = field(default_factory=dict)
 
 
-def split_actions(answer: str, action_sep: str = "||") -> tuple[str, ...]:
-    """Actions of an answer's body: markup removed, split at ``action_sep``, empty ones dropped."""
-    parts = (part.strip() for part in _MARKUP.sub("", answer).split(action_sep))
-    return tuple(part for part in parts if part)
-
-
 def parse_response(
     text: str, mode: str = "base", *, think: bool = True, action_sep: str = "||", max_actions: int = 5
 ) -> Parsed:
@@ -189,22 +183,3 @@ def replace_spans(text: str, replacements: Sequence[tuple[Span, str]]) -> str:
         out += [text[position:start], new]
         position = end
     return "".join([*out, text[position:]])
-
-
-def match_action(action: str, names: Sequence[str]) -> str | None:
-    """The world's own spelling of ``action``: as it is, else up to case and surrounding white space; without ``names``, the string
-    itself."""
-    if not names or action in names:
-        return action
-    wanted = action.lower()
-    return next((name for name in names if name.strip().lower() == wanted), None)
-
-
-def check_names(names: Sequence[str], action_sep: str) -> None:
-    """Raises ValueError if an answer could not name one of the actions ``names``."""
-    for name in names:
-        if split_actions(name, action_sep) != (name.strip(),) or match_action(name.strip(), names) != name:
-            raise ValueError(
-                f"no answer can name the action {name!r}: an action needs a name of its own, with neither tags nor the "
-                f"separator {action_sep!r} in it: rename it, or set agent.action_sep"
-            )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from spa.agent.chat import Chat
-from spa.agent.response import TAG, TAGS, match_action, tagged
+from spa.agent.response import TAG, TAGS, tagged
 from spa.agent.task import Task
+from spa.envs.actions import match_action
 from spa.envs.checked import WorldError
 
 SEEDS = 4  # first states looked at

@@ -112,7 +112,7 @@ def _no_model(settings: list[str], folder: str) -> None:
 def _asker(cfg: Config) -> Callable[[str], str]:
     """Asks for a person's actions; the answer is empty to let the model play, which also the end of the input does."""
     from spa.agent.policy import make_task
-    from spa.agent.response import match_action, split_actions
+    from spa.envs.actions import match_action, split_actions
 
     names, separator = make_task(cfg).started_env().actions, cfg.agent.action_sep
     if names:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium import Env
 
-from spa.agent.response import check_names
 from spa.config.schema import AgentConfig
+from spa.envs.actions import check_names
 from spa.envs.adapters.guard import RandomGuard
 from spa.envs.check_clock import SECONDS, Clock, Problem, check_type, fail_if, short
 from spa.envs.check_markov import ignores_noise_seed, outcomes

@@ -13,9 +13,10 @@ import numpy as np
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
-from spa.agent.response import closing, match_action, parse_response, replace_spans
+from spa.agent.response import closing, parse_response, replace_spans
 from spa.data.ground_truth import body_spans
 from spa.envs import TextEnv
+from spa.envs.actions import match_action
 from spa.envs.checked import WorldError
 from spa.envs.states import cells, exact, grid_part, is_board, same, within
 from spa.scale import ranks

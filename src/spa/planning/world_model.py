@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
-from spa.agent.response import match_action, parse_response
+from spa.agent.response import parse_response
 from spa.agent.task import Task
 from spa.common.progress import show
 from spa.common.sequences import common_length
@@ -20,6 +20,7 @@ from spa.data.transitions import LAYOUTS, STARTS_OF_OUTCOMES, Layout, read_outco
 from spa.engines.base import Completion
 from spa.engines.processes import in_processes
 from spa.envs import TextEnv
+from spa.envs.actions import match_action
 from spa.envs.check_texts import CLOSE
 from spa.envs.checked import WorldError
 from spa.planning.journal import Journal
