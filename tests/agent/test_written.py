@@ -41,8 +41,8 @@ class Marked(Ohm):
     sign = "<answer>"
 
 
-def task(world: str = "Ohm"):
-    return make_task(load_config("frozen_lake", [f"env.id={__name__}:{world}", "env.settings={}"]))
+def task(world: str = "Ohm", *settings: str):
+    return make_task(load_config("frozen_lake", [f"env.id={__name__}:{world}", "env.settings={}", *settings]))
 
 
 def chat(normalizer=None) -> Chat:
@@ -68,6 +68,7 @@ def test_what_no_response_could_hold_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Chat, "decode", lambda self, ids: decode(self, ids).replace("<think>", "think"))
     with pytest.raises(ValueError, match="turns '<think></think>' into 'think</think>': it cannot write responses"):
         check_tokenizer(written, task())
+    assert check_tokenizer(written, task("Ohm", "agent.think=false")) == ""
 
 
 def test_upper_case_matters_in_states_alone() -> None:

@@ -42,9 +42,8 @@ def bounded_client(base: type, max_bytes: int, seconds: float, key: str) -> Any:
             finally:
                 response.close()
             headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _NOT_KEPT]
-            headers.append(
-                ("Content-Type", "application/json; charset=utf-8")
-            )  # the one declared may be no encoding of text
+            # The one declared may be no encoding of text.
+            headers.append(("Content-Type", "application/json; charset=utf-8"))
             return type(response)(response.status_code, headers=headers, content=body, request=request)
 
     cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
