@@ -483,7 +483,7 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             if needs_sft(cfg, variant) and (plans or imagines(cfg, variant)):
                 _check_format(learnt.make_env().state_format, env.state_format)
             if needs_sft(cfg, variant) and not given_data(cfg, variant) and source.selfplay.rows == "written":
-                check_states(learnt)
+                check_states(learnt.make_env())
 
 
 def _check_format(learnt: str, shown: str) -> None:

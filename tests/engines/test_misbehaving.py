@@ -212,7 +212,7 @@ def test_what_a_server_says_cannot_move_the_cursor(
 
 
 @pytest.mark.parametrize(
-    "address", ["http://☃.example/v1", "http://a..b/v1", "http://localhost/v1\n", "http://[::1/v1"]
+    "address", ["http://☃.example/v1", "", "http://a..b/v1", "http://localhost/v1\n", "http://[::1/v1"]
 )
 def test_addresses_that_are_none_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match=r"engine\.base_url must be an address such as"):

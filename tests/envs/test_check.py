@@ -294,10 +294,6 @@ class Codes(Counter):
     actions = (0, 1)
 
 
-class Joined(Counter):
-    actions = ("one || slow", "two")
-
-
 class Cells(Counter):
     symbols = ["P", "O"]
 
@@ -376,11 +372,6 @@ def test_a_good_world_has_no_problems(world):
             "seed 0: a state contains '<Answer>': stage 1 would drop",
         ),
         (Codes, NAMED, "Codes.actions must be a list or tuple of texts, as in ['Open'], not (0, 1)"),
-        (
-            Joined,
-            NAMED,
-            "'one || slow': an action needs a name of its own, with neither tags nor the separator '||' in it: ",
-        ),
         (Cells, NAMED, "Cells.symbols must map texts to texts, as in {'P': 'player'}, not ['P', 'O']"),
     ],
 )

@@ -34,6 +34,12 @@ class World(FrozenLake):
         super().__init__()
         self.actions = ("Left", "left ", "Right", "Up", "Down")
 """
+JOINED = """
+class World(FrozenLake):
+    def __init__(self):
+        super().__init__()
+        self.actions = ("Left || Right", "Up", "Down")
+"""
 BEGINS_WON = """
 class World(FrozenLake):
     def reset(self, **kwargs):
@@ -53,6 +59,11 @@ class World(FrozenLake):
         (
             NO_STEP,
             "FAILED  it can be made and reset(seed=..., options=...): it has no step(action)\n1 question: 1 failed",
+        ),
+        (
+            JOINED,
+            "FAILED  actions and symbols can be named in a prompt: no answer can name the action 'Left || Right': an action needs "
+            "a name of its own, with neither tags nor the separator '||' in it: rename it, or set agent.action_sep\n",
         ),
         (ALIKE, "no answer can name the action 'left ': an action needs a name of its own"),
         (BEGINS_WON, "FAILED  the world says which episodes are won: seed 0 begins won: there is nothing to play\n"),

@@ -18,7 +18,7 @@ from spa.agent.worlds import World, WorldSource
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import LAYOUTS
 from spa.evaluate import planned
-from spa.evaluate.planned import area_under_curve, evaluate_planner, expected_wins, imagination_metrics, to_and_fro
+from spa.evaluate.planned import area_under_curve, evaluate_planner, expected_wins, imagination_metrics, oscillates
 from spa.evaluate.summary import EvalResult
 from spa.planning.play import play_with_planner
 from spa.planning.search import Imagined, Move
@@ -289,9 +289,9 @@ def test_what_counts_as_an_expected_win(
 @pytest.mark.parametrize(
     ("states", "expected"), [("abcbcbc", True), ("abbbb", True), ("bbbbb", True), ("abcbc", False), ("bcbc", False)]
 )
-def test_what_counts_as_to_and_fro(states: str, expected: bool) -> None:
+def test_what_counts_as_oscillating(states: str, expected: bool) -> None:
     turns = [Turn(i, state, "", "", next_state=after) for i, (state, after) in enumerate(pairwise(states))]
-    assert to_and_fro(Episode("T", 0, 0, turns=turns)) is expected
+    assert oscillates(Episode("T", 0, 0, turns=turns)) is expected
 
 
 def test_a_planner_that_expects_wins_in_vain_is_told_of(
@@ -301,7 +301,7 @@ def test_a_planner_that_expects_wins_in_vain_is_told_of(
     cfg.agent.planner, cfg.eval.world_model_worlds = "lookahead", 0
     result = evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path)
     assert result.metrics["planner/wins_true"] == 1.0
-    assert "planner/to_and_fro" not in result.metrics, "none was lost"
+    assert "planner/oscillating" not in result.metrics, "none was lost"
     assert result.metrics["planner/wins_expected"] == result.metrics["pass@1"] > 0
     assert "expected to win" not in "".join(capsys.readouterr())
     monkeypatch.setattr(planned, "expected_wins", lambda episodes: [True, False, False, False])
@@ -313,15 +313,15 @@ def test_a_planner_that_expects_wins_in_vain_is_told_of(
     assert "expected to win" not in "".join(capsys.readouterr()), "chance may be the reason"
 
 
-def test_to_and_fro_is_a_share_of_the_lost_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oscillating_is_a_share_of_the_lost_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = tiny_config()
     cfg.agent.planner, cfg.eval.world_model_worlds = "lookahead", 0
     task = dataclasses.replace(TASK, env=dataclasses.replace(TASK.env, max_actions=2))
     lost = []
-    monkeypatch.setattr(planned, "to_and_fro", lambda episode: lost.append(episode) or len(lost) == 1)
+    monkeypatch.setattr(planned, "oscillates", lambda episode: lost.append(episode) or len(lost) == 1)
     result = evaluate_planner(cfg, "a", player_of(TrueEngine(task)), task, WORLDS, tmp_path)
     assert 1 < len(lost) == len(WORLDS) * (1 - result.metrics["pass@1"])
-    assert result.metrics["planner/to_and_fro"] == 1 / len(lost)
+    assert result.metrics["planner/oscillating"] == 1 / len(lost)
 
 
 def test_the_imagination_is_not_measured_where_that_is_turned_off(tmp_path: Path) -> None:

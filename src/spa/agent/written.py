@@ -8,23 +8,20 @@ from spa.agent.chat import Chat
 from spa.agent.response import TAG, TAGS, tagged
 from spa.agent.task import Task
 from spa.envs.actions import match_action
-from spa.envs.checked import WorldError
+from spa.envs.checked import CheckedEnv, WorldError
 
 SEEDS = 4  # first states looked at
 
 
-def first_states(task: Task) -> list[str]:
-    """The first states of some worlds; none of a world that fails, which is told of where it is played."""
-    env = task.make_env()
-    states = []
+def _first_states(env: CheckedEnv) -> list[str]:
+    """The first states of some worlds; none where one fails, which is reported where it is played."""
     with suppress(WorldError):
-        states = [env.reset(seed=seed)[0] for seed in range(SEEDS)]
-    env.close()
-    return states
+        return [env.reset(seed=seed)[0] for seed in range(SEEDS)]
+    return []
 
 
 def check_tokenizer(chat: Chat, task: Task) -> str:
-    """What to say of a tokenizer that changes the world's states, such as one without their characters; "" if it keeps them.
+    """A note on a tokenizer that changes the world's states, such as one without their characters; "" if it keeps them.
 
     Raises:
         ValueError: it changes the tags of responses or the name of an action, so that no response could be read.
@@ -37,11 +34,12 @@ def check_tokenizer(chat: Chat, task: Task) -> str:
     for tag in TAGS if task.agent.think else ("answer",):
         if read(text := tagged(tag, "")) != text:
             raise ValueError(f"the tokenizer of {name} turns {text!r} into {read(text)!r}: it cannot write responses")
-    actions = task.started_env().actions
-    for action in actions:
-        if match_action(read(action).strip(), actions) != action:
+    env = task.make_env()
+    states = _first_states(env)  # some worlds name their actions only then
+    for action in env.actions:
+        if match_action(read(action).strip(), env.actions) != action:
             raise ValueError(f"the tokenizer of {name} turns the action {action!r} into {read(action)!r}: rename it")
-    for state in first_states(task):
+    for state in states:
         if (found := read(state)) != state:
             at = next((i for i, (one, two) in enumerate(zip(state, found, strict=False)) if one != two), 0)
             changed = f"{state[at : at + 20]!r} in a state of {task.tag} into {found[at : at + 20]!r}"
@@ -49,9 +47,9 @@ def check_tokenizer(chat: Chat, task: Task) -> str:
     return ""
 
 
-def check_states(task: Task) -> None:
+def check_states(env: CheckedEnv) -> None:
     """Raises ValueError if the world's states contain tags of the responses, so that stage 1 would keep none that writes states."""
-    states = first_states(task)
+    states = _first_states(env)
     found = [match.group() for match in map(TAG.search, states) if match]
     if states and len(found) == len(states):
         raise ValueError(

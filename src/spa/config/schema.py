@@ -182,7 +182,7 @@ class EngineConfig:
         if self.base_url and not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"engine.base_url must begin with http:// or https://, not be {self.base_url!r}")
         try:
-            address = self.base_url or "http://none"
+            address = "http://none" if self.base_url is None else self.base_url
             parts = urlsplit(address)
             host = (parts.hostname or "").encode("idna")
             is_address = host and parts.port != 0 and address.isascii() and address.isprintable() and " " not in address

@@ -56,10 +56,8 @@ def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
         raise BadReply(f"a reply with the unknown Content-Encoding {redact(declared)[:40]!r}")
     unpack = zlib.decompressobj(47) if encoding not in ("identity", "") else None  # 47: either header
-    received = False
     body = bytearray()
     for piece in response.iter_raw():
-        received = received or bool(piece)
         try:
             body += unpack.decompress(piece, max_bytes + 1 - len(body)) if unpack else piece
         except zlib.error:
@@ -68,6 +66,6 @@ def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
             raise BadReply(f"a reply of more than engine.max_reply_bytes={max_bytes}")
         if time.monotonic() > deadline:
             raise BadReply("no complete reply in time")
-    if unpack and received and not unpack.eof:
+    if unpack and response.num_bytes_downloaded and not unpack.eof:
         raise BadReply("a compressed reply that was cut off")
     return bytes(body)

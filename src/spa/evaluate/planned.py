@@ -54,7 +54,7 @@ def evaluate_planner(
 
     Its metrics include the cost per episode, cached answers excluded: ``planner/questions``, ``planner/tokens_read`` and
     ``planner/tokens_written``; and ``planner/wins_expected`` per episode with the share ``planner/wins_true`` of them
-    (``expected_wins``), ``planner/to_and_fro`` (the share of the lost episodes), and where possible what ``Searched`` measures. Its
+    (``expected_wins``), ``planner/oscillating`` (a share of the lost episodes), and where possible what ``Searched`` measures. Its
     ``world_model`` is ``imagination_metrics`` on the first ``eval.world_model_worlds``.
     """
     seed = cfg.seeds.run
@@ -82,7 +82,7 @@ def evaluate_planner(
         true = sum(wins) / len(wins)
         result.metrics |= {"planner/wins_expected": len(wins) / len(episodes), "planner/wins_true": true}
     if lost := [episode for episode in episodes if not episode.success]:
-        result.metrics["planner/to_and_fro"] = sum(map(to_and_fro, lost)) / len(lost)
+        result.metrics["planner/oscillating"] = sum(map(oscillates, lost)) / len(lost)
     if deterministic and (true < BELIEVABLE or exact < EXACT):
         found = [f"of {len(wins)} moves that it expected to win, {true:.0%} did"] if wins else []
         found += [f"of the answers to its search {exact:.0%} are the world's"] if exact < 1 else []
@@ -103,8 +103,8 @@ def expected_wins(episodes: Iterable[Episode]) -> list[bool]:
     ]
 
 
-def to_and_fro(episode: Episode) -> bool:
-    """Whether an episode's last four turns, or more, knew no more than two states: its planner imagined nothing to gain there."""
+def oscillates(episode: Episode) -> bool:
+    """Whether an episode of four turns or more ended between two states, or in one: the last five have no third."""
     return len(episode.turns) >= 4 and len(set(episode.states[-5:])) <= 2
 
 

@@ -121,14 +121,9 @@ def play_chunks(
         return policy.play(task, chunk, samples=samples, seed=seed, on_turn=on_turn, skip=skip if policy.skips else ())
 
     size = len(worlds) if isinstance(policy, ServedPolicy) else CHUNK  # no request waits for the end of a chunk
-    store = EpisodeStore() if store is None else store
-    try:
-        return in_chunks(
-            play, worlds, samples, run, purpose, title, store, watch, size=size, max_failed=task.env.max_failed
-        )
-    except ServerError as error:
-        kept = f"{len(store)} of {len(worlds) * samples} episodes are kept; continue with --resume"
-        raise ServerError(f"{error}. {kept}") from error
+    return in_chunks(
+        play, worlds, samples, run, purpose, title, store, watch, size=size, max_failed=task.env.max_failed
+    )
 
 
 Play = Callable[[Sequence[World], int, OnTurn, Container[Key]], list[Episode]]
@@ -183,7 +178,12 @@ def in_chunks(
                 seen(replace(episode, group=episode.group + start), ended)
 
             # The seed belongs to the chunk, and an episode's samples to its place in it.
-            for episode in play(chunk, stream_seed(run, purpose, number), on_turn, before):
+            try:
+                played = play(chunk, stream_seed(run, purpose, number), on_turn, before)
+            except ServerError as error:
+                kept = f"{len(store)} of {len(worlds) * samples} episodes are kept; continue with --resume"
+                raise ServerError(f"{error}. {kept}") from error
+            for episode in played:
                 on_turn(episode, True)  # those that a fork played, or whose world failed at once
     failures.say()
     return store.in_order()

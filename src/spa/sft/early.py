@@ -156,8 +156,7 @@ def remedies(cfg: Config, turns: Sequence[Turn]) -> str:
         "tries": play.tries > 1,
         "warmup_rows": play.warmup_rows,
     }
-    kind = cfg.engine.kind  # what another than the default could not do
-    refused = {"openai": ("constrained", "warmup_rows"), "vllm": ("constrained",)}.get(kind, ())
+    refused = {"openai": ("constrained", "warmup_rows"), "vllm": ("constrained",)}.get(cfg.engine.kind, ())
     ways = [
         *(f"selfplay.{name}" for name, there in tried.items() if not there and name not in refused),
         "selfplay.policy=random",
