@@ -188,6 +188,8 @@ def test_dry_run_prints_a_config_and_the_plan_and_writes_nothing(
             ["ppo", "sokoban", "--variant", "spa", "--variant=se"],
             "Error: --variant is given twice: a command takes one",
         ),
+        (["run", "sokoban", "--out", ""], "Error: an argument is empty: a shell variable that is not set?"),
+        (["run", "sokoban", "--out="], "Error: an argument is empty"),
         (["frobnicate"], "Error: No such command 'frobnicate'."),
         (["pretrain"], "Error: Missing option '--out'."),
         (["report", "nowhere"], "Error: no run folder nowhere"),

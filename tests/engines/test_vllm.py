@@ -258,6 +258,9 @@ def test_weights_are_pushed_in_memory(vllm: None) -> None:
     assert llm.calls == ["reload_weights", "_pack_tied_head", "reset_prefix_cache"]
     assert same(llm.weights, policy.model.state_dict())
     assert len(policy.play(lake_task(), [World(1, "a")], samples=2, seed=3)) == 2
+    llm.reset_prefix_cache = lambda: False
+    with pytest.raises(RuntimeError, match="old weights"):
+        policy.engine.push(policy.model)  # type: ignore[attr-defined]
     policy.engine.sleep()  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="pushed"):
         policy.play(lake_task(), [World(1, "a")], samples=1, seed=3)

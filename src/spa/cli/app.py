@@ -108,6 +108,8 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         _words_given[:] = sys.argv[1:] if argv is None else argv
         words = list(_words_given)
+        if any(not word or (word.startswith("--") and word.endswith("=")) for word in words):
+            raise ValueError("an argument is empty: a shell variable that is not set?")
         if sum(word.partition("=")[0] == "--variant" for word in words) > 1:
             raise ValueError("--variant is given twice: a command takes one; `spa run` trains all of variants=[...]")
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts

@@ -160,7 +160,8 @@ class VLLMEngine(Engine):
         self._load(model)
         if self._sleeps and not self._current:
             self._llm.wake_up(tags=["kv_cache"])  # not before: old weights' copies and the cache may not fit together
-        self._llm.reset_prefix_cache()
+        if self._llm.reset_prefix_cache() is False:  # older versions return nothing
+            raise RuntimeError("vLLM kept what it had computed with the old weights: requests are still running")
         self._current = True
 
     def _load(self, model: Any) -> None:
