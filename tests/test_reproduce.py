@@ -355,7 +355,9 @@ def test_table_and_page(finished: list[Cell], tmp_path: Path) -> None:
     text = markdown(scale, numbers)
     rows = [cells for title, cells in rows_of(text) if title == "spa"]
     scores, difference, _, costs = rows
-    assert scores[0].startswith("51.6 [") and scores[-3:] == ["45.8, 57.3", "1.5, 1.5", "70.9 / 75.0"]
+    assert scores[0].startswith("51.6 [") and scores[-3:] == ["45.8, 57.3", "1.5", "70.9 / 75.0"]
+    numbers["frozen_lake <b>"]["spa"].actions_by_seed[1] = 0.0
+    assert "1.5, 0.0" in markdown(scale, numbers)
     assert difference[0].startswith("+22.9 [")
     assert costs[1:] == ["1 min 30 s", "1 min 05 s"]
     assert "spa 51.6 is above vanilla 28.6: +22.9 [" in text and "50% of the test turns of spa were cut off" in text

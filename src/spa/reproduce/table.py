@@ -90,7 +90,7 @@ def note(numbers: Numbers) -> str:
     return (
         "Percent; 95% t intervals for other seeds and other worlds (for other worlds alone where there is one seed); differences "
         "are on the same seeds and worlds. "
-        f"Actions a turn are those of each seed on the test worlds{_TOKENS if any_tokens else ''}. "
+        f"Actions a turn are those of each seed on the test worlds, one figure where all agree{_TOKENS if any_tokens else ''}. "
         "Time is that of the variant's own stages, self-play and SFT included, validation left out. "
         "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
     )
@@ -122,7 +122,7 @@ def _scores(variants: ByVariant, shown: list[int], paper: tuple[str, str] | None
     columns = {f"Pass@{k}": [percent(entry.passes.get(k)) for entry in entries] for k in shown}
     seeds = sorted({seed for entry in entries for seed in (*entry.by_seed, *entry.failed)})
     columns["by seed"] = [_by_seed(entry.by_seed, seeds, 100) for entry in entries]
-    columns["actions a turn"] = [_by_seed(entry.actions_by_seed, seeds) for entry in entries]
+    columns["actions a turn"] = [_collapsed(_by_seed(entry.actions_by_seed, seeds)) for entry in entries]
     if any(entry.tokens_by_seed for entry in entries):
         columns["tokens"] = [f"{_mean(e.tokens_by_seed):,.0f}" if e.tokens_by_seed else "-" for e in entries]
     if paper:
@@ -155,6 +155,12 @@ def _table(corner: str, names: Iterable[str], columns: dict[str, list[str]]) -> 
 
 def _by_seed(values: Mapping[int, float], seeds: Sequence[int], scale: int = 1) -> str:
     return ", ".join(f"{scale * values[seed]:.1f}" if seed in values else "-" for seed in seeds)
+
+
+def _collapsed(listed: str) -> str:
+    """One figure where all seeds that have one agree."""
+    figures = {*listed.split(", ")} - {"-"}
+    return figures.pop() if len(figures) == 1 else listed
 
 
 def _mean(by_seed: Mapping[int, float]) -> float:
