@@ -31,4 +31,4 @@ def test_the_way_of_one_token_names_what_is_there() -> None:
 
 def test_the_way_of_one_token_is_short() -> None:
     lines = sum(len((ROOT / "src" / "spa" / path).read_text(encoding="utf-8").splitlines()) for path in WAY)
-    assert lines <= 1800, f"the way of one token has {lines} lines: move out what does not belong to it"
+    assert lines <= 1800, f"the life of one token has {lines} lines: move out what does not belong to it"
