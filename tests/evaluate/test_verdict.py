@@ -181,6 +181,7 @@ def test_whose_verdict_it_is() -> None:
     assert main_variant({"base": one, "vanilla": one, "my_variant": one}) == "my_variant"
     assert main_variant({"base": one, "vanilla": one, "my_variant": one, "se": one, "shuffled": one}) == "my_variant"
     assert main_variant({"base": one, "vanilla": one, "shuffled": one}) == "shuffled", "there is no other"
+    assert main_variant(["base", "my_variant", "my_variant_shuffled", "vanilla_deep"]) == "my_variant"
 
 
 share = st.floats(0, 1)

@@ -85,7 +85,7 @@ def made_up(world: str = "frozen_lake", text: str = "", worlds: int = 12) -> Rep
             episode.estimates = {name: [each] * len(episode.turns) for name, each in ESTIMATES.items()}
         measured = {} if planned else {"world_model/prediction_em": skill, "world_model/prediction_cell_acc": skill}
         result = EvalResult.from_episodes(name, played, [1], 200, world_model=measured)
-        variants[name] = VariantReport(rows if trains else (), result, [*played, *told], training, 20 if trains else 0)
+        variants[name] = VariantReport(rows if trains else (), result, [*played, *told], training)
     state, _ = make_env(world).reset(seed=3)
     row = f"<think><observation>{state}{text}</observation><prediction>{state}</prediction></think><answer>Up</answer>"
     samples = [Correction(row.replace("_", "O", 2 + i), row, ["Up"]) for i in range(3)]

@@ -12,6 +12,7 @@ import pytest
 
 from spa.agent.episode import Episode, Turn, write_episodes
 from spa.config.load import load_config
+from spa.config.schema import VariantConfig
 from spa.evaluate.summary import EvalResult
 from spa.report.collect import collect
 from spa.report.html import render_report
@@ -65,6 +66,20 @@ def test_practice_that_taught_nothing_is_told(tmp_path: Path, lessons: list[int]
     assert ("Practice of spa_plan found nothing to teach" in render_report(data)) == bool(untaught)
 
 
+@pytest.mark.parametrize("error", [None, ValueError("no <room>")])
+def test_an_unfinished_run_says_what_is_missing(tmp_path: Path, error: Exception | None) -> None:
+    variants = [VariantConfig(name="search", rl=False), VariantConfig(name="plan", rl=False)]
+    folder = RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False, variants=variants)
+    folder.close(error)
+    evaluation = tmp_path / "variants" / "search" / "eval"
+    evaluation.mkdir(parents=True)
+    EvalResult.from_episodes("search", [Episode("T", 1, 0)], [1], 50, 0, {}).write(evaluation / "result.json")
+    page = render_report(collect(tmp_path))
+    assert "Not evaluated: plan." in page
+    assert ("The last command ended with ValueError: no &lt;room&gt;" in page) == bool(error)
+    assert "PPO steps" not in page, "none trains by RL"
+
+
 def test_training_episodes_are_those_of_steps_from_first_to_last(tmp_path: Path) -> None:
     RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
     folder = tmp_path / "variants" / "vanilla" / "ppo" / "episodes"
@@ -72,8 +87,7 @@ def test_training_episodes_are_those_of_steps_from_first_to_last(tmp_path: Path)
     for step in range(1, 12):
         write_episodes(folder / f"step_{step:06d}.jsonl", [Episode("T", seed, seed) for seed in (7, 7, 8, 9)])
     shown = collect(tmp_path, 6).variants["vanilla"]
-    assert [(step, episode.seed) for step, episode in shown.training] == [(s, w) for s in (1, 6, 11) for w in (7, 8)]
-    assert shown.training_steps == 11
+    assert [(step, episode.seed) for step, episode in shown.training] == [(step, 7) for step in (1, 3, 5, 7, 9, 11)]
     assert collect(tmp_path, 0).variants["vanilla"].training == []
 
 

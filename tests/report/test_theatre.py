@@ -154,6 +154,8 @@ def test_what_does_not_fit_is_counted_and_the_command_named() -> None:
     page = render_report(data)
     shown = len([e for e in embedded(page)["episodes"] if e["split"] != "training"])
     total = sum(len(report.episodes) for report in data.variants.values())
+    steps = sorted({e["step"] for e in embedded(page)["episodes"] if e["split"] == "training"})
+    assert f"training episodes, of steps {', '.join(map(str, steps))}." in page
     assert shown < total and f"{shown} of {total} test episodes; spa report RUN_DIR --episodes 24 shows all" in page
     assert len(page.split('id="theatre-data">')[1].split("</script>")[0]) < 1.1 * BUDGET
     data.all_episodes, data.episodes_per_variant = True, 24

@@ -59,11 +59,17 @@ class VariantScore:
 
 
 def main_variant(variants: Iterable[str]) -> str | None:
-    """The variant that the verdict is about: the recipe's, else the last trained one, a control only where there is no other."""
+    """The variant that the verdict is about: the recipe's, else the last trained one; a control, or plain RL, if there is no
+    other."""
     names = list(variants)
     trained = [n for n in names if n not in (BASE, PLAIN_RL, EQUAL_TIME, UPPER_BOUND) and PLANNED not in n]
-    trained = [name for name in trained if name not in (COORDINATES, *CONTROLS)] or trained
+    trained = [name for name in trained if not _beside(name)] or trained
     return next((name for name in MAIN_VARIANTS if name in names), trained[-1] if trained else None)
+
+
+def _beside(name: str) -> bool:
+    """By its name a control or plain RL: what others are compared with."""
+    return name in (COORDINATES, *CONTROLS) or name.endswith("_shuffled") or name.startswith(PLAIN_RL)
 
 
 def counterparts(means: Mapping[str, float]) -> list[str]:

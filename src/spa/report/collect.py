@@ -75,11 +75,11 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         for stage in sorted(out.glob(f"{prefix}-*")):
             add_stage(stage, f"{title}, {stage.name.removeprefix(f'{prefix}-')}")
     variants: dict[str, VariantReport] = {}
-    continues = {name: known.get("continues") for name, known in folder.definitions().items()}
+    definitions = folder.definitions()
     for name in variant_names(out, cfg):
         ppo, evaluation = (variants_folder(out) / name / stage for stage in ("ppo", "eval"))
         add_stage(ppo, f"PPO, {name}")
-        continued = continues.get(name)
+        continued = definitions.get(name, {}).get("continues")
         if f"PPO, {name}" in timings and continued:  # it has taken over the other's time
             timings[f"PPO, {name}"] -= (read_done(variants_folder(out) / continued / "ppo") or {}).get("seconds", 0.0)
         add_stage(evaluation, f"evaluation, {name}")
@@ -88,7 +88,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
             read_metrics(ppo / "metrics.jsonl"),
             result,
             _episodes(evaluation / "episodes.jsonl"),
-            *_training(ppo / "episodes", limit),
+            _training(ppo / "episodes", limit),
         )
         if planned := read_result(evaluation / "planner.json"):
             episodes = _episodes(evaluation / "planner_episodes.jsonl")
@@ -109,6 +109,9 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         untaught=untaught,
         timings=timings,
         trained=trainings(out),
+        planned=list(definitions),
+        rl=not definitions or any(known.get("rl") for known in definitions.values()),
+        error=redact(str(last.get("error", ""))).rstrip(": "),
         created=str(last.get("started", "")),
         episodes_per_variant=limit,
         all_episodes=most_episodes is not None,
@@ -164,18 +167,12 @@ def _episodes(path: Path) -> list[Episode]:
     return list(read_episodes(path)) if path.is_file() else []
 
 
-def _training(folder: Path, limit: int) -> tuple[list[tuple[int, Episode]], int]:
-    """Two episodes of different worlds from each of some steps, evenly spread from the first to the last; the number of steps."""
+def _training(folder: Path, limit: int) -> list[tuple[int, Episode]]:
+    """The first episode of each of some steps, evenly spread from the first to the last."""
     files = sorted(folder.glob("step_*.jsonl"))
-    wanted = min(len(files), (limit + 1) // 2)
-    chosen = dict.fromkeys(round(i * (len(files) - 1) / max(1, wanted - 1)) for i in range(wanted))
-    episodes = []
-    for index in chosen:
-        worlds: dict[int, Episode] = {}
-        for episode in read_episodes(files[index]):
-            worlds.setdefault(episode.seed, episode)
-        episodes += [(int(files[index].stem.removeprefix("step_")), episode) for episode in islice(worlds.values(), 2)]
-    return episodes[:limit], len(files)
+    wanted = min(len(files), limit)
+    chosen = [files[round(i * (len(files) - 1) / max(1, wanted - 1))] for i in range(wanted)]
+    return [(int(file.stem.removeprefix("step_")), each) for file in chosen for each in islice(read_episodes(file), 1)]
 
 
 def _selfplay(stage: Path) -> SelfPlay:

@@ -186,7 +186,8 @@ class RunComparison:
             behind = curves if len(curves) > 1 else ()
             lines.append(Line(group.label, mean(curves), colors[group.label], seeds=behind))
         drawn = Chart("", note, interval_chart(intervals, colors, "success on the common worlds"))
-        return [drawn, *chart("Validation Pass@1", "Thin lines: single seeds.", lines, Axes("PPO step", "Pass@1"))]
+        thin = "Thin lines: single seeds." if any(line.seeds for line in lines) else ""
+        return [drawn, *chart("Validation Pass@1", thin, lines, Axes("PPO step", "Pass@1"))]
 
 
 def compare_runs(folders: Sequence[str | Path]) -> RunComparison:

@@ -18,14 +18,13 @@ MetricsRow = Mapping[str, Any]
 class VariantReport:
     """One variant: its rows of ``metrics.jsonl``, its final evaluation and episodes to show.
 
-    ``training`` holds some of the training episodes with their PPO step, ``training_steps`` the number of steps that kept any.
+    ``training`` holds some of the training episodes with their PPO step.
     """
 
     metrics: Sequence[MetricsRow] = ()
     result: EvalResult | None = None
     episodes: Sequence[Episode] = ()
     training: Sequence[tuple[int, Episode]] = ()
-    training_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,9 @@ class ReportData:
         untaught: variants whose practice found nothing to teach, so that it left stage 2's policy as it was.
         timings: stage -> seconds.
         trained: what the variants' training took, for the verdict.
+        planned: the variants that commands were to run.
+        rl: some of them train by RL.
+        error: how the last command failed; empty if it did not.
         baseline: the variant that others are compared with.
         created: when the run was made, as printed.
         episodes_per_variant: maximum number of episodes shown per variant, of the evaluation and of training each.
@@ -85,6 +87,9 @@ class ReportData:
     untaught: Sequence[str] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
     trained: Mapping[str, Training] = field(default_factory=dict)
+    planned: Sequence[str] = ()
+    rl: bool = True
+    error: str = ""
     baseline: str = "vanilla"
     created: str = ""
     episodes_per_variant: int = 6

@@ -88,8 +88,12 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return out
 
 
-def _facts(config: Mapping[str, str]) -> list[tuple[str, str]]:
-    values = {label: [config[key] for key in keys if key in config] for label, keys in _FACTS}
+def _facts(config: Mapping[str, str], rl: bool) -> list[tuple[str, str]]:
+    """Settings of the run, those of PPO only where it trains by RL."""
+    values = {
+        label: [config[key] for key in keys if key in config and (rl or not key.startswith("ppo."))]
+        for label, keys in _FACTS
+    }
     if "env.tag" in config:
         values["world"] = [config["env.tag"]]
     return [(label, " × ".join(texts)) for label, texts in values.items() if texts]
@@ -123,14 +127,13 @@ def _comparison(rows: Sequence[ComparisonRow]) -> Table | None:
         return None
     header, cells = comparison_cells(rows)
     order = sorted(range(len(header)), key=lambda i: " - " not in header[i])  # differences first: they are the claim
-    shown = [[_minus(line[i]) if line[i] != "-" else "–" for i in order] for line in cells]
-    names = [_minus(header[i]) for i in order]
-    return Table(names, [(row.variant, line) for row, line in zip(rows, shown, strict=True)])
+    shown = [[line[i] for i in order] for line in cells]
+    return Table([header[i] for i in order], [(row.variant, line) for row, line in zip(rows, shown, strict=True)])
 
 
 def _minus(text: str) -> str:
-    """With minus signs; hyphens of names stay."""
-    return re.sub(r"(?<![\w-])-(?=\d)|(?<= )-(?= )", "−", text)
+    """With minus signs, and a dash for nothing; hyphens of names stay."""
+    return "–" if text == "-" else re.sub(r"(?<![\w-])-(?=\d)|(?<= )-(?= )", "−", text)
 
 
 def _world_model_rows(data: ReportData) -> dict[str, Mapping[str, Any]]:
@@ -159,7 +162,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["cut"] = cut
+    environment.filters |= {"cut": cut, "minus": _minus}
     return environment
 
 
@@ -231,8 +234,9 @@ def render_report(data: ReportData) -> str:
         f"{data.name} – SPA report",
         data=data,
         colors=colors,
-        verdict=[_minus(line) for line in verdict(scores(rows))],
-        facts=_facts(config),
+        verdict=verdict(scores(rows)),
+        unevaluated=[name for name in data.planned if name not in results],
+        facts=_facts(config, data.rl),
         config=config,
         comparison=_comparison(rows),
         play=_table({variant: result.metrics for variant, result in results.items()}, _PLAY),
@@ -257,13 +261,11 @@ def _left_out(data: ReportData, scenes: Sequence[Scene]) -> list[str]:
     shown = [scene for scene in scenes if scene.split != TRAINING]
     total = sum(len(report.episodes) for report in data.variants.values())
     most = max((len(report.episodes) for report in data.variants.values()), default=0)
-    steps = max((report.training_steps for report in data.variants.values()), default=0)
     lines = []
     if len(shown) < total:
         lines.append(f"{len(shown)} of {total} test episodes; spa report RUN_DIR --episodes {most} shows all.")
-    training = len(scenes) - len(shown)
-    if steps:
-        lines.append(f"{training} training episodes, from the first to the last of {steps} steps.")
+    if steps := sorted({scene.step for scene in scenes if scene.step is not None}):
+        lines.append(f"{len(scenes) - len(shown)} training episodes, of steps {', '.join(map(str, steps))}.")
     return lines
 
 

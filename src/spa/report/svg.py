@@ -14,7 +14,7 @@ from spa.evaluate.bootstrap import Interval
 Series = list[tuple[float, float]]
 
 WIDTH, HEIGHT = 480, 260  # user units; the page scales the drawing to its column
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 10, 38  # room for half of the last tick's label
 DASHES = {"solid": "", "dash": "6 4", "dot": "2 3"}
 _ROW, _LONGEST_NAME = 20, 26  # height of a row of intervals; characters of its name
 _MOST_MARKERS = 60  # points up to which each has a marker with its value
@@ -123,7 +123,7 @@ def interval_chart(rows: Mapping[str, Mapping[str, Interval]], colors: Mapping[s
     root = Element("svg", {"viewBox": f"0 0 {WIDTH} {height}", "role": "img", "class": "plot"})
 
     def place(share: float) -> float:
-        return left + (WIDTH - _RIGHT - 10 - left) * share
+        return left + (WIDTH - _RIGHT - left) * share
 
     for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
         _add(root, "line", x1=place(tick), x2=place(tick), y1=_TOP, y2=height - _BOTTOM).set("class", "grid")

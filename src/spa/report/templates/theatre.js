@@ -192,7 +192,7 @@ function theatre(root, data) {
     if (now.prediction !== undefined) states.push(state("predicted", now.prediction, now.next, now.right));
     const believed = remembered ? "seen before in this episode" : probability && `probability ${probability}`;
     if (imagined) states.push(state(remembered ? "remembered" : "imagined", imagined, now.next, right, believed));
-    body.push(make("div", { class: "shots" }, [...states, state("actual", now.next)]), response(now, largest[episode.variant]));
+    body.push(make("div", { class: "shots" }, [...states, state("actual", now.next)]), response(now, episode));
     return make("article", { class: over ? "pane over" : "pane" }, body);
   }
 
@@ -201,11 +201,12 @@ function theatre(root, data) {
     return make("svg", { class: "dot", viewBox: "0 0 2 2", "aria-hidden": "true" }, [circle]);
   }
 
-  function response(now, most) {
+  function response(now, episode) {
+    const most = largest[episode.variant];
     const mode = choice("colour").value;
     const out = make("pre", { class: "response" });
     if (mode !== "tags" && !now.tokens) return quiet("No tokens were recorded for this turn.");
-    if (mode === "advantage" && !now.advantages) return quiet("No advantages: this turn was not trained on. The split “training” has them.");
+    if (mode === "advantage" && !now.advantages) return quiet(`No advantages: this turn was not trained on.${episode.split === "training" ? "" : " The split “training” has them."}`);
     if (mode === "tags") {
       let tag = "out";
       for (const piece of now.response.split(/(<\/?(?:think|observation|prediction|answer)>)/)) {
