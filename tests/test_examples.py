@@ -43,8 +43,8 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    for name in ("vault.py", "vault.yaml"):
-        shutil.copy(EXAMPLES / name, tmp_path)
+    for path in EXAMPLES.glob("vault*"):
+        shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO("1\n2\nquit\n"))
@@ -92,6 +92,12 @@ def test_commands_that_run(folder: Path, capsys) -> None:
     data = (folder / "runs" / "vault" / "selfplay").rglob("*.parquet")
     assert any(data)
     assert (folder / "runs" / "taxi" / "variants" / "base" / "eval" / "result.json").is_file()
+
+
+@pytest.mark.parametrize("command", ["run vault_plan.yaml", "reproduce --scale vault_scale.yaml"])
+def test_the_vault_with_plans_can_be_run(command: str, folder: Path, capsys) -> None:
+    assert main([*command.split(), "--dry-run"]) == 0
+    assert "practice plan: 2 rounds of plans from 300 starts" in capsys.readouterr().out
 
 
 def test_the_data_of_stage_1_holds_the_worlds_own_states(folder: Path) -> None:
