@@ -75,7 +75,7 @@ class Server:
         self.texts, self.asked, self.calls = list(texts), [], []
 
     def reply(
-        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, **rest: Any
     ) -> Reply:
         text = self.texts[min(len(self.calls), len(self.texts) - 1)]
         self.asked.append([dict(message) for message in messages])

@@ -136,6 +136,18 @@ def test_an_episode_has_a_deadline_of_its_own(server: Server) -> None:
     assert len(server.log) == 2  # the first request of both plays
 
 
+@pytest.mark.parametrize(
+    ("then", "why"), [("503", "HTTP 503"), ('json:{"choices": [{"message": {"content": ""}}]}', "episode_timeout")]
+)
+def test_there_are_no_retries_after_an_episodes_deadline(server: Server, then: str, why: str) -> None:
+    server.control(then=then, delay=0.2)
+    one = engine(server, episode_timeout=0.5, retries=1000)
+    began = time.monotonic()
+    (episode,) = play_jobs(one, lake_task(), jobs(1), SAMPLING, seed=1)
+    assert episode.status == "error" and why in episode.error
+    assert time.monotonic() - began < 5
+
+
 def test_thoughts_that_a_server_keeps_are_cut_off_replies(server: Server) -> None:
     """With another seed the model may have written something: null is an empty text, not a broken server."""
     null = 'json:{"choices": [{"message": {"content": null, "reasoning_content": "Hm"}, "finish_reason": "length"}]}'

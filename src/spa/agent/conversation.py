@@ -63,7 +63,8 @@ def converse(
                 if time.monotonic() > deadline:
                     raise RequestFailed(f"more than engine.episode_timeout={engine.episode_timeout:g} seconds")
                 try:
-                    reply = engine.reply(messages, cooled, forced=task.forced, seed=_request_seed(*key), stop=stop)
+                    asked = _request_seed(*key)
+                    reply = engine.reply(messages, cooled, forced=task.forced, seed=asked, stop=stop, deadline=deadline)
                 except Refused:
                     if reply is None:
                         raise

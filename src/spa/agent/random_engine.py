@@ -62,7 +62,14 @@ class RandomReplies:
         self.respond = respond
 
     def reply(
-        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingConfig,
+        *,
+        forced: str,
+        seed: int,
+        stop: threading.Event,
+        deadline: float = inf,
     ) -> Reply:
         """A whole response; only ``seed`` matters."""
         return Reply(self.respond(np.random.default_rng(seed)), "stop")

@@ -198,7 +198,14 @@ class ChatEngine(Protocol):
     episode_timeout: float  # seconds for all requests of an episode
 
     def reply(
-        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingConfig,
+        *,
+        forced: str,
+        seed: int,
+        stop: threading.Event,
+        deadline: float = math.inf,
     ) -> Reply:
         """The next message of the assistant.
 
@@ -206,6 +213,7 @@ class ChatEngine(Protocol):
             messages: the conversation; the last one is the user's.
             forced: the tag that the response must begin with.
             stop: once set, waits end and there are no more retries.
+            deadline: in seconds of ``time.monotonic``; later there are no more retries.
 
         Raises:
             RequestFailed: no usable reply.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import threading
@@ -75,13 +76,23 @@ class OpenAIEngine:
         self._limit = "max_tokens"  # OpenAI's newer models accept only max_completion_tokens
 
     def reply(
-        self, messages: Sequence[Message], sampling: SamplingConfig, *, forced: str, seed: int, stop: threading.Event
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingConfig,
+        *,
+        forced: str,
+        seed: int,
+        stop: threading.Event,
+        deadline: float = math.inf,
     ) -> Reply:
         """The response to a conversation; see ``ChatEngine``."""
         jitter = random.Random(seed)
         reason, empty = "", 0  # replies without text, which a server that honours seeds would repeat
         for attempt in range(self.config.retries + 1):
             self._limiter.wait(stop)
+            if attempt and time.monotonic() > deadline:
+                reason = reason or f"more than engine.episode_timeout={self.episode_timeout:g} seconds"
+                break
             try:
                 reply = self._ask(self._request(messages, sampling, forced, seed + empty))
                 if not reply.text.strip() and attempt < self.config.retries:
@@ -92,7 +103,7 @@ class OpenAIEngine:
                 raise
             except _TryAgain as error:
                 reason = str(error)
-                if error.wait > min(LONGEST_WAIT, self.episode_timeout):
+                if error.wait > min(LONGEST_WAIT, deadline - time.monotonic()):
                     break
                 if attempt < self.config.retries:
                     backoff = min(LONGEST_BACKOFF, BACKOFF * 2**attempt) * jitter.uniform(0.5, 1.0)
