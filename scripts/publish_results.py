@@ -33,6 +33,7 @@ SCALES = {
     "main": "main",
     "longer_practice": str(DOCS / "scales" / "longer-practice.yaml"),
     "planning_worlds": str(DOCS / "scales" / "planning-worlds.yaml"),
+    "vault": str(ROOT / "examples" / "vault_scale.yaml"),
 }
 ROWS = {  # of the overviews -> file and world
     "FrozenLake 4x4": ("main", "frozen_lake"),
@@ -43,6 +44,7 @@ ROWS = {  # of the overviews -> file and world
     "FrozenLake 6x6": ("planning_worlds", "frozen_lake_6x6"),
     "FrozenLake 4x4, slippery": ("planning_worlds", "frozen_lake_slippery"),
     "Sokoban, two boxes": ("planning_worlds", "sokoban_2_boxes"),
+    "Vault, eight moves": ("vault", "vault"),
 }
 FIGURES = {  # of docs/images -> file and variants
     f"{world}-{axis}.svg": (file, variants)
