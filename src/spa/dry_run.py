@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spa.cautions import written_format
+from spa.config.load import env_block
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
@@ -112,8 +113,10 @@ def imports(cfg: Config, variants: list[VariantConfig]) -> list[str]:
             for world_cfg in (variant_config(cfg, variant), source_config(cfg, variant))
         ]
     for setting, world_cfg in worlds:
-        if module := imported_for(world_cfg.env.id):
-            modules.setdefault(module, setting)
+        mixed = [(f"curriculum.mixture {name}", env_block(name).id) for name in world_cfg.curriculum.mixture]
+        for named, world in [(setting, world_cfg.env.id), *mixed]:
+            if module := imported_for(world):
+                modules.setdefault(module, named)
     return [f"imports: {module} ({setting})" for module, setting in modules.items()]
 
 

@@ -463,7 +463,7 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     """
     from spa.agent.policy import make_task
     from spa.agent.written import check_states
-    from spa.rl.curriculum import training_tasks
+    from spa.rl.curriculum import is_real, training_tasks
 
     check_names(make_task(cfg).started_env().actions, cfg.agent.action_sep)
     check_variants(cfg, variants)
@@ -476,7 +476,8 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
             if variant.practice or imagines(cfg, variant):
                 check_imaginable(variant_cfg, env)
             if variant.rl:
-                training_tasks(variant_cfg, state_format=variant.state_format)
+                for task in filter(is_real, training_tasks(variant_cfg, state_format=variant.state_format)):
+                    check_names(task.started_env().actions, variant_cfg.agent.action_sep)
             source = source_config(cfg, variant)
             learnt = make_task(source, state_format=source.selfplay.state_format)
             plans = variant_cfg.agent.planner != "none" and variant_cfg.planner.model is None

@@ -94,6 +94,9 @@ def test_the_exported_files(exported: Path, capsys: pytest.CaptureFixture[str]) 
     assert "is not empty" in capsys.readouterr().err
     assert main(["data", "export-verl", "frozen_lake", "agent.window=1", "--out", str(exported / "new")]) == 2
     assert "add agent.window=0" in capsys.readouterr().err
+    mixed = ["frozen_lake", "agent.window=0", "curriculum.mixture={frozen_lake: 1, sokoban: 1}"]
+    assert main(["data", "export-verl", *mixed, "--out", str(exported / "new")]) == 2
+    assert "each world of a mixture or of levels by itself" in capsys.readouterr().err
     few = ["data", "export-verl", "frozen_lake", "agent.window=0", "env.settings.size=2", "--train", "4", "--val", "99"]
     assert main([*few, "--out", str(exported / "few")]) == 2
     assert "asked for): choose larger worlds" in capsys.readouterr().err and not (exported / "few").exists()

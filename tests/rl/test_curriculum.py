@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from spa.agent.policy import make_task
 from spa.agent.worlds import split_of
+from spa.cli import main
 from spa.config.load import env_block, load_config
 from spa.config.schema import Config, CurriculumConfig, VariantConfig
+from spa.config.variants import source_config
+from spa.dry_run import imports
 from spa.preflight import check_tasks
 from spa.rl.curriculum import Curriculum, check_training_worlds, task_labels, training_tasks
 from tests.scripted import tiny_config
@@ -178,6 +181,34 @@ def test_labels_tell_all_worlds_of_a_mixture_apart(tmp_path, monkeypatch, mixtur
     assert task_labels(cfg, training_tasks(cfg)) == labels
 
 
+def test_a_file_named_like_a_packaged_world_has_a_label_of_its_own(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("frozen_lake.yaml").write_text("env: {id: frozen_lake, tag: FrozenLake}")
+    cfg = load_config("sokoban")
+    cfg.curriculum.mixture = {"frozen_lake": 1, "frozen_lake.yaml": 1}
+    assert task_labels(cfg, training_tasks(cfg)) == ["frozen_lake", "frozen_lake.yaml"]
+
+
+@pytest.mark.parametrize(("own", "whole"), [("symmetry", "symmetry"), ("content", "content"), ("seed", "seed")])
+def test_no_test_world_is_trained_on_through_another_config_of_the_same_world(tmp_path, own, whole) -> None:
+    """Each way to tell worlds apart puts other worlds into the test: a mixture and a source have the run's."""
+    other = tmp_path / "other.yaml"
+    other.write_text("env: {id: frozen_lake, settings: {size: 4, is_slippery: true}}")
+    cfg = load_config("frozen_lake", [f"env.disjoint={own}", f"curriculum.mixture={{{other}: 1, sokoban: 1}}"])
+    assert training_tasks(cfg)[0].env.disjoint == whole
+    source = source_config(cfg, VariantConfig(name="v", source={"env": str(other)}))
+    assert source.env.disjoint == whole and source.env.step_timeout == cfg.env.step_timeout
+    other.write_text("env: {id: frozen_lake, disjoint: seed}")
+    assert training_tasks(cfg)[0].env.disjoint == "seed", "what a config asks for"
+
+
+def test_the_success_that_decides_on_the_next_level_is_logged() -> None:
+    one = curriculum(leveled())
+    assert one.metrics({0: 0.25}, ["a", "a", "a"]) == {"curriculum/level": 0.0, "curriculum/success": 0.25}
+    assert one.metrics({}, ["a", "a", "a"]) == {"curriculum/level": 0.0}
+    assert curriculum(mixed(frozen_lake=1, sokoban=1)).metrics({1: 0.5}, ["a", "b"]) == {"train/b/success": 0.5}
+
+
 def test_a_world_of_a_mixture_with_too_few_instances_is_refused_beforehand() -> None:
     lone = "{frozen_lake: 1, gym\\:FrozenLake-v1: 1}"  # the same lake whatever the seed
     with pytest.raises(ValueError, match=r"gym:FrozenLake-v1.*only 0 distinct worlds for split 'train'"):
@@ -231,3 +262,19 @@ def test_mistakes_in_values(settings_: list[str], message: str) -> None:
 def test_mistakes_in_names_are_found_before_anything_is_written(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_tasks(load_config("frozen_lake", [setting]), [VariantConfig("vanilla")])
+
+
+def test_the_actions_of_every_world_are_looked_at_and_its_module_is_named(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("odd_world.py").write_text(
+        "from spa.envs import TextEnv\nclass Odd(TextEnv):\n    actions = ('go||East',)\n"
+        "    def reset(self, *, seed=None, options=None):\n        return f's{seed}', {'content': str(seed)}\n"
+    )
+    mixture = "curriculum.mixture={frozen_lake: 1, odd_world\\:Odd: 1}"
+    with pytest.raises(ValueError, match=r"go\|\|East"):
+        check_tasks(load_config("frozen_lake", [mixture]), [VariantConfig("vanilla")])
+    assert main(["run", "frozen_lake", mixture, "--dry-run"]) == 2
+    assert imports(load_config("frozen_lake", [mixture]), []) == [
+        "imports: odd_world (curriculum.mixture odd_world:Odd)"
+    ]

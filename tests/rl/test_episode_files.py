@@ -8,7 +8,7 @@ import pytest
 
 from spa.agent.episode import Episode
 from spa.rl.batch import train_sequences
-from spa.rl.episode_files import write_step
+from spa.rl.episode_files import some_of_each, write_step
 from spa.rl.recorded import record_estimates
 from tests.rl.test_batch import scripted
 from tests.scripted import CHAT
@@ -38,6 +38,13 @@ def write(out: Path, first: int, last: int, most: int) -> list[int]:
 )
 def test_files_are_spread_evenly_from_the_first_step_to_the_newest(tmp_path: Path, most: int, left: list[int]) -> None:
     assert write(tmp_path, 1, 21, most) == left
+
+
+def test_the_first_episodes_of_each_task_are_kept() -> None:
+    episodes = [Episode("T", seed, 0) for seed in range(8)]
+    assert [e.seed for e in some_of_each(episodes, [0] * 6 + [1] * 2, 4)] == [0, 1, 6, 7]
+    assert [e.seed for e in some_of_each(episodes, [0] * 7 + [1], 4)] == [0, 1, 2, 7]
+    assert [e.seed for e in some_of_each(episodes, [0] * 8, 3)] == [0, 1, 2]
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_files(tmp_path: Path) -> None:

@@ -87,6 +87,22 @@ def test_groups_compete_within_their_task_alone(kind: str, expected: list[int]) 
     assert selected(groups, tasks, filter=kind, filter_ratio=0.5) == expected
 
 
+@pytest.mark.parametrize(
+    ("sizes", "ratio", "kept"),
+    [
+        ([11, 11, 10], 0.25, [3, 3, 2]),
+        ([21, 11], 0.25, [5, 3]),
+        ([3, 1], 0.5, [1, 1]),
+        ([30, 1, 1], 0.05, [1, 1, 1]),
+        ([6, 6], 1.0, [6, 6]),
+    ],
+)
+def test_tasks_share_the_kept_groups_in_proportion(sizes: list[int], ratio: float, kept: list[int]) -> None:
+    tasks = [task for task, size in enumerate(sizes) for _ in range(size)]
+    found = selected([[0, 1 + n] for n in range(sum(sizes))], tasks, filter="std", filter_ratio=ratio)
+    assert [sum(tasks[group] == task for group in found) for task in range(len(sizes))] == kept
+
+
 def test_dynamic_sampling_keeps_each_tasks_share() -> None:
     groups, tasks = [[0, 9]] * 4 + [[0, 1], [1, 1], [0, 1]], [0] * 4 + [1] * 3
     assert selected(groups, tasks, dynamic_groups=3) == [0, 1, 4]

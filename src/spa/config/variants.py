@@ -224,7 +224,7 @@ def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> 
     rest = dict(settings)
     try:
         if isinstance(rest.get("env"), str):
-            cfg = replace(cfg, env=env_block(rest.pop("env")))
+            cfg = replace(cfg, env=env_block(rest.pop("env"), cfg.env))
         return from_mapping(Config, rest, cfg)
     except ValueError as error:
         raise ValueError(f"variant {variant.name}: {error}") from error

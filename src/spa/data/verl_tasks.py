@@ -29,10 +29,15 @@ def export_tasks(cfg: Config, out: Path, train: int, val: int) -> dict[str, int]
         the number of rows by split.
 
     Raises:
-        ValueError: a history window (verl trains one sequence an episode), too few distinct worlds, or too many that fail.
+        ValueError: a history window (verl trains one sequence an episode), a curriculum, too few distinct worlds, or too many that
+            fail.
     """
     if cfg.agent.window:
         raise ValueError("verl trains one token sequence an episode: add agent.window=0")
+    if cfg.curriculum.mixture or cfg.curriculum.levels:
+        raise ValueError(
+            "verl gets one world: export each world of a mixture or of levels by itself, without curriculum.*"
+        )
     task = make_task(cfg)
     rows = {split: _rows(cfg, task, split, count) for split, count in (("val", val), ("train", train))}
     out.mkdir(parents=True, exist_ok=True)

@@ -172,9 +172,15 @@ def learning_charts(variants: Variants, sft: Stages2, colors: Mapping[str, str])
     if k > 1:
         lines = _by_variant(variants, colors, f"val/pass@{k}")
         charts += chart(f"Validation Pass@{k}", "Held-out worlds.", lines, Axes(step, f"Pass@{k}"))
+    for world in sorted(match[1] for name in names if (match := re.fullmatch(r"val/(.+)/pass@1", name))):
+        lines = _by_variant(variants, colors, f"val/{world}/pass@1")
+        charts += chart(f"Validation Pass@1, {world}", "Another world of the mixture.", lines, Axes(step, "Pass@1"))
     note = "Sampled training worlds of each step, before filtering."
     lines = _by_variant(variants, colors, "train/success")
     charts += chart("Training success", note, lines, Axes(step, "success"))
+    for world in sorted(match[1] for name in names if (match := re.fullmatch(r"train/(.+)/success", name))):
+        lines = _by_variant(variants, colors, f"train/{world}/success")
+        charts += chart(f"Training success, {world}", note, lines, Axes(step, "success"))
     note = "Share of written observations and predictions that agree with the world."
     charts += chart("World model during PPO", note, _world_model(variants, colors), Axes(step, "accuracy"))
     note = "Share of recorded turns whose true next state is likelier than every alternative; dotted: by guessing."
@@ -200,11 +206,19 @@ _DIAGNOSTICS = (
     ("rollout/kept", "Groups kept", "Share of the groups that are trained on."),
     ("rollout/zero_std", "Groups without a difference", "Share of groups whose episodes all score alike."),
     ("curriculum/level", "Curriculum level", "0 is the easiest."),
+    ("curriculum/success", "Success at the level", "Of the training worlds of that level: it decides on the next."),
     ("train/repetition", "Loops", "Share of the responses that end in a loop."),
 )
 
 
-_SHARES = ("losses/clipfrac", "train/format_rate", "rollout/kept", "rollout/zero_std", "train/repetition")
+_SHARES = (
+    "curriculum/success",
+    "losses/clipfrac",
+    "train/format_rate",
+    "rollout/kept",
+    "rollout/zero_std",
+    "train/repetition",
+)
 
 
 def diagnostic_charts(variants: Variants, colors: Mapping[str, str]) -> list[Chart]:

@@ -13,14 +13,13 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, check_enough
 from spa.common.progress import note
 from spa.config.fields import Prompt, StateFormat
-from spa.config.load import conf_folder, env_block, is_file_name, names_of, read_yaml
+from spa.config.load import OPERATION, conf_folder, env_block, is_file_name, names_of, read_yaml
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
 from spa.envs import make_env
 from spa.envs.checked import CheckedEnv
 
 IMAGINED = "spa.planning.dream:ImaginedWorld"
-_OPERATION = ("step_timeout", "max_state_chars", "max_failed", "processes")  # of env: how worlds are run, not which
 
 Batch = list[tuple[int, list[World]]]
 """Index of a task and worlds of it."""
@@ -47,12 +46,12 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
 
 def _mixture(cfg: Config) -> list[EnvConfig]:
     """The worlds of the mixture: the run's own as the run has it, the others as in their configs but for how they are run."""
-    blocks = {name: env_block(name) for name in cfg.curriculum.mixture}
-    own = _config_of(cfg.env, blocks)
-    run = {name: getattr(cfg.env, name) for name in _OPERATION}
+    own = _config_of(cfg.env, {name: env_block(name) for name in cfg.curriculum.mixture})
+    blocks = {name: env_block(name, cfg.env) for name in cfg.curriculum.mixture}
     if own and cfg.env.disjoint != env_block(own).disjoint:  # unless it was set, it is the world's own
-        run["disjoint"] = cfg.env.disjoint
-    return [cfg.env if name == own else dataclasses.replace(block, **run) for name, block in blocks.items()]
+        told = {name for name, block in blocks.items() if block.disjoint != "seed"}
+        blocks |= {name: dataclasses.replace(blocks[name], disjoint=cfg.env.disjoint) for name in told}
+    return [cfg.env if name == own else block for name, block in blocks.items()]
 
 
 def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
@@ -99,7 +98,10 @@ def task_labels(cfg: Config, tasks: Sequence[Task]) -> list[str]:
     paths = [str(Path(name).with_suffix("")) if is_file_name(name) else name for name in cfg.curriculum.mixture]
     stems = [Path(path).name for path in paths]
     names = [stem if stems.count(stem) == 1 else path for stem, path in zip(stems, paths, strict=True)]
-    return [tag if (tags + own).count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
+    labels = [tag if (tags + own).count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
+    return [
+        label if labels.count(label) == 1 else key for label, key in zip(labels, cfg.curriculum.mixture, strict=True)
+    ]
 
 
 def _same_world(env: EnvConfig, other: EnvConfig) -> bool:
@@ -176,6 +178,14 @@ class Curriculum:
             wanted[index] += 1
         return [(index, self.sources[index].take(number)) for index, number in enumerate(wanted) if number]
 
+    def metrics(self, success: Mapping[int, float], labels: Sequence[str]) -> dict[str, float]:
+        """What to log of each task's training success in a step: that of each world; of levels the present one's."""
+        if not self.by_level:
+            several = self.config.mixture or self.config.imagined
+            return {f"train/{labels[index]}/success": won for index, won in success.items()} if several else {}
+        reached = {"curriculum/success": success[self.level]} if self.level in success else {}
+        return {"curriculum/level": float(self.level), **reached}
+
     def observe(self, success: dict[int, float]) -> None:
         """Records each task's training success in a step; advances to the next level once the current one is mastered."""
         if not self.by_level or self.level not in success:
@@ -201,7 +211,7 @@ class Curriculum:
     def _worlds(self) -> list[dict[str, Any]]:
         """What defines the worlds of a mixture, whose config files may be changed before the run is resumed."""
         tasks = self.tasks if self.config.mixture else []
-        return [dataclasses.asdict(task.env) | dict.fromkeys(_OPERATION) for task in tasks]
+        return [dataclasses.asdict(task.env) | dict.fromkeys(OPERATION) for task in tasks]
 
     def state(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from spa.agent.episode import Episode, write_episodes
@@ -11,6 +12,16 @@ from spa.agent.episode import Episode, write_episodes
 def step_file(out: Path, step: int) -> Path:
     """The file of a step's first training episodes."""
     return out / "episodes" / f"step_{step:06d}.jsonl"
+
+
+def some_of_each(episodes: Sequence[Episode], tasks: Sequence[int], most: int) -> list[Episode]:
+    """The first episodes of each task, as many of one as of another as far as there are."""
+    seen: Counter[int] = Counter()
+    places = []
+    for index, task in enumerate(tasks):
+        places.append((seen[task], index))
+        seen[task] += 1
+    return [episodes[index] for index in sorted(index for _, index in sorted(places)[:most])]
 
 
 def write_step(out: Path, step: int, episodes: Iterable[Episode], most: int) -> None:

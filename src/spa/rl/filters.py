@@ -68,14 +68,31 @@ def select_groups(groups: Groups, scores: Sequence[float], tasks: Sequence[int],
         chosen = {group for _, group in places[: config.dynamic_groups]}
     else:
         kind, ratio = config.filter, config.filter_ratio
-        chosen = {group for part in by_task.values() for group in choose_groups(part, scores, kind, ratio)}
+        shares = _allotted([len(part) for part in by_task.values()], max(1, int(ratio * len(groups))))
+        chosen = set()
+        for part, count in zip(by_task.values(), shares, strict=True):
+            chosen |= {*choose_groups(part, scores, kind, ratio, count)}
     return [group for group in groups if group in chosen]
 
 
-def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float) -> list[int]:
+def _allotted(sizes: Sequence[int], total: int) -> list[int]:
+    """``total`` by the largest remainder in proportion to ``sizes``, at least one each."""
+    exact = [size * total / sum(sizes) for size in sizes]
+    counts = [max(1, int(share)) for share in exact]
+    for index in sorted(range(len(sizes)), key=lambda index: counts[index] - exact[index])[
+        : max(0, total - sum(counts))
+    ]:
+        counts[index] += 1
+    return counts
+
+
+def choose_groups(
+    groups: Groups, scores: Sequence[float], kind: str, ratio: float, count: int | None = None
+) -> list[int]:
     """The groups to keep, in order.
 
-    * ``std``: the ``int(ratio * groups)`` (at least one) with the largest standard deviation of the score (RAGEN's default);
+    * ``std`` (RAGEN's default): the ``count`` with the largest standard deviation of the score; by default
+      ``int(ratio * groups)``, at least one;
     * ``std_rev``: those with the smallest;
     * ``max_mean``: those whose best episode is farthest above the mean;
     * ``top_p``: the fewest groups, largest variance first, that hold ``ratio`` of the total variance; none if no group's scores
@@ -91,7 +108,7 @@ def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: flo
         chosen = _nucleus({group: float(np.var(value)) for group, value in values.items()}, ratio)
     else:
         key = {group: _spread(value, kind) for group, value in values.items()}
-        chosen = set(sorted(groups, key=lambda group: -key[group])[: max(1, int(ratio * len(groups)))])
+        chosen = set(sorted(groups, key=lambda group: -key[group])[: count or max(1, int(ratio * len(groups)))])
     return [group for group in groups if group in chosen]
 
 

@@ -33,7 +33,7 @@ from spa.models.lora import add_lora
 from spa.rl.auxiliary import world_model_examples
 from spa.rl.critic import make_critic
 from spa.rl.curriculum import Curriculum, is_real, task_labels, training_tasks, validation_worlds
-from spa.rl.episode_files import step_file, write_step
+from spa.rl.episode_files import some_of_each, step_file, write_step
 from spa.rl.filters import filter_metrics, group_indices, informative, nothing_to_learn, select_groups
 from spa.rl.health import Health, TrainingCollapsed
 from spa.rl.learner import Learner
@@ -218,7 +218,7 @@ class PPOTrainer:
                 metrics |= {"rollout/all_equal": 1.0} if alike else {}
         finally:  # after the update, which adds its estimates; also where it fails, to see what was played
             if config.log_episodes and ranks.is_main():
-                write_step(self.out, step, episodes[: config.log_episodes], config.keep_episodes)
+                write_step(self.out, step, some_of_each(episodes, tasks, config.log_episodes), config.keep_episodes)
         self.step = step
         ended = time.perf_counter()
         return metrics | {
@@ -340,11 +340,7 @@ class PPOTrainer:
             if episode.status != "error":
                 members.setdefault(index, []).append(episode.success)
         success = {index: float(np.mean(won)) for index, won in members.items()}
-        metrics: dict[str, float] = {}
-        if self.curriculum.by_level:
-            metrics["curriculum/level"] = float(self.curriculum.level)
-        if self.config.curriculum.mixture or self.config.curriculum.imagined:
-            metrics |= {f"train/{self.labels[index]}/success": value for index, value in success.items()}
+        metrics = self.curriculum.metrics(success, self.labels)
         self.curriculum.observe(success)
         return metrics
 
@@ -393,7 +389,7 @@ class PPOTrainer:
         metrics: dict[str, float] = {}
         for prefix, task, worlds in self.validations:
             episodes = self.policy.play(task, worlds, samples=samples, seed=seed)
-            Failures.check("validation", config.env.max_failed, episodes)
+            Failures.check(f"validation in {task.tag}", config.env.max_failed, episodes)
             summary = summarize(episodes, [1, samples], config.eval.bootstrap, config.seeds.run)
             metrics |= {f"{prefix}{name}": value for name, value in summary.items()}
         if self.probe is not None and config.eval.world_model_worlds and self.validations:

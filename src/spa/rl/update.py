@@ -62,9 +62,8 @@ def update(
     metrics = score_tokens(learner, sequences, recompute=needs_recompute(learner))
     metrics |= set_advantages(by_episode, episodes, config)
     metrics |= correct(sequences, config)
-    if not critic_only:
-        kept = config.log_episodes
-        record_estimates(episodes[:kept], by_episode[:kept], values=learner.critic is not None)
+    if not critic_only and config.log_episodes:
+        record_estimates(episodes, by_episode, values=learner.critic is not None)
 
     sums = Sums()
     learner.train()
