@@ -97,7 +97,9 @@ def test_the_plan_says_how_stage_3_will_learn(capsys) -> None:
     assert "rewards for states: 0.05 and 0.05 (exact)" in plan(capsys, "ppo", "frozen_lake", "--variant", "vagen")
     text = plan(capsys, "ppo", "frozen_lake", "curriculum.levels=[{size: 3}]")
     assert "trains on {'size': 3}, then the world itself; the next at 70% success over 3 steps" in text
-    assert "75% sokoban, 25% sudoku" in plan(capsys, "ppo", "sokoban", "curriculum.mixture={sokoban: 3, sudoku: 1}")
+    text = plan(capsys, "ppo", "sokoban", "curriculum.mixture={sokoban: 3, sudoku: 1}")
+    assert "trains on 75% sokoban, 25% sudoku; the run's own world is sokoban" in text
+    assert "own world is not among them" in plan(capsys, "ppo", "sokoban", "curriculum.mixture={sudoku: 1}")
     text = plan(capsys, "run", "frozen_lake", "ppo.start=org/model", "variants=[spa]")
     assert "from org/model" in text and "generate" not in text and "sft:" not in text
 

@@ -178,10 +178,15 @@ def _algorithm(rl: PPOConfig) -> str:
 
 
 def _curriculum(cfg: Config) -> list[str]:
+    from spa.rl.curriculum import training_tasks
+
     plan = cfg.curriculum
     if plan.mixture:
         total = sum(plan.mixture.values())
-        return ["trains on " + ", ".join(f"{weight / total:.0%} {name}" for name, weight in plan.mixture.items())]
+        parts = ", ".join(f"{weight / total:.0%} {name}" for name, weight in plan.mixture.items())
+        tasks = zip(plan.mixture, training_tasks(cfg), strict=True)
+        own = next((name for name, task in tasks if task.env == cfg.env), "not among them")
+        return [f"trains on {parts}; the run's own world is {own}"]
     if plan.levels:
         levels = ", then ".join(str(level) for level in plan.levels)
         return [

@@ -114,6 +114,7 @@ def check_command(
     """
     from spa.agent.policy import make_task
     from spa.agent.written import check_tokenizer
+    from spa.rl.curriculum import training_tasks
 
     launch.check(cfg, variants)
     check_settings(cfg, stage, variants, model)
@@ -135,8 +136,9 @@ def check_command(
     players: Sequence[VariantConfig | None] = variants or [None]
     played = {selfplay_folder(out, each): each for each in players}
     changed = (changed_world(source_config(cfg, each), folder) for folder, each in played.items())
-    unwritten = check_tokenizer(chat, make_task(cfg)) if chat is not None else ""
-    told = [*cautions(cfg, stage, variants), *filter(None, [unwritten, split_by_symmetry(cfg), *changed])]
+    tasks = [make_task(cfg), *(training_tasks(cfg) if cfg.curriculum.mixture else [])] if chat is not None else []
+    unwritten = [check_tokenizer(chat, task) for task in tasks if chat is not None]
+    told = [*cautions(cfg, stage, variants), *filter(None, [*unwritten, split_by_symmetry(cfg), *changed])]
     for text in dict.fromkeys(told):
         note(f"note: {text}")
 

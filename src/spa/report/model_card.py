@@ -354,10 +354,12 @@ def _usage(origin: Origin, adapter: bool, chat: Chat) -> list[str]:
         else "With the package `spa-agent`: `spa play FOLDER` watches it play, `spa eval FOLDER` measures it; "
         f"`{TASK}` holds the task."
     )
+    others = [name for name in cfg.curriculum.mixture if name != cfg.name]
+    alone = f"these prompts and those of other worlds ({', '.join(others)})" if others else "these prompts alone"
     return [
         "## Use",
         "",
-        f"The model was trained on these prompts alone. Every response starts with `{chat.forced}`, which the caller inserts; "
+        f"The model was trained on {alone}. Every response starts with `{chat.forced}`, which the caller inserts; "
         f"up to {cfg.env.max_actions_per_turn} actions of a response are played. {later}",
         "",
         "```python",
