@@ -17,6 +17,7 @@ from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.common.checkpoints import damage_of_checkpoint
 from spa.common.secrets import redact
+from spa.config.fields import StateFormat
 from spa.config.schema import Config
 from spa.config.variants import selfplay_folder, source_config, variant_config
 from spa.data.layouts import read_rows
@@ -199,14 +200,18 @@ def _rows(source: Config, folder: Path) -> str:
     return f"{len(train) + len(val)} rows follow from {len(episodes)} episodes"
 
 
+def _replay_training(run: RunFolder, cfg: Config, state_format: StateFormat, files: Sequence[Path]) -> str:
+    run.check_mixed(cfg)
+    tasks = [task for task in training_tasks(cfg, state_format=state_format) if is_real(task)]
+    return _replay(chain.from_iterable(map(read_episodes, files)), tasks, imagined=True)
+
+
 def _variant(run: RunFolder, name: str) -> Iterator[Check]:
     variant = run.variant(name)
     variant_cfg, written = variant_config(run.config(), variant), variant.state_format
     folder = variants_folder(run.path) / name
     if stored := sorted((folder / "ppo" / "episodes").glob("*.jsonl")):
-        tasks = [task for task in training_tasks(variant_cfg, state_format=written) if is_real(task)]
-        episodes = chain.from_iterable(map(read_episodes, stored))
-        yield _check(f"{name}, replay of training", _replay, episodes, tasks, imagined=True)
+        yield _check(f"{name}, replay of training", _replay_training, run, variant_cfg, written, stored)
     evaluation = folder / "eval"
     probed = make_task(variant_cfg, state_format=written, prompt="world_model")
     played = [make_task(variant_cfg, state_format=written), probed]

@@ -236,3 +236,19 @@ def test_a_variant_is_called_as_its_file_says(tmp_path: Path) -> None:
     cfg = load_config("sokoban", [f"variants=[vanilla,{file}]"])
     folder = RunFolder(tmp_path / "run").open(cfg, "run", resume=False, variants=variants_of(cfg))
     assert [variant.name for variant in folder.variants()] == ["base", "vanilla", "fast"]
+
+
+def test_the_files_of_a_mixture_may_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two variants of a run would be trained in different worlds."""
+    monkeypatch.chdir(tmp_path)
+    Path("hard.yaml").write_text("env: {id: frozen_lake, settings: {size: 5}}")
+    cfg = load_config("frozen_lake", ["curriculum.mixture={frozen_lake: 1, hard.yaml: 1}"])
+    folder = RunFolder(tmp_path / "run").open(cfg, "ppo vanilla", resume=False)
+    Path("hard.yaml").write_text("env: {id: frozen_lake, settings: {size: 5}, step_timeout: 9}")
+    folder.check(cfg, "ppo se", resume=False)
+    Path("hard.yaml").write_text("env: {id: frozen_lake, settings: {size: 6}}")
+    with pytest.raises(ValueError, match=r"curriculum\.mixture: hard\.yaml was another world when .*run was run"):
+        folder.check(cfg, "ppo se", resume=False)
+    mixed = VariantConfig(name="v", settings={"curriculum.mixture": {"hard.yaml": 1}})
+    with pytest.raises(ValueError, match=r"hard\.yaml was another world"):
+        folder.check(load_config("frozen_lake"), "ppo v", resume=False, variants=[mixed])

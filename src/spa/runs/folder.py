@@ -23,10 +23,10 @@ from spa.common.manifest import own_digest, say
 from spa.common.progress import note
 from spa.common.secrets import from_environment, redact, shown
 from spa.common.typed import Object, parse
-from spa.config.load import differences, load_config, load_variant, to_yaml
+from spa.config.load import OPERATION, differences, env_block, is_file_name, load_config, load_variant, to_yaml
 from spa.config.overrides import from_mapping
 from spa.config.schema import Config, PPOConfig, PracticeConfig, SFTConfig, VariantConfig
-from spa.config.variants import check_variants, selfplay_name, sft_name, variant_named
+from spa.config.variants import check_variants, selfplay_name, sft_name, variant_config, variant_named
 from spa.runs.provenance import changes, provenance
 from spa.runs.record import DONE
 
@@ -130,12 +130,25 @@ def default_folder(cfg: Config) -> Path:
 
 
 class _Info(TypedDict, total=False):
-    """``run.json``; ``variants`` holds the definition of each variant that a command was to run."""
+    """``run.json``; ``variants`` holds the definition of each variant that a command was to run, ``mixed`` the worlds of the config
+    files in their mixtures."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     commands: list[Object]
     variants: dict[str, Object]
+    mixed: dict[str, Object]
+
+
+def mixed_worlds(cfg: Config, variants: Sequence[VariantConfig] = ()) -> dict[str, Any]:
+    """The worlds that mixtures take from config files, by their names, without how they are run.
+
+    Raises:
+        ValueError: as ``env_block`` and ``variant_config``.
+    """
+    mixtures = [each.curriculum.mixture for each in (cfg, *(variant_config(cfg, variant) for variant in variants))]
+    names = dict.fromkeys(name for mixture in mixtures for name in mixture if is_file_name(name))
+    return {name: shown(env_block(name)) | dict.fromkeys(OPERATION) for name in names}
 
 
 def interrupted(command: Mapping[str, Any]) -> bool:
@@ -253,7 +266,9 @@ class RunFolder:
             atomic_write(self.config_path, config)
         entry = {"command": command, "resume": resume, "started": started, **facts}
         definitions = {**known, **{variant.name: shown(variant) for variant in variants}}
-        self._write({"name": redact(cfg.name), "commands": [*entries, entry], "variants": definitions})
+        mixed = {**info.get("mixed", {}), **mixed_worlds(cfg, variants)}
+        data = {"name": redact(cfg.name), "commands": [*entries, entry], "variants": definitions}
+        self._write(data | ({"mixed": mixed} if mixed else {}))
         atomic_write(self.config_path, config)  # killed before this, it is what the command before wrote
         return self
 
@@ -343,6 +358,7 @@ class RunFolder:
                     f"variant {variant.name} was another when {self.path} was run: {', '.join(names)} changed; restore it, "
                     "rename it or give another --out"
                 )
+        self.check_mixed(cfg, variants)
         check_variants(cfg, [*self._sharing(variants), *variants])
         try:
             before = self.config()
@@ -366,6 +382,15 @@ class RunFolder:
                 f"{self.path} holds a run with another config; these settings differ: {', '.join(values)}; "
                 "leave them as they are or give another --out"
             )
+
+    def check_mixed(self, cfg: Config, variants: Sequence[VariantConfig] = ()) -> None:
+        """Raises ValueError if a config file of a mixture is gone, or its world another than when the run trained in it."""
+        before = self.info().get("mixed", {})
+        for name, now in mixed_worlds(cfg, variants).items():
+            if name in before and before[name] != json.loads(json.dumps(now)):
+                raise ValueError(
+                    f"curriculum.mixture: {name} was another world when {self.path} was run; undo its changes or give another --out"
+                )
 
     def _sharing(self, variants: Sequence[VariantConfig]) -> list[VariantConfig]:
         """Other variants that were run here, whose stage 1 or 2 is, by its name, that of one of ``variants``."""
