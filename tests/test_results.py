@@ -76,7 +76,7 @@ def copy(tmp_path: Path) -> dict[str, Any]:
     """The script in a copy of the pages."""
     for part in ("docs/results", "docs/scales", "docs/images"):
         shutil.copytree(ROOT / part, tmp_path / part)
-    for part in ("docs/results.md", "README.md", "scripts/publish_results.py"):
+    for part in ("docs/results.md", "README.md", "scripts/publish_results.py", "examples/vault_scale.yaml"):
         (tmp_path / part).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / part, tmp_path / part)
     return runpy.run_path(str(tmp_path / "scripts" / "publish_results.py"))

@@ -74,7 +74,7 @@ def episodes(data: bytes) -> None:
     assert Episode.from_json(episode.to_json()).to_json() == episode.to_json()
     rows_of(episode, system=None, window=0)
     result = EvalResult.from_episodes("spa", [episode], [1], bootstrap=2)
-    render_report(ReportData("run", variants={"spa": VariantReport((), result, [episode], [(1, episode)], 1)}))
+    render_report(ReportData("run", variants={"spa": VariantReport((), result, [episode], [(1, episode)])}))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
