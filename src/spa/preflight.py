@@ -472,14 +472,16 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     for variant in variants:
         with _named(f"variant {variant.name}"):
             variant_cfg = variant_config(cfg, variant)
-            env = make_task(variant_cfg, state_format=variant.state_format).started_env()
+            task = make_task(variant_cfg, state_format=variant.state_format)
+            env = task.started_env()
             check_names(env.actions, variant_cfg.agent.action_sep)
             check_planner(variant_cfg, env)
             if variant.practice or imagines(cfg, variant):
                 check_imaginable(variant_cfg, env)
             if variant.rl:
-                for task in filter(is_real, training_tasks(variant_cfg, state_format=variant.state_format)):
-                    check_names(task.started_env().actions, variant_cfg.agent.action_sep)
+                for other in training_tasks(variant_cfg, state_format=variant.state_format):
+                    if is_real(other) and other.env != task.env:
+                        check_names(other.started_env().actions, variant_cfg.agent.action_sep)
             source = source_config(cfg, variant)
             learnt = make_task(source, state_format=source.selfplay.state_format)
             plans = variant_cfg.agent.planner != "none" and variant_cfg.planner.model is None

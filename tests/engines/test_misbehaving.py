@@ -141,7 +141,7 @@ def test_an_episode_has_a_deadline_of_its_own(server: Server) -> None:
 )
 def test_there_are_no_retries_after_an_episodes_deadline(server: Server, then: str, why: str) -> None:
     server.control(then=then, delay=0.2)
-    one = engine(server, episode_timeout=0.5, retries=1000)
+    one = engine(server, episode_timeout=0.5, retries=50)
     began = time.monotonic()
     (episode,) = play_jobs(one, lake_task(), jobs(1), SAMPLING, seed=1)
     assert episode.status == "error" and why in episode.error

@@ -194,10 +194,12 @@ def test_no_test_world_is_trained_on_through_another_config_of_the_same_world(tm
     """Each way to tell worlds apart puts other worlds into the test: a mixture and a source have the run's."""
     other = tmp_path / "other.yaml"
     other.write_text("env: {id: frozen_lake, settings: {size: 4, is_slippery: true}}")
-    cfg = load_config("frozen_lake", [f"env.disjoint={own}", f"curriculum.mixture={{{other}: 1, sokoban: 1}}"])
+    cfg = load_config(
+        "frozen_lake", ["env.step_timeout=7", f"env.disjoint={own}", f"curriculum.mixture={{{other}: 1, sokoban: 1}}"]
+    )
     assert training_tasks(cfg)[0].env.disjoint == whole
     source = source_config(cfg, VariantConfig(name="v", source={"env": str(other)}))
-    assert source.env.disjoint == whole and source.env.step_timeout == cfg.env.step_timeout
+    assert source.env.disjoint == whole and source.env.step_timeout == 7
     other.write_text("env: {id: frozen_lake, disjoint: seed}")
     assert training_tasks(cfg)[0].env.disjoint == "seed", "what a config asks for"
 
@@ -211,7 +213,8 @@ def test_the_success_that_decides_on_the_next_level_is_logged() -> None:
 
 def test_a_world_of_a_mixture_with_too_few_instances_is_refused_beforehand() -> None:
     lone = "{frozen_lake: 1, gym\\:FrozenLake-v1: 1}"  # the same lake whatever the seed
-    with pytest.raises(ValueError, match=r"gym:FrozenLake-v1.*only 0 distinct worlds for split 'train'"):
+    found = r"gym:FrozenLake-v1.*only 0 distinct worlds for split 'train'.* env.disjoint=seed in the config file of that world"
+    with pytest.raises(ValueError, match=found):
         check_training_worlds([load_config("frozen_lake", [f"curriculum.mixture={lone}"])])
 
 

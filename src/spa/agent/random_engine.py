@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
@@ -61,16 +60,7 @@ class RandomReplies:
     def __init__(self, respond: Callable[[np.random.Generator], str]) -> None:
         self.respond = respond
 
-    def reply(
-        self,
-        messages: Sequence[Message],
-        sampling: SamplingConfig,
-        *,
-        forced: str,
-        seed: int,
-        stop: threading.Event,
-        deadline: float = inf,
-    ) -> Reply:
+    def reply(self, messages: Sequence[Message], sampling: SamplingConfig, *, seed: int, **rest: object) -> Reply:
         """A whole response; only ``seed`` matters."""
         return Reply(self.respond(np.random.default_rng(seed)), "stop")
 

@@ -184,17 +184,14 @@ def check_enough(
 
 
 def _too_few(task: Task, *few: tuple[str, int, int, str | None]) -> str:
-    """Of splits, each with the worlds that were found and asked for, and the setting that asks.
-
-    The world may be another than the run's, whose config has the setting then."""
+    """Of splits, each with the worlds that were found and asked for, and the setting that asks."""
     parts = [
         f"{found} distinct worlds for split {split!r} ({count} asked for{f' by {setting}' if setting else ''})"
         for split, found, count, setting in few
     ]
     fewer = "ask for fewer, " if all(found for _, found, _, _ in few) else ""
     return (
-        f"world {task.env.id!r} gave only {' and '.join(parts)}: {fewer}choose larger worlds or set env.disjoint=seed "
-        "(of another world in a mixture: in its config file)"
+        f"world {task.env.id!r} gave only {' and '.join(parts)}: {fewer}choose larger worlds or set env.disjoint=seed"
     )
 
 

@@ -145,22 +145,20 @@ def load_variant(name: str) -> VariantConfig:
 OPERATION = ("step_timeout", "max_state_chars", "max_failed", "processes")  # of env: how worlds are run, not which
 
 
-def env_block(name: str, run: EnvConfig | None = None) -> EnvConfig:
+def env_block(name: str) -> EnvConfig:
     """The world of a config, given as for ``load_config``: by its packaged name, as a file, or a world's id with a colon.
-
-    Args:
-        run: the world of a run that this one joins. It is run in the same way, and where it is of the same kind (``id``), worlds
-            of both are told apart in the same way (``disjoint``): else test worlds of one would be training worlds of the other.
 
     Raises:
         ValueError: as ``load_config``.
     """
     if is_file_name(name) or ":" in name:
-        block = load_config(name, missing_ok=True).env
-    else:
-        block = from_mapping(Config, compose_files("base", conf_folder(), {"env": choice_of("env", name)})[0]).env
-    if run is None:
-        return block
+        return load_config(name, missing_ok=True).env
+    return from_mapping(Config, compose_files("base", conf_folder(), {"env": choice_of("env", name)})[0]).env
+
+
+def joining(block: EnvConfig, run: EnvConfig) -> EnvConfig:
+    """Another world in a run: run in the same way. Of the same kind (``id``) it is split as the run's (``disjoint``), unless it
+    asks for ``seed``: else test worlds of one would be training worlds of the other."""
     kept = {key: getattr(run, key) for key in OPERATION}
     if block.id == run.id and block.disjoint != "seed":
         kept["disjoint"] = run.disjoint

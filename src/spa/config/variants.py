@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spa.common.files import expanded
-from spa.config.load import differences, env_block, load_variant
+from spa.config.load import differences, env_block, joining, load_variant
 from spa.config.overrides import from_mapping, split_override
 from spa.config.schema import Config, VariantConfig
 
@@ -224,7 +224,7 @@ def _apply(cfg: Config, variant: VariantConfig, settings: Mapping[str, Any]) -> 
     rest = dict(settings)
     try:
         if isinstance(rest.get("env"), str):
-            cfg = replace(cfg, env=env_block(rest.pop("env"), cfg.env))
+            cfg = replace(cfg, env=joining(env_block(rest.pop("env")), cfg.env))
         return from_mapping(Config, rest, cfg)
     except ValueError as error:
         raise ValueError(f"variant {variant.name}: {error}") from error

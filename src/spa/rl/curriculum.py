@@ -13,7 +13,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World, WorldSource, check_enough
 from spa.common.progress import note
 from spa.config.fields import Prompt, StateFormat
-from spa.config.load import OPERATION, conf_folder, env_block, is_file_name, names_of, read_yaml
+from spa.config.load import OPERATION, conf_folder, env_block, is_file_name, joining, names_of, read_yaml
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
 from spa.envs import make_env
@@ -46,12 +46,19 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
 
 def _mixture(cfg: Config) -> list[EnvConfig]:
     """The worlds of the mixture: the run's own as the run has it, the others as in their configs but for how they are run."""
-    own = _config_of(cfg.env, {name: env_block(name) for name in cfg.curriculum.mixture})
-    blocks = {name: env_block(name, cfg.env) for name in cfg.curriculum.mixture}
-    if own and cfg.env.disjoint != env_block(own).disjoint:  # unless it was set, it is the world's own
-        told = {name for name, block in blocks.items() if block.disjoint != "seed"}
-        blocks |= {name: dataclasses.replace(blocks[name], disjoint=cfg.env.disjoint) for name in told}
-    return [cfg.env if name == own else block for name, block in blocks.items()]
+    blocks = {name: env_block(name) for name in cfg.curriculum.mixture}
+    own = _config_of(cfg.env, blocks)
+    everywhere = own and cfg.env.disjoint != env_block(own).disjoint  # it was set; otherwise it is the world's own
+
+    def mixed(block: EnvConfig) -> EnvConfig:
+        joined = joining(block, cfg.env)
+        return (
+            dataclasses.replace(joined, disjoint=cfg.env.disjoint)
+            if everywhere and block.disjoint != "seed"
+            else joined
+        )
+
+    return [cfg.env if name == own else mixed(block) for name, block in blocks.items()]
 
 
 def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
@@ -126,7 +133,11 @@ def check_training_worlds(configs: Iterable[Config]) -> None:
             few = validation_worlds(cfg) if cfg.ppo.val_every and cfg.curriculum.mixture else 0
             for task in tasks:
                 if task.env not in seen:
-                    check_enough(task, {"train": 1, "val": few}, cfg.seeds.val, {"val": "ppo.val_worlds"})
+                    try:
+                        check_enough(task, {"train": 1, "val": few}, cfg.seeds.val, {"val": "ppo.val_worlds"})
+                    except ValueError as error:
+                        where = " in the config file of that world" if cfg.curriculum.mixture else ""
+                        raise ValueError(f"{error}{where}") from error
             seen += [task.env for task in tasks]
 
 
