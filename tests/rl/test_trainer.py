@@ -333,6 +333,20 @@ def test_three_fruitless_steps_in_a_row_end_the_run_but_not_three_in_all(tmp_pat
     assert not torch.equal(before, after[2])
 
 
+def test_a_world_of_a_mixture_that_always_fails_ends_the_run_however_small_its_share(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("spa.agent.failures._FEW", 8)
+    config = tiny_config(steps=9, val_every=0, groups=4, save_every=1)
+    config.curriculum.mixture = {"frozen_lake": 3.0, f"{__name__}:Flaky": 1.0}  # a quarter: less than env.max_failed
+    run = Run(tmp_path, config)
+    message = r"PPO in Flaky: 6 of 6 episodes failed.*env.max_failed=0.5"
+    with pytest.raises(ValueError, match=message):
+        run.trainer.train()
+    assert [step for step, _ in run.logged] == [1]
+    again = Run(tmp_path, config, start=str(tmp_path / "checkpoints" / "global_step_1"))
+    with pytest.raises(ValueError, match=message):
+        again.trainer.train(resume=True)
+
+
 @pytest.mark.parametrize("mini_batches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_learning_rate_that_is_far_too_large_ends_in_a_clear_error(tmp_path, mini_batches: int) -> None:
     run = Run(tmp_path, tiny_config(steps=9, actor_lr=1e30, val_every=0, save_every=1, mini_batches=mini_batches))

@@ -99,7 +99,7 @@ class PPOTrainer:
             training_tasks(self.config, state_format=shown, prompt="world_model") if config.world_model_coef else []
         )
         self.health = Health(config)
-        self.failures = Failures("PPO", self.config.env.max_failed)
+        self.failures = [Failures(f"PPO in {label}", self.config.env.max_failed) for label in self.labels]
         self.validations: list[tuple[str, Task, list[World]]] = []
         if config.val_every:
             worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
@@ -198,8 +198,9 @@ class PPOTrainer:
         metrics |= pushed
         played = time.perf_counter()
         self.episodes += len(episodes)
-        self.failures.add(episodes)
-        self.failures.say()
+        for index, failures in enumerate(self.failures):  # each world by itself: that of a small share may always fail
+            failures.add(e for e, task in zip(episodes, tasks, strict=True) if task == index)
+            failures.say()
         real = [is_real(self.curriculum.tasks[index]) for index in tasks]
         self.actions += sum(len(t.executed) for e, lived in zip(episodes, real, strict=True) if lived for t in e.turns)
         metrics |= rollout_metrics(episodes)
@@ -422,7 +423,7 @@ class PPOTrainer:
             **{name: getattr(self, name) for name in ("empty_steps", "skipped_steps", "best_score", "best_step")},
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
-            "failures": [self.failures.seen, self.failures.count],
+            "failed": [[failures.seen, failures.count] for failures in self.failures],
         }
         folder, learner = checkpoint_folder(self.out, self.step), self.learner
         if ranks.world() > 1:
@@ -448,7 +449,8 @@ class PPOTrainer:
         self.best_reward = float(state.get("best_reward", math.inf))
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
-        self.failures.seen, self.failures.count = state.get("failures", [0, 0])
+        for failures, counts in zip(self.failures, state.get("failed", ()), strict=False):
+            failures.seen, failures.count = counts
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
             # The critic's network was copied from the initial model.
             load_weights(self.policy.model, folder, self.config.model)
