@@ -338,6 +338,19 @@ def test_a_world_that_is_never_made_is_an_error_of_the_config() -> None:
         task_of("NeverMade")
 
 
+class NeedsOptions(Fine):
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)
+
+
+def test_a_world_that_can_never_be_reset_is_found_before_the_run(tmp_path, capsys) -> None:
+    assert main(["generate", f"{__name__}:NeedsOptions", "--out", str(tmp_path / "run")]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Error")]
+    assert "none of 8 worlds can be reset" in line
+    assert "unexpected keyword argument 'options'" in line
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("reward", "expected"),
     [

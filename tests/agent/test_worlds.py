@@ -249,7 +249,7 @@ def test_where_worlds_are_many_or_need_not_differ_few_are_looked_at() -> None:
     check_enough(few(300), {"test": 10**6}, 0)
     assert Few.resets <= 64, "so many are for the search itself"
     check_enough(few(1, "seed"), {"test": 128}, 0)
-    assert Few.resets == 0
+    assert Few.resets == 1, "that one can be reset is enough"
 
 
 def test_a_long_search_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

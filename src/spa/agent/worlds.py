@@ -25,6 +25,7 @@ _GIVE_UP = 20_000  # candidates in a row without a new world
 _CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long at most
 _FEW = 0.8  # share of new worlds among them below which it looks on
 _ALL_NEW = 64  # different ones in a row after which worlds are not few
+_TRIED = 8  # worlds of which a check before the run must be able to reset one
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class WorldSource:
         self.first_seed = first_seed
         self.unique = unique and self.disjoint != "seed"  # when split by seed alone, worlds may repeat
         self.cursor = cursor
+        self.failure = ""  # of the last world that could not be reset
         self._env = task.make_env()
         self._taken: set[str] = set()
 
@@ -132,7 +134,8 @@ class WorldSource:
         """
         try:
             state, info = self._env.reset(seed=seed)
-        except WorldError:
+        except WorldError as failure:
+            self.failure = f"seed {seed}: {failure}"
             world, own_split = World(seed, content_key(f"failed {seed}")), None
         else:
             symmetry = info.get("symmetry")
@@ -145,7 +148,7 @@ class WorldSource:
 def check_enough(
     task: Task, counts: Mapping[str, int], first_seed: int, settings: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses a task whose distinct worlds are clearly too few, before a source looks for them in vain.
+    """Refuses a task whose worlds cannot be reset, or are clearly too few, before a source looks for them in vain.
 
     It looks at 500 seeds, fewer where all worlds differ, more where many are alike, for at most two seconds, and judges only where
     the last half gave no new world.
@@ -155,20 +158,28 @@ def check_enough(
         settings: the settings that ask for them, by split.
 
     Raises:
-        ValueError: a split has fewer.
+        ValueError: a split has fewer, or none of the first worlds can be reset.
     """
-    if task.env.disjoint == "seed" or not any(counts.values()):
+    if not any(counts.values()):
         return
     source = WorldSource(task, "val", first_seed)
     known: set[str] = set()
     missing = Counter(counts)
     looks = last_new = 0
+    begun = False
     end = time.monotonic() + _SECONDS
-    while +missing and time.monotonic() < end and not len(known) == looks == _ALL_NEW:
+    while (+missing or not begun) and time.monotonic() < end and not len(known) == looks == _ALL_NEW:
         if looks >= _CHECKED and (last_new <= looks / 2 or len(known) > _FEW * looks):
             break
-        _, key, split = source.look(first_seed + looks)
+        world, key, split = source.look(first_seed + looks)
         looks += 1
+        begun = begun or world.from_reset
+        if not begun and looks == _TRIED:
+            raise ValueError(
+                f"{task.env.id}: none of {looks} worlds can be reset, the last: {source.failure}; spa env check shows more"
+            )
+        if begun and task.env.disjoint == "seed":
+            return
         if key not in known:
             known.add(key)
             missing[split] -= 1
