@@ -115,7 +115,8 @@ def test_dynamic_sampling_keeps_each_tasks_share() -> None:
 @given(SCORES, st.sampled_from(["std", "std_rev", "max_mean", "top_p", "off"]), st.floats(0.05, 1))
 def test_a_single_task_is_filtered_as_a_whole(groups: list[list[int]], kind: str, ratio: float) -> None:
     episodes = batch(groups)
-    whole = choose_groups(group_indices(episodes), [e.score for e in episodes], kind, ratio)
+    count = max(1, int(ratio * len(groups)))
+    whole = choose_groups(group_indices(episodes), [e.score for e in episodes], kind, ratio, count)
     assert selected(groups, [0] * len(groups), filter=kind, filter_ratio=ratio) == whole
 
 

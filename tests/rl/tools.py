@@ -16,7 +16,7 @@ from spa.rl.rewards import token_rewards, turn_rewards
 def filtered(episodes: Sequence[Episode], ratio: float, kind: str = "std") -> tuple[list[Episode], dict[str, float]]:
     """The episodes of the groups that a filter keeps, and its metrics."""
     groups, scores = group_indices(episodes), [episode.score for episode in episodes]
-    chosen = choose_groups(groups, scores, kind, ratio)
+    chosen = choose_groups(groups, scores, kind, ratio, max(1, int(ratio * len(groups))))
     return [episodes[i] for group in chosen for i in groups[group]], filter_metrics(groups, scores, chosen)
 
 

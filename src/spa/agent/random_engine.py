@@ -42,12 +42,14 @@ class RandomEngine(Engine):
         streams: Sequence[int],
     ) -> list[Completion]:
         """One complete response per context. ``sampling`` is ignored: a truncated response would contain no action."""
-        out = []
-        for stream in streams:
-            encoded = self.chat.encode_response(self.respond(np.random.default_rng(stream)))
-            ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
-            out.append(Completion(ids, [0.0] * len(ids), "stop"))
-        return out
+        return [completion_of(self.chat, self.respond(np.random.default_rng(stream))) for stream in streams]
+
+
+def completion_of(chat: Chat, response: str) -> Completion:
+    """A response that no model sampled: its log-probs are 0."""
+    encoded = chat.encode_response(response)
+    ids = [*encoded.ids[encoded.num_forced :], chat.closing_ids[0]]
+    return Completion(ids, [0.0] * len(ids), "stop")
 
 
 class RandomReplies:

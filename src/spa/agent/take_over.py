@@ -9,6 +9,7 @@ from dataclasses import replace
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode
 from spa.agent.policy import Policy, ServedPolicy
+from spa.agent.random_engine import completion_of
 from spa.agent.response import STATE_TAGS, tagged
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
@@ -45,9 +46,7 @@ class TakeOver(Engine):
         (context,), (stream,) = contexts, streams
         if not (actions := self.ask(self.state)):
             return self.engine.generate([context], sampling, stop_ids=stop_ids, seed=stream)
-        encoded = self.chat.encode_response(self.thought + tagged("answer", actions))
-        ids = [*encoded.ids[encoded.num_forced :], self.chat.closing_ids[0]]
-        return [Completion(ids, [0.0] * len(ids), "stop")]
+        return [completion_of(self.chat, self.thought + tagged("answer", actions))]
 
 
 def play_with_person(

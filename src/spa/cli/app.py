@@ -17,7 +17,7 @@ import typer
 from typer.main import get_command
 
 from spa import __version__
-from spa.cli.arguments import split_words
+from spa.cli.arguments import check_new_folder, split_words
 from spa.cli.compare import compare
 from spa.cli.data import data_app
 from spa.cli.diagnose import diagnose
@@ -332,8 +332,7 @@ def pretrain(
 
     set_quiet(quiet)
     config = apply_overrides(PretrainConfig(), settings or [])
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not empty; give another --out")
+    check_new_folder(out)
     out.mkdir(parents=True, exist_ok=True)  # where that is not allowed, it fails now
     make(config, out)
     print(out)

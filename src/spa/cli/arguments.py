@@ -36,6 +36,12 @@ def check_output(file: Path | None, kind: str = "json") -> None:
         )
 
 
+def check_new_folder(out: Path) -> None:
+    """Raises ValueError if ``out`` is a file, or a folder with something in it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; give another --out")
+
+
 def model_setting(model: str | None) -> list[str]:
     """The option ``--model`` as a setting: like ``model=PATH`` it brings the model's preset.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spa.cli.arguments import Words, config_of
+from spa.cli.arguments import Words, check_new_folder, config_of
 
 if TYPE_CHECKING:
     from spa.agent.chat import Chat
@@ -194,8 +194,7 @@ def export_verl(
     cfg = config_of(words, "spa data export-verl sokoban agent.window=0 --out data/verl")
     if variant:
         cfg = played_config(cfg, load_variant(variant))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not empty; give another --out")
+    check_new_folder(out)
     rows = export_tasks(cfg, out, train, val)
     print(f"{rows['train']} training and {rows['val']} validation worlds, task.yaml and agent_loop.yaml in {out}")
 

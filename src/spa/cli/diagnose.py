@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from spa.cli.arguments import Words, check_output, config_of
+from spa.cli.arguments import Words, check_new_folder, check_output, config_of
 
 
 def diagnose(
@@ -39,8 +39,8 @@ def diagnose(
     from spa.common.secrets import redact
 
     cfg = config_of(words, "spa diagnose frozen_lake", model)
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not empty; give another --out")
+    if out is not None:
+        check_new_folder(out)
     check_output(output)
     set_quiet(quiet)
 

@@ -98,8 +98,3 @@ def _answer(call: tuple[Callable[[], Any], SimpleQueue[Any]] | None) -> bool:
     except BaseException as error:
         answer.put((None, error))
     return True
-
-
-def in_thread(do: Callable[[], T], seconds: float) -> T:
-    """``do()`` in a thread of its own, which is abandoned after ``seconds``. Raises ``TimeLimit`` then, else what it raises."""
-    return OneThread().run(do, seconds)

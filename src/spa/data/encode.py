@@ -11,7 +11,8 @@ from itertools import accumulate
 from spa.agent.chat import Chat
 from spa.agent.response import Span, parse_response, replace_spans
 from spa.config.schema import SFTConfig
-from spa.data.ground_truth import Message, Row, body_spans, without_overlaps
+from spa.data.ground_truth import Row, body_spans, without_overlaps
+from spa.engines.base import Message
 
 PLACEHOLDER = "[MASKED]"
 

@@ -17,9 +17,9 @@ from spa.agent.episode import Episode, Turn
 from spa.common.files import atomic_write
 from spa.common.names import choose
 from spa.common.secrets import redact
+from spa.engines.base import Message
 
 FORMATS = ("inspect", "verifiers")
-Message = dict[str, str]
 
 
 def write_episode_log(path: Path, episodes: Sequence[Episode], form: str, *, model: str, created: str = "") -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import STATE_TAGS, TAG, Span, first_pair, pairs, parse_response, replace_spans
+from spa.engines.base import Message
 from spa.envs.states import within
 
-Message = dict[str, str]
 _LOWER_TAG = re.compile(TAG.pattern)
 
 

@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 
 from spa.common.files import atomic_file
 from spa.common.names import choose
-from spa.data.ground_truth import Message, Row
-from spa.engines.base import content_text
+from spa.data.ground_truth import Row
+from spa.engines.base import Message, content_text
 from spa.envs.tables import data_file
 from spa.envs.tables import read_rows as read_records
 

@@ -28,7 +28,8 @@ from spa.agent.episode import Episode, Turn
 from spa.agent.failures import Failures
 from spa.agent.response import tagged
 from spa.agent.task import Task
-from spa.data.ground_truth import Message, Row, facts, is_move
+from spa.data.ground_truth import Row, facts, is_move
+from spa.engines.base import Message
 from spa.envs.states import bare
 
 END = "end"
@@ -56,10 +57,10 @@ class Layout:
     think: str
     observation: str  # around the state
     prediction: str  # around the next state
-    outcome: str
-    value: str  # an action's value, in a row without a prediction
-    answer: str
     gap: str  # between the parts
+    outcome: str = tagged("outcome", "{}")
+    value: str = tagged("value", "{}")  # an action's value, in a row without a prediction
+    answer: str = tagged("answer", "{}")
 
     def question(self, state: str, action: str) -> str:
         """The prefix of a response, up to the next state."""
@@ -111,18 +112,12 @@ LAYOUTS = {
         think=tagged("think", "{}"),
         observation=tagged("observation", "{}"),
         prediction=tagged("prediction", "{}"),
-        outcome=tagged("outcome", "{}"),
-        value=tagged("value", "{}"),
-        answer=tagged("answer", "{}"),
         gap="",
     ),
     "paper": Layout(
         think=tagged("think", "{}", " "),
         observation=tagged("observation", "{}", "\n"),
         prediction=tagged("prediction", "{}", "\n"),
-        outcome=tagged("outcome", "{}"),
-        value=tagged("value", "{}"),
-        answer=tagged("answer", "{}"),
         gap=" ",
     ),
 }

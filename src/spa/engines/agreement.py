@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from spa.config.schema import SamplingConfig
 from spa.engines.base import Engine
+from spa.models.forward import evaluating
 from spa.models.score import Chosen, batches, score
 
 _TOKENS = 16  # per context
@@ -33,15 +34,11 @@ def logprob_differences(
         Chosen([*context, *completion.ids], range(len(context), len(context) + len(completion.ids)))
         for context, completion in zip(contexts, completions, strict=True)
     ]
-    was_training = model.training
-    model.eval()
-    try:
-        differences = [np.zeros(0)]
+    differences = [np.zeros(0)]
+    with evaluating(model):
         for batch in batches(rows, 8192, model.device, packing=False):
             trained = score(model, batch, temperature=temperature or 1.0).logprobs_N.double().cpu().numpy()
             differences.append(np.abs(trained - np.concatenate([completions[i].logprobs for i in batch.indices])))
-    finally:
-        model.train(was_training)
     return np.concatenate(differences)
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from spa.common.limits import TimeLimit, in_thread
+from spa.common.limits import OneThread, TimeLimit
 from spa.common.secrets import learn, redact
 from spa.common.typed import Object, parse
 from spa.config.schema import EngineConfig, SamplingConfig
@@ -149,7 +149,7 @@ class OpenAIEngine:
         create = self._client.chat.completions.with_raw_response.create
         try:
             # The client's timeout is that of each read: a trickle of headers would never end.
-            body = in_thread(lambda: create(**request).content, self.config.timeout)
+            body = OneThread().run(lambda: create(**request).content, self.config.timeout)
         except (self._api.APITimeoutError, TimeLimit) as error:
             raise _TryAgain(f"no complete reply within {self.config.timeout:g} s") from error
         except BadReply as error:

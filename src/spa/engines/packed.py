@@ -15,13 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spa.models.memory import free_memory
+from spa.models.memory import BLOCKED, free_memory
 
 Linear = Callable[[Tensor], Tensor]
 """(N, inputs) -> (N, outputs)"""
 
 _JOIN = 2**22  # weights: above this, a joined copy costs memory and saves no time
-_PACK = 2**18  # weights: below this, a blocked copy saves no time
 _FREE = 4  # blocked copies of all weights must fit this many times into the free memory
 _TOKENS = 64  # a hint: other numbers of tokens are as fast
 
@@ -39,7 +38,7 @@ def can_pack(model: Any) -> bool:
 
 def linear(module: Any, pack: bool) -> Linear:
     """The layer itself, or with ``pack`` the same with blocked weights if it is a plain, large one."""
-    if type(module) is not torch.nn.Linear or not pack or module.weight.numel() < _PACK:
+    if type(module) is not torch.nn.Linear or not pack or module.weight.numel() < BLOCKED:
         result: Linear = module
         return result
     return _blocked(module.weight, module.bias)
@@ -55,7 +54,7 @@ def joined(modules: Sequence[Any], pack: bool) -> Linear | None:
     if 0 < len(biases) < len(modules):
         return None
     weight, bias = torch.cat([module.weight for module in modules]), torch.cat(biases) if biases else None
-    return _blocked(weight, bias) if pack and weight.numel() >= _PACK else partial(F.linear, weight=weight, bias=bias)
+    return _blocked(weight, bias) if pack and weight.numel() >= BLOCKED else partial(F.linear, weight=weight, bias=bias)
 
 
 def _blocked(weight_OI: Tensor, bias_O: Tensor | None) -> Linear:

@@ -20,6 +20,7 @@ from spa.engines.decoder import Chunk, Decoder, supports
 from spa.engines.draws import draws_at, stream
 from spa.engines.processes import can_fork
 from spa.engines.stops import Stops
+from spa.models.forward import evaluating
 from spa.models.load import context_length
 from spa.models.memory import free_memory
 
@@ -100,22 +101,19 @@ class TransformersEngine(Engine):
             BrokenModel: logits that are not finite.
         """
         stops = Stops(stop_ids, sampling.stop, self.tokenizer)
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        share = _SHARE / self.processes
+        with evaluating(self.model):
             if self.decoder is None:
                 from spa.engines.rounds import Rounds
 
-                play = Rounds(self.model, self.pad_id, stops, self.constraint, _SHARE / self.processes)
+                play = Rounds(self.model, self.pad_id, stops, self.constraint, share)
                 play.serve(contexts, sampling, stop_ids=stop_ids, seed=seed, on_completion=on_completion)
-            else:
-                self.decoder.refresh()
-                share = _SHARE / self.processes
+                return
+            self.decoder.refresh()
+            try:
                 _Serving(self.decoder, sampling, stops, seed, on_completion, share, self.constraint).run(contexts)
-        finally:
-            if self.decoder is not None:
+            finally:
                 self.decoder.release()
-            self.model.train(was_training)
 
 
 _READ = -1

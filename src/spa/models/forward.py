@@ -6,7 +6,8 @@ requested positions, in chunks, since a 150k-token vocabulary makes them the lar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,10 +21,21 @@ CHUNK_LOGITS = {"cpu": 2**23, "cuda": 2**26}
 once per chunk, larger ones because of page faults; a GPU needs larger matrix products."""
 
 
-def pad_right(rows: Sequence[Sequence[int]], pad: int = 0, device: torch.device | str = "cpu") -> Tensor:
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Without dropout; afterwards in the mode, training or evaluation, that the model was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
     """(B, T) int64, where T is the longest row."""
     length = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[pad] * (length - len(row))] for row in rows], dtype=torch.long, device=device)
+    return torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], dtype=torch.long, device=device)
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from spa.common.errors import first_line
 from spa.common.sequences import common_length
 from spa.models.families import check_packing, is_llama_like
-from spa.models.forward import hidden_states, probe_ids, trunk
+from spa.models.forward import evaluating, hidden_states, probe_ids, trunk
 
 NAME = "spa_packed"
 _SIMILAR = 0.8  # minimum row length in an attention batch, as a share of its longest row
@@ -202,13 +202,10 @@ def _packed_difference(model: Any) -> float:
     ids = probe_ids(model, 12)
     rows = [ids[:8], [*ids[:3], *ids[8:]]]
     packed, places = pack(rows)
-    device, was_training = model.device, model.training
-    model.eval()
-    try:
+    device = model.device
+    with evaluating(model):
         states_TD = packed_hidden_states(model, torch.tensor(packed, device=device), Layout.of(places, device)).float()
         alone = [hidden_states(model, torch.tensor([row], device=device))[0].float() for row in rows]
-    finally:
-        model.train(was_training)
     pairs = [(states_TD[torch.from_numpy(row).to(device)], each) for row, each in zip(places, alone, strict=True)]
     return max(float((states - each).norm() / each.norm()) for states, each in pairs)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from spa.common.errors import first_line
 from spa.models.compiling import compile_blocks
 from spa.models.families import is_llama_like
-from spa.models.forward import hidden_states, micro_batches, pad_right, probe_ids, token_logprobs
+from spa.models.forward import evaluating, hidden_states, micro_batches, pad_right, probe_ids, token_logprobs
 from spa.models.last_layer import Reads, states_read
 from spa.models.packing import Layout, enable_packing, pack, pack_groups, packed_hidden_states
 from spa.scale import ranks
@@ -128,16 +128,13 @@ def check_scores(model: Any) -> None:
     if is_llama_like(model) or hasattr(model, "sharded_trunk"):
         return
     row = Chosen(probe_ids(model, _PROBE), range(1, _PROBE))
-    was_training = model.training
-    model.eval()
     try:
-        batch = TokenBatch.of([row], [0], model.device, packing=False)
-        logprobs_N = score(model, batch).logprobs_N
-        logits_NV = model(input_ids=batch.ids, use_cache=False).logits[0, :-1].float()
+        with evaluating(model):
+            batch = TokenBatch.of([row], [0], model.device, packing=False)
+            logprobs_N = score(model, batch).logprobs_N
+            logits_NV = model(input_ids=batch.ids, use_cache=False).logits[0, :-1].float()
     except Exception as error:  # models raise many types
         raise ValueError(f"{type(model).__name__} cannot be trained: {first_line(error)}") from error
-    finally:
-        model.train(was_training)
     expected_N = logits_NV.log_softmax(-1).gather(-1, batch.targets_N[:, None]).squeeze(-1)
     difference = float((logprobs_N - expected_N).abs().max())
     rounding = 4 * torch.finfo(model.dtype).eps * float(logits_NV.abs().max())
@@ -200,15 +197,11 @@ def sum_logprobs(model: Any, sequences: Sequence[Scorable], max_tokens: int = 81
     """
     if any(not 0 < position < len(each.ids) for each in sequences for position in each.positions):
         raise ValueError("only tokens after the first can be scored")
-    was_training = model.training
-    model.eval()
     sums = np.zeros(len(sequences))
-    try:
+    with evaluating(model):
         for batch in batches(sequences, max_tokens, model.device, packing=False):
             owners = np.repeat(batch.indices, [len(sequences[i].positions) for i in batch.indices])
             np.add.at(sums, owners, score(model, batch).logprobs_N.double().cpu().numpy())
-    finally:
-        model.train(was_training)
     return [float(total) for total in sums]
 
 

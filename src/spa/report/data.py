@@ -65,7 +65,6 @@ class ReportData:
         planned: the variants that commands were to run.
         rl: some of them train by RL.
         error: how the last command failed; empty if it did not.
-        baseline: the variant that others are compared with.
         created: when the run was made, as printed.
         episodes_per_variant: maximum number of episodes shown per variant, of the evaluation and of training each.
         all_episodes: these are shown whatever the size of the page.
@@ -90,7 +89,6 @@ class ReportData:
     planned: Sequence[str] = ()
     rl: bool = True
     error: str = ""
-    baseline: str = "vanilla"
     created: str = ""
     episodes_per_variant: int = 6
     all_episodes: bool = False

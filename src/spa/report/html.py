@@ -220,7 +220,7 @@ def render_report(data: ReportData) -> str:
     """
     colors = variant_colors(list(data.variants))
     results = {variant: report.result for variant, report in data.variants.items() if report.result is not None}
-    rows = comparison_table(results, data.baseline, data.trained)
+    rows = comparison_table(results, trained=data.trained)
     config = flatten(data.config)
     env = data.config.get("env")
     settings = env.get("settings") if isinstance(env, Mapping) else None

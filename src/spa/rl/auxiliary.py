@@ -14,8 +14,9 @@ from spa.agent.play import Play
 from spa.agent.response import STATE_TAG, closing, opening, parse_response, tagged
 from spa.agent.task import Task
 from spa.data.encode import Example, encode_row, merge_turns
-from spa.data.ground_truth import Message, Row, ground_truth, rejection
+from spa.data.ground_truth import Row, ground_truth, rejection
 from spa.data.transitions import transition_rows
+from spa.engines.base import Message
 from spa.envs.checked import WorldError
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from spa.config.schema import PPOConfig
 from spa.rl.batch import TrainSequence
-
-_LIMIT = 20.0  # of a log-ratio, as in verl
+from spa.rl.losses import MAX_LOG_RATIO
 
 
 def correct(sequences: Sequence[TrainSequence], config: PPOConfig) -> dict[str, float]:
@@ -31,7 +30,7 @@ def correct(sequences: Sequence[TrainSequence], config: PPOConfig) -> dict[str, 
         log_ratio = (sequence.logprobs - sequence.sampler)[sampled & sequence.mask]
         if config.rollout_is == "sequence":
             log_ratio = np.full_like(log_ratio, log_ratio.sum())
-        ratio = np.exp(np.clip(log_ratio, -_LIMIT, _LIMIT))
+        ratio = np.exp(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
         sequence.advantages[sampled & sequence.mask] *= np.minimum(ratio, config.rollout_is_threshold)
         ratios.append(ratio)
     every = np.concatenate(ratios)

@@ -79,20 +79,16 @@ def _allotted(sizes: Sequence[int], total: int) -> list[int]:
     """``total`` by the largest remainder in proportion to ``sizes``, at least one each."""
     exact = [size * total / sum(sizes) for size in sizes]
     counts = [max(1, int(share)) for share in exact]
-    for index in sorted(range(len(sizes)), key=lambda index: counts[index] - exact[index])[
-        : max(0, total - sum(counts))
-    ]:
+    by_rest = sorted(range(len(sizes)), key=lambda index: counts[index] - exact[index])
+    for index in by_rest[: max(0, total - sum(counts))]:
         counts[index] += 1
     return counts
 
 
-def choose_groups(
-    groups: Groups, scores: Sequence[float], kind: str, ratio: float, count: int | None = None
-) -> list[int]:
+def choose_groups(groups: Groups, scores: Sequence[float], kind: str, ratio: float, count: int) -> list[int]:
     """The groups to keep, in order.
 
-    * ``std`` (RAGEN's default): the ``count`` with the largest standard deviation of the score; by default
-      ``int(ratio * groups)``, at least one;
+    * ``std`` (RAGEN's default): the ``count`` with the largest standard deviation of the score;
     * ``std_rev``: those with the smallest;
     * ``max_mean``: those whose best episode is farthest above the mean;
     * ``top_p``: the fewest groups, largest variance first, that hold ``ratio`` of the total variance; none if no group's scores
@@ -108,7 +104,7 @@ def choose_groups(
         chosen = _nucleus({group: float(np.var(value)) for group, value in values.items()}, ratio)
     else:
         key = {group: _spread(value, kind) for group, value in values.items()}
-        chosen = set(sorted(groups, key=lambda group: -key[group])[: count or max(1, int(ratio * len(groups)))])
+        chosen = set(sorted(groups, key=lambda group: -key[group])[:count])
     return [group for group in groups if group in chosen]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LIMIT = 20.0  # of a log-ratio, as in verl: exp() of more overflows float32
+MAX_LOG_RATIO = 20.0  # as in verl: exp() of more overflows float32
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1) -> list[float]:
@@ -50,7 +50,7 @@ def policy_loss(
         the losses, and (N,) each: ``approx_kl`` ((r - 1) - log r), ``old_approx_kl`` (-log r; verl's ``ppo_kl``), ``clipfrac`` and
         ``clipfrac_lower`` (0 or 1).
     """
-    log_ratio = (logprobs_N - old_logprobs_N).clamp(-_LIMIT, _LIMIT)
+    log_ratio = (logprobs_N - old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = -advantages_N * ratio
     clipped = -advantages_N * ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -102,5 +102,5 @@ def kl_penalty(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tenso
     if estimator == "k2":
         return 0.5 * difference**2
     assert estimator == "k3"
-    clamped = (-difference).clamp(-_LIMIT, _LIMIT)
+    clamped = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (clamped.exp() - clamped - 1).clamp(-10.0, 10.0)

@@ -45,10 +45,8 @@ class EarlyReport:
     def __init__(self, cfg: Config, episodes: int, concurrent: int) -> None:
         self.cfg, self.total, self.concurrent = cfg, episodes, concurrent
         self.width = min(WIDTH, concurrent, episodes)
-        self.first, self.last = (
-            0,
-            self.width,
-        )  # episodes that are judged as far as all of them have got; earlier ones whole
+        # Episodes first..last are judged as far as all of them have got, earlier ones whole.
+        self.first, self.last = 0, self.width
         self.seen: dict[int, tuple[Episode, int, bool]] = {}  # number -> episode, answered turns, ended
         self.started, self.tokens_before = time.monotonic(), sampled_tokens()
         self.judged = 0

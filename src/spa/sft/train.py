@@ -16,6 +16,7 @@ from spa.common.clock import measuring, work_stored
 from spa.common.progress import note
 from spa.config.schema import SFTConfig
 from spa.data.encode import Example
+from spa.models.forward import evaluating
 from spa.models.load import load_sharded, load_state, save_checkpoint, save_model
 from spa.models.lora import adapter_state, has_lora, load_adapter_state
 from spa.models.optim import adamw, clip_norm, lr_factor, set_lr
@@ -48,12 +49,10 @@ def mean_loss(
 ) -> float:
     """Mean negative log-likelihood over all trained tokens, without dropout."""
     tokens = sum(len(example.positions) for example in examples)
-    was_training = model.training
-    model.eval()
-    parts = loss_sums(model, examples, max_tokens, packing=packing, precision=precision)
-    sums = {"loss": sum(float(part) for part in parts) / tokens}
-    ranks.add(sums)
-    model.train(was_training)
+    with evaluating(model):
+        parts = loss_sums(model, examples, max_tokens, packing=packing, precision=precision)
+        sums = {"loss": sum(float(part) for part in parts) / tokens}
+        ranks.add(sums)
     return sums["loss"]
 
 

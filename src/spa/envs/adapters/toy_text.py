@@ -84,9 +84,8 @@ def _stands_on_the_goal(inner: Any, reward: float) -> bool:
 class _World(NamedTuple):
     """What Gymnasium does not say of a world in words."""
 
-    text: Callable[
-        [Any, bool], tuple[str, str]
-    ]  # (Gymnasium's world, whether the episode is over) -> grid, coordinate sentence
+    # (Gymnasium's world, whether the episode is over) -> grid, coordinate sentence
+    text: Callable[[Any, bool], tuple[str, str]]
     actions: tuple[str, ...]
     symbols: dict[str, str]
     rules: str
