@@ -26,8 +26,8 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
     for variant in variants if stage == "run" else ():
         each = variant_config(cfg, variant)
         learns = variant.sft and source_config(cfg, variant).selfplay.rows == "transitions"
-        given = each.planner.model or (variant.rl and each.ppo.start)  # which may have learnt it
-        if each.agent.planner != "none" and not learns and not given:
+        other_model = each.planner.model or (variant.rl and each.ppo.start)  # which may have learnt it
+        if each.agent.planner != "none" and not learns and not other_model:
             yield (
                 f"variant {variant.name} is not trained to predict single moves (sft: true with selfplay.rows=transitions), which "
                 f"agent.planner={each.agent.planner} asks about: its planner will play badly"

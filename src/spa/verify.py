@@ -190,7 +190,7 @@ def _stage_1(run: RunFolder) -> Iterator[Check]:
 
 def _rows(source: Config, folder: Path) -> str:
     episodes = list(read_episodes(folder / "episodes.jsonl"))
-    train, val, _ = rows_for_training(source, [episode for episode in episodes if episode.status != "error"])
+    train, val, _ = rows_for_training(source, [episode for episode in episodes if not episode.failed])
     for name, rows in (("train", train), ("val", val)):
         stored = read_rows(folder / f"{name}.parquet")[0] if rows or name == "train" else []
         if [(row.prompt, row.response) for row in stored] != [(row.prompt, row.response) for row in rows]:
@@ -235,7 +235,7 @@ def _replay(episodes: Iterable[Episode], tasks: Sequence[Task], *, imagined: boo
     be of other worlds."""
     count = failed = foreign = 0
     for episode in episodes:
-        if episode.status == "error":
+        if episode.failed:
             failed += 1
             continue
         fitting = [task for task in tasks if task.tag == episode.task and task.agent.prompt == episode.prompt]

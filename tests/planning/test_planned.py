@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spa.agent.episode import Episode, Turn, read_episodes
 from spa.agent.worlds import World, WorldSource
 from spa.config.schema import PlannerConfig
-from spa.data.transitions import LAYOUTS
+from spa.data.transitions import RESPONSE_FORMATS
 from spa.evaluate import planned
 from spa.evaluate.planned import area_under_curve, evaluate_planner, expected_wins, imagination_metrics, oscillates
 from spa.evaluate.summary import EvalResult
@@ -186,14 +186,14 @@ def test_weights_score_a_state_by_its_tokens_after_the_question(style: str) -> N
     task, policy = lake_task(1, style), tiny_policy()
     moves = [(Move(start_of(task, world), "Up"), start_of(task, WORLDS[5])) for world in WORLDS[:3]]
     found = WorldModel(policy, task).log_probs(moves)
-    layout = LAYOUTS[style]
+    form = RESPONSE_FORMATS[style]
     told = dataclasses.replace(task, agent=dataclasses.replace(task.agent, prompt="world_model"))
     for (move, state), score in zip(moves, found, strict=True):
         env = task.make_env()
         env.reset(seed=0)
         opening = CHAT.opening(told.system, told.header(env) + told.turn_text(1, move.state, told.env.max_actions))
-        context = [*opening, *CHAT.response_ids(layout.question(*move))]
-        ids = [*opening, *CHAT.response_ids(layout.question(*move) + state + layout.after_state)]
+        context = [*opening, *CHAT.response_ids(form.question(*move))]
+        ids = [*opening, *CHAT.response_ids(form.question(*move) + state + form.after_state)]
         logits = policy.model(torch.tensor([ids])).logits[0].detach().log_softmax(-1)
         expected = sum(float(logits[i - 1, ids[i]]) for i in range(len(context), len(ids)))
         assert ids[: len(context)] == context

@@ -29,7 +29,7 @@ from spa.config.schema import (
 )
 from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
-from spa.data.transitions import LAYOUTS, transition_rows
+from spa.data.transitions import RESPONSE_FORMATS, transition_rows
 from spa.models.load import load_model, load_tokenizer, save_model
 from spa.planning.search import Imagined, Move, Worth, best_actions
 from spa.planning.world_model import WorldModel
@@ -267,7 +267,7 @@ def test_what_moves_are_worth_is_taught_as_it_is_asked(style: str) -> None:
         root = start_of(task, next(world for world in WORLDS if world.seed == row.extra["seed"]))
         ways = shortest(task, met := depths(task, root))
         (action,) = row.extra["executed"]
-        state = next(state for state in met if row.response.startswith(LAYOUTS[style].worth(state, action)))
+        state = next(state for state in met if row.response.startswith(RESPONSE_FORMATS[style].worth(state, action)))
         after = look(Move(state, action))
         far = 0 if after.reward else ways[after.state][0] if after.state in ways and not after.ended else None
         assert f"<value>{0 if far is None else round(0.95**far, 2):g}</value>" in row.response
@@ -275,7 +275,7 @@ def test_what_moves_are_worth_is_taught_as_it_is_asked(style: str) -> None:
         assert WorldModel(player_of(engine), task).ask([Worth(state, action)]) == [0.5]
         system = row.prompt[0]["content"] if len(row.prompt) > 1 else None
         prompt = CHAT.opening(system, row.prompt[-1]["content"])
-        shown = [*prompt, *CHAT.response_ids(LAYOUTS[style].worth(state, action))]
+        shown = [*prompt, *CHAT.response_ids(RESPONSE_FORMATS[style].worth(state, action))]
         left = f"{10 - row.extra['turn']} "
         assert CHAT.tokenizer.decode(engine.contexts[0][0]) == CHAT.tokenizer.decode(shown).replace(left, "10 ", 1)
         told.add((row.extra["seed"], state, action))

@@ -23,7 +23,7 @@ from spa.config.schema import AgentConfig, EnvConfig, SelfPlayConfig
 from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
 from spa.data.transitions import (
-    LAYOUTS,
+    RESPONSE_FORMATS,
     STARTS_OF_OUTCOMES,
     Transition,
     each_move_once,
@@ -144,24 +144,24 @@ def test_nonsense_is_no_outcome(text: str) -> None:
     assert read_outcome(text) is None
 
 
-@pytest.mark.parametrize("style", LAYOUTS)
+@pytest.mark.parametrize("style", RESPONSE_FORMATS)
 @pytest.mark.parametrize("world", ["sokoban", "lake"])
 @pytest.mark.parametrize("chat", [CHAT, MERGING], ids=["characters", "merging"])
 def test_a_question_is_the_beginning_of_its_row_in_characters_and_in_tokens(chat: Chat, world: str, style: str) -> None:
-    layout = LAYOUTS[style]
+    form = RESPONSE_FORMATS[style]
     moves = [move for seed in range(4) for turn in played(task_of(world), seed).turns for move in transitions_of(turn)]
     left = set()
     for move in moves:
-        question = layout.question(move.state, move.action)
-        known = layout.predicted(move.state, move.action, move.next_state)
-        whole = layout.response(move)
+        question = form.question(move.state, move.action)
+        known = form.predicted(move.state, move.action, move.next_state)
+        whole = form.response(move)
         assert whole.startswith(known)
         assert known.startswith(question)
-        valued = layout.valued(move.state, move.action, -0.25)
+        valued = form.valued(move.state, move.action, -0.25)
         parts = [
             (question, starts_of_states(move.state), whole),
             (known, STARTS_OF_OUTCOMES, whole),
-            (layout.worth(move.state, move.action), STARTS_OF_OUTCOMES, valued),
+            (form.worth(move.state, move.action), STARTS_OF_OUTCOMES, valued),
         ]
         for part, following, row in parts:
             asked, rest = chat.unfinished(part, following)
@@ -178,10 +178,10 @@ def test_a_question_is_the_beginning_of_its_row_in_characters_and_in_tokens(chat
     assert left == ({""} if chat is CHAT else {">"} if style == "terse" else {">", "\n"})
 
 
-@pytest.mark.parametrize("style", LAYOUTS)
+@pytest.mark.parametrize("style", RESPONSE_FORMATS)
 def test_a_question_says_nothing_of_what_comes(style: str) -> None:
-    assert "NEXT" not in LAYOUTS[style].question("NOW", "Up")
-    known = LAYOUTS[style].predicted("NOW", "Up", "NEXT")
+    assert "NEXT" not in RESPONSE_FORMATS[style].question("NOW", "Up")
+    known = RESPONSE_FORMATS[style].predicted("NOW", "Up", "NEXT")
     assert known.index("NOW") < known.index("Up") < known.index("NEXT")
     assert known.endswith("<outcome>")
 
@@ -211,14 +211,14 @@ def test_a_world_that_a_limit_cuts_off_has_not_ended() -> None:
     assert not any(turn.ended for turn in episode.turns)
 
 
-@pytest.mark.parametrize("style", LAYOUTS)
+@pytest.mark.parametrize("style", RESPONSE_FORMATS)
 @pytest.mark.parametrize("world", ["slippery", "sokoban"])
 def test_rows_are_the_true_moves_each_in_the_prompt_of_its_own_state(world: str, style: str) -> None:
     task = task_of(world, style)
     episodes = [played(task, seed, member=1) for seed in range(3)]
     moves = [move for episode in episodes for turn in replayed(task, episode) for move in turn]
     rows = transition_rows(episodes, task)
-    assert [row.response for row in rows] == [LAYOUTS[style].response(move) for move in moves]
+    assert [row.response for row in rows] == [RESPONSE_FORMATS[style].response(move) for move in moves]
     assert [row.extra["executed"] for row in rows] == [[move.action] for move in moves]
     number = 0
     for episode in episodes:

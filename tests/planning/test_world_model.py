@@ -14,7 +14,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, PlannerConfig, SamplingConfig
-from spa.data.transitions import LAYOUTS, Transition, state_prompt, transition_rows
+from spa.data.transitions import RESPONSE_FORMATS, Transition, state_prompt, transition_rows
 from spa.engines.base import Completion
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.evaluate.planned import imagination_metrics
@@ -99,13 +99,13 @@ def test_what_is_asked_is_the_prompt_of_the_rows_and_the_beginning_of_their_resp
 
 def by_heart(task: Task, moves: list[Move], value: float) -> tuple[WorldModel, ByHeart]:
     """A model that has learnt the rows of moves, tokenised with merges, and that each move is worth ``value``."""
-    chat, layout, look = merging_chat(), LAYOUTS[task.agent.style], true_moves(task)
+    chat, form, look = merging_chat(), RESPONSE_FORMATS[task.agent.style], true_moves(task)
     env, rows = task.make_env(), []
     told = dataclasses.replace(task, agent=dataclasses.replace(task.agent, prompt="world_model"))
     for move in moves:
         prompt = chat.opening(told.system, told.header(env) + told.turn_text(1, move.state, told.env.max_actions))
         row = Transition(move.state, move.action, *look(move))
-        for response in (layout.response(row), layout.valued(move.state, move.action, value)):
+        for response in (form.response(row), form.valued(move.state, move.action, value)):
             rows.append([*prompt, *chat.response_ids(response)])
     engine = ByHeart(chat, rows)
     return WorldModel(Policy(None, chat.tokenizer, chat, engine, SamplingConfig()), task), engine

@@ -278,14 +278,14 @@ class Chat:
         if not unsettled:
             return self.response_ids(text), ""
         encoded = self.encode_response(text)
-        kept = sum(high <= len(text) - unsettled for _, high in encoded.offsets)
-        return encoded.ids[:kept], text[encoded.offsets[kept - 1][1] if kept else 0 :]
+        settled = sum(high <= len(text) - unsettled for _, high in encoded.offsets)
+        return encoded.ids[:settled], text[encoded.offsets[settled - 1][1] if settled else 0 :]
 
     def _count_unsettled(self, tail: str, following: str) -> int:
         """How many characters at the end of ``tail`` are in tokens that ``following`` changes."""
         ids = self.encode(tail)
-        kept = common_length(ids, self.encode(tail + following))
-        return 0 if kept == len(ids) else len(tail) - len(self.decode(ids[:kept]))
+        settled = common_length(ids, self.encode(tail + following))
+        return 0 if settled == len(ids) else len(tail) - len(self.decode(ids[:settled]))
 
     def continuations(
         self, context: Sequence[int], prefix: str, rests: Sequence[str]

@@ -116,6 +116,11 @@ class Episode:
     estimates: dict[str, list[list[Finite]]] = field(default_factory=dict)
 
     @property
+    def failed(self) -> bool:
+        """Whether the world or the engine failed: it was not lost."""
+        return self.status == "error"
+
+    @property
     def total_reward(self) -> float:
         return float(sum(turn.reward for turn in self.turns))
 

@@ -43,7 +43,7 @@ class EpisodeStore:
                 episode = Episode.from_json(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}; delete the file to start over") from error
-            if episode.status != "error" or not self._retry:
+            if not episode.failed or not self._retry:
                 self._episodes[_key(episode)] = episode
         if torn:  # appended lines must start on a new line
             with open(path, "r+b", opener=no_link) as file:

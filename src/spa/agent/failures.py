@@ -35,7 +35,7 @@ class Failures:
             ValueError: whatever follows, more than the share fails; the message has the first three failures.
         """
         for episode in episodes:
-            self._count(episode.seed, episode.error if episode.status == "error" else None)
+            self._count(episode.seed, episode.error if episode.failed else None)
         self._judge()
 
     @contextmanager
@@ -54,9 +54,9 @@ class Failures:
         if error is None:
             return
         self.count += 1
-        told = f"seed {seed}: {error}"  # a world fails alike in each of its episodes
-        if len(self._first) < 3 and told not in self._first:
-            self._first.append(told)
+        line = f"seed {seed}: {error}"  # a world fails alike in each of its episodes
+        if len(self._first) < 3 and line not in self._first:
+            self._first.append(line)
 
     def _judge(self) -> None:
         if self.count > self.limit * (self.total or max(self.seen, _FEW)):

@@ -124,8 +124,8 @@ class Task:
     @property
     def stated_length(self) -> int:
         """The response length that prompts of style ``paper`` state in the task's mode."""
-        own = self.max_tokens_world_model if self.agent.prompt == "world_model" else None
-        return self.env.response_hint or own or self.max_tokens
+        limit = self.max_tokens_world_model if self.agent.prompt == "world_model" else None
+        return self.env.response_hint or limit or self.max_tokens
 
     def reward_text(self, reward: float) -> str:
         """The reward of the last turn as shown to the model: the raw Python number, as in the original."""

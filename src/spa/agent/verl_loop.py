@@ -119,7 +119,7 @@ def output_fields(episode: Episode, prompt_length: int, response_length: int, *,
     start = sequence.mask.index(1) if 1 in sequence.mask else len(sequence)
     if start > prompt_length:
         raise ValueError(f"a first prompt has {start} tokens: set data.max_prompt_length to at least that many")
-    failed, response = episode.status == "error", slice(start, start + response_length)
+    failed, response = episode.failed, slice(start, start + response_length)
     return {
         "prompt_ids": sequence.ids[:start],
         "response_ids": sequence.ids[response],

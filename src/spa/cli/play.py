@@ -47,7 +47,7 @@ def play(
     screen = Screen()
     ask = _asker(cfg) if take_over else None
     episodes = api.play(cfg, model=model, worlds=worlds, skip=skip, on_turn=screen.on_turn, take_over=ask)
-    if all(episode.status == "error" for episode in episodes):
+    if all(episode.failed for episode in episodes):
         raise ValueError(f"nothing could be played: {episodes[0].error}")
 
 

@@ -248,8 +248,8 @@ def base_choices(name: str | Path | None, choices: Mapping[str, str]) -> dict[st
         return dict(choices)
     if not is_file_name(str(name)):
         return {"env": NO_FILE if ":" in str(name) else choice_of("env", str(name)), **choices}
-    own = _setting(read_yaml(expanded(name)), "env.id") is not None
-    return ({"env": NO_FILE} if own else {}) | dict(choices)
+    names_world = _setting(read_yaml(expanded(name)), "env.id") is not None
+    return ({"env": NO_FILE} if names_world else {}) | dict(choices)
 
 
 def _setting(data: Mapping[str, Any], key: str) -> Any:

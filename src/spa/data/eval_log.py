@@ -51,7 +51,7 @@ def verifiers_rows(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     rows = []
     for episode in episodes:
         prompt, *completion = split_messages(episode)
-        error, metrics = redact(episode.error) if episode.status == "error" else "", _metrics(episode)
+        error, metrics = redact(episode.error) if episode.failed else "", _metrics(episode)
         kind = error.partition(":")[0]
         facts = {"error": kind, "message": error, "error_chain_repr": error, "error_chain_str": kind}
         rows.append(
@@ -64,7 +64,7 @@ def verifiers_rows(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
                 "reward": episode.total_reward,
                 "error": facts if error else None,
                 "timing": {},
-                "is_completed": episode.status != "error",
+                "is_completed": not episode.failed,
                 "is_truncated": episode.status == "truncated",
                 "metrics": metrics,
                 **metrics,
@@ -90,7 +90,7 @@ def inspect_log(episodes: Sequence[Episode], *, model: str, created: str = "") -
     task = episodes[0].task if episodes else "none"
     key = hashlib.sha256(f"{task} {model} {created}".encode()).hexdigest()[:22]
     ids = list(dict.fromkeys(_sample_id(episode) for episode in episodes))
-    played = [episode for episode in episodes if episode.status != "error"]
+    played = [episode for episode in episodes if not episode.failed]
     means = {
         "success": sum(episode.success for episode in played) / max(1, len(played)),
         "reward": sum(episode.total_reward for episode in played) / max(1, len(played)),
@@ -159,7 +159,7 @@ def _sample(episode: Episode, model: str) -> dict[str, Any]:
             "turns": [_outcome(turn) for turn in episode.turns],
         },
     }
-    if episode.status == "error":
+    if episode.failed:
         message = redact(episode.error)
         sample["error"] = {"message": message, "traceback": "", "traceback_ansi": ""}
     return sample

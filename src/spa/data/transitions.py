@@ -1,7 +1,7 @@
 """Single transitions as training rows: a state, an action and its outcome. An extension of the paper.
 
 The paper's rows are model output with true states. A model trained on them can answer "what if?" only if it names its actions
-before the prediction, and it predicts neither reward nor termination. A transition row always has the same layout::
+before the prediction, and it predicts neither reward nor termination. A transition row always has the same form::
 
     <think><observation>STATE</observation>ACTION<prediction>NEXT STATE</prediction><outcome>REWARD</outcome></think>
     <answer>ACTION</answer>
@@ -51,7 +51,7 @@ class Transition:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ResponseFormat:
     """The text around state, action, next state and outcome in a prompt style. An action may be several, with separators."""
 
     think: str
@@ -107,14 +107,14 @@ class Layout:
         return f"{self.think.partition('{}')[2]}{self.gap}{self.answer.format(action)}"
 
 
-LAYOUTS = {
-    "terse": Layout(
+RESPONSE_FORMATS = {
+    "terse": ResponseFormat(
         think=tagged("think", "{}"),
         observation=tagged("observation", "{}"),
         prediction=tagged("prediction", "{}"),
         gap="",
     ),
-    "paper": Layout(
+    "paper": ResponseFormat(
         think=tagged("think", "{}", " "),
         observation=tagged("observation", "{}", "\n"),
         prediction=tagged("prediction", "{}", "\n"),
@@ -184,7 +184,7 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
     Raises:
         ValueError: as ``transitions_of``, or too many worlds fail (``env.max_failed``).
     """
-    layout = LAYOUTS[task.agent.style]
+    form = RESPONSE_FORMATS[task.agent.style]
     played = [
         (episode, turn, number, move)
         for episode in episodes
@@ -206,14 +206,14 @@ def transition_rows(episodes: Iterable[Episode], task: Task, states: str = "trut
             continue
         prompt = state_prompt(task, headers[episode.seed], move.state, left)
         extra = {**facts(episode, turn), "executed": [move.action]}
-        rows.append(_told(Row(episode.task, prompt, "", extra), shown, layout))
+        rows.append(_with_move(Row(episode.task, prompt, "", extra), shown, form))
     return rows
 
 
-def _told(row: Row, move: Transition, layout: Layout) -> Row:
-    """``row`` with a response that tells of ``move``."""
+def _with_move(row: Row, move: Transition, form: ResponseFormat) -> Row:
+    """``row`` with ``move``, also in its response."""
     outcome = outcome_text(move.reward, move.ended)
-    return replace(row, response=layout.response(move), extra={**row.extra, "outcome": outcome, "move": move})
+    return replace(row, response=form.response(move), extra={**row.extra, "outcome": outcome, "move": move})
 
 
 def shuffle_moves(rows: Sequence[Row], style: str, seed: int) -> list[Row]:
@@ -225,7 +225,7 @@ def shuffle_moves(rows: Sequence[Row], style: str, seed: int) -> list[Row]:
     rng = np.random.default_rng(seed)
     before, after = rng.permutation(len(moves)), rng.permutation(len(moves))
     return [
-        _told(row, replace(moves[a], state=moves[b].state, action=move.action), LAYOUTS[style])
+        _with_move(row, replace(moves[a], state=moves[b].state, action=move.action), RESPONSE_FORMATS[style])
         for row, move, b, a in zip(rows, moves, before, after, strict=True)
     ]
 

@@ -151,14 +151,14 @@ def _base(cfg: Config, policy: Policy, task: Task, worlds: list[World]) -> tuple
     """The untrained model compared with random play, and the successes of both (``base``, ``random``) in each world."""
     run = cfg.seeds.run
     episodes = play_chunks(policy, task, worlds, SAMPLES, run, EVAL, "base")
-    if all(episode.status == "error" for episode in episodes):
+    if all(episode.failed for episode in episodes):
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     try:
         blind = dataclasses.replace(policy, engine=RandomEngine(policy.chat, random_responder(task)))
         guesses = play_chunks(blind, task, worlds, SAMPLES, run, EVAL, "random policy")
     except ValueError:
         guesses = []
-    sound = [episode for episode in episodes if episode.status != "error"]
+    sound = [episode for episode in episodes if not episode.failed]
     turns = [turn for episode in sound for turn in episode.turns]
     results = {"base": group_worlds(episodes)} | ({"random": group_worlds(guesses)} if guesses else {})
     base = Base(
@@ -345,7 +345,7 @@ def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tup
         started = time.perf_counter()
         episodes = probed.play(task, worlds, samples=1, seed=stream_seed(cfg.seeds.run, PROBE, 1))
         seconds = (time.perf_counter() - started) / PROBED
-    rows, _ = training_rows(cfg, _played(episodes))
+    rows, _ = training_rows(cfg, [episode for episode in episodes if not episode.failed])
     turns = sum(len(episode.turns) for episode in episodes)
     row_rate = len(rows) / max(1, turns)
     try:
@@ -353,10 +353,6 @@ def _probe(cfg: Config, policy: Policy) -> tuple[float | None, float | None, tup
     except ValueError:  # no row
         return seconds, row_rate, None
     return seconds, row_rate, (sum(len(example.ids) for example in examples) / PROBED, len(rows) / PROBED)
-
-
-def _played(episodes: list[Episode]) -> list[Episode]:
-    return [episode for episode in episodes if episode.status != "error"]
 
 
 def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
@@ -372,7 +368,7 @@ def _ppo_step(cfg: Config, variant: VariantConfig) -> float | None:
         started = time.perf_counter()
         seed = stream_seed(cfg.seeds.run, ROLLOUT, 0)
         episodes = policy.play(task, worlds, samples=cfg.ppo.group_size, seed=seed)
-        trained = [episode for episode in _played(episodes) if episode.group < learned]
+        trained = [episode for episode in episodes if not episode.failed and episode.group < learned]
         update(trainer.learner, trained, policy.chat, rng=np.random.default_rng(seed))
     except (ValueError, torch.OutOfMemoryError) as error:
         note(f"variant {variant.name}: no PPO step could be timed: {error_message(error)}")

@@ -222,9 +222,9 @@ def _read(body: bytes) -> Reply:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         start = redact(body[:2000].decode(errors="replace"))[:60]
         raise _TryAgain(f"not a chat completion: {' '.join(start.split())!r}") from error
-    told, reason = redact(reason)[:60], reason.lower()
+    shown, reason = redact(reason)[:60], reason.lower()
     if text is None or reason in _ABORTED:
-        raise _TryAgain(f"a reply without text, or a part of one (finish_reason {told!r})")
+        raise _TryAgain(f"a reply without text, or a part of one (finish_reason {shown!r})")
     if reason == "content_filter":
         raise Refused("the server's filter cut the reply (finish_reason 'content_filter')")
     text = redact(text).encode(errors="replace").decode()

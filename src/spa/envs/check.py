@@ -190,8 +190,8 @@ def _success(make: MakeEnv, seeds: int) -> None:
         _, info = env.reset(seed=seed)
         fail_if(info.get("success"), f"seed {seed} begins won: there is nothing to play")
         list(_steps(env, seed, 100))
-    told = "no info['success']: an episode counts as won if it terminates with a positive reward; say it where that is wrong"
-    fail_if(not getattr(env.unwrapped, "says_success", True), told, warning=True)
+    problem = "no info['success']: an episode counts as won if it terminates with a positive reward; say it where that is wrong"
+    fail_if(not getattr(env.unwrapped, "says_success", True), problem, warning=True)
 
 
 def _seeds(make: MakeEnv) -> None:

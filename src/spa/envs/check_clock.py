@@ -29,8 +29,8 @@ def fail_if(failed: Any, problem: str, *, warning: bool = False) -> None:
 
 
 def check_type(value: Any, kind: type, what: str) -> None:
-    found = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-    fail_if(not isinstance(value, kind), f"{what} must be {kind.__name__}, not {found}")
+    name = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+    fail_if(not isinstance(value, kind), f"{what} must be {kind.__name__}, not {name}")
 
 
 def short(text: Any) -> str:

@@ -66,17 +66,17 @@ def outcomes(make: Callable[[], TextEnv], episodes: int) -> Outcomes:
         if noisy and not met:
             return Outcomes("chance", f"noise: the same actions end differently with other noise; {text}")
         return Outcomes("certain", text) if met else Outcomes("unknown", f"nothing could be compared: {text}")
-    found = f"{_share(split, every)} have more than one outcome"
+    several = f"{_share(split, every)} have more than one outcome"
     if not noisy:
-        return Outcomes("hidden", f"hides information: {found}; {_example(split)}")
+        return Outcomes("hidden", f"hides information: {several}; {_example(split)}")
     if _noise(make, fixed=True):
-        return Outcomes("unclear", f"noise or hidden information: {found}; {_example(split)}")
+        return Outcomes("unclear", f"noise or hidden information: {several}; {_example(split)}")
     _, same_noise = _meet(make, episodes, fixed=True)
     if hidden := _split(same_noise):
         share = _share(hidden, same_noise)
         text = f"hides information: with the same noise {share} have more than one outcome; {_example(hidden)}"
         return Outcomes("hidden", text)
-    return Outcomes("chance", f"noise: {found}, with the same noise none; {_example(split)}")
+    return Outcomes("chance", f"noise: {several}, with the same noise none; {_example(split)}")
 
 
 def _meet(make: Callable[[], TextEnv], episodes: int, *, fixed: bool = False) -> tuple[int, dict[Key, _Seen]]:

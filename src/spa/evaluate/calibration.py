@@ -69,8 +69,8 @@ def calibration_metrics(
     judged = ranks.on_main(lambda: cases(make_env, episodes, seed))
     rows, owners = [], []
     for number, case in enumerate(judged):
-        told = [state + _CLOSING for _, state in case.candidates]
-        rows += [Chosen(*row) for row in chat.continuations(case.context, case.prefix, told)]
+        endings = [state + _CLOSING for _, state in case.candidates]
+        rows += [Chosen(*row) for row in chat.continuations(case.context, case.prefix, endings)]
         owners += [(number, kind) for kind, _ in case.candidates]
     scores = sum_logprobs(model, rows)
     by_case: dict[int, list[tuple[str, float, int]]] = defaultdict(list)
@@ -104,7 +104,7 @@ def cases(make_env: Callable[[], TextEnv], episodes: Iterable[Episode], seed: in
     env, failures = make_env(), Failures("corrupted states", 1.0, unit="turns")
     out = []
     for episode in episodes:
-        if episode.status == "error":
+        if episode.failed:
             continue
         for turn in episode.turns:
             context = _context(episode, turn)

@@ -54,7 +54,7 @@ def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Po
     store, probed = (_unfinished(out, model, part) for part in ("episodes", "probe"))
     title = f"evaluating {variant.name}"
     episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, title, store)
-    if all(episode.status == "error" for episode in episodes):
+    if all(episode.failed for episode in episodes):
         raise ValueError(f"every episode failed; the first error: {episodes[0].error}")
     probe: list[Episode] = []
     measured: dict[str, float] = {}

@@ -27,7 +27,7 @@ def replay(task: Task, episode: Episode) -> str:
 
 
 def _difference(play: Play, episode: Episode) -> str:
-    if play.episode.status == "error":
+    if play.episode.failed:
         return play.episode.error
     with play.task.make_env() as env:
         state, info = env.reset(seed=episode.seed)

@@ -24,10 +24,6 @@ from spa.evaluate.verdict import VariantScore, counterparts, main_variant, verdi
 from spa.runs.trainings import NO_TRAINING, Training
 
 
-def _failed(episode: Episode) -> bool:
-    return episode.status == "error"
-
-
 @dataclass(frozen=True)
 class WorldResult:
     """All samples of one world: ``successes`` of ``samples``; an episode with an error is a sample without success."""
@@ -54,7 +50,7 @@ def group_worlds(episodes: Sequence[Episode]) -> list[WorldResult]:
         if len(seeds) > 1:
             raise ValueError(f"group {group} holds episodes of several seeds: {sorted(seeds)[:5]}")
         content = next((episode.content for episode in members if episode.content), "")
-        successes = sum(episode.success and not _failed(episode) for episode in members)
+        successes = sum(episode.success and not episode.failed for episode in members)
         worlds.append(WorldResult(group, members[0].seed, content, successes, len(members)))
     return worlds
 
@@ -89,7 +85,7 @@ def play_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     of the parsed actions that the world executed and did not call invalid; the rest were unknown to it, or came
     after the end or the limit. A metric without any episode, turn or action is absent.
     """
-    played = [episode for episode in episodes if not _failed(episode)]
+    played = [episode for episode in episodes if not episode.failed]
     turns = [turn for episode in played for turn in episode.turns]
     executed = sum(len(turn.executed) for turn in turns)
     refused = sum(turn.invalid for turn in turns)
@@ -136,7 +132,7 @@ def summarize(
     if episodes:
         out["success"] = sum(world.successes for world in worlds) / len(episodes)
     out |= play_metrics(episodes)
-    out |= {"worlds": len(worlds), "samples": len(episodes), "errors": sum(map(_failed, episodes))}
+    out |= {"worlds": len(worlds), "samples": len(episodes), "errors": sum(episode.failed for episode in episodes)}
     counts = Counter(episode.status for episode in episodes)
     return out | {f"status/{status}": count for status, count in sorted(counts.items())}
 

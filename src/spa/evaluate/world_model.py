@@ -66,7 +66,7 @@ def world_model_metrics(episodes: Iterable[Episode], legal: Legal | None = None)
     """
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
-        if episode.status != "error":
+        if not episode.failed:
             for position, turn in enumerate(episode.turns):
                 _score(turn, position, values, legal)
     counts = {

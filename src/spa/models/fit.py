@@ -22,12 +22,12 @@ _USABLE = 0.97  # share of a GPU's memory that its driver leaves
 
 
 class Need(Protocol):
-    """An estimate in bytes; ``process`` is there before the stage begins, ``kept`` stays while vLLM plays."""
+    """An estimate in bytes; ``process`` is there before the stage begins, ``resident`` stays while vLLM plays."""
 
     @property
     def process(self) -> int: ...
     @property
-    def kept(self) -> int: ...
+    def resident(self) -> int: ...
     @property
     def total(self) -> int: ...
 
@@ -116,12 +116,12 @@ def check_fits(cfg: Config, stage: str, estimate: Estimate, advice: Advice) -> N
 def _check_vllm(cfg: Config, stage: str, need: Need, room: int) -> None:
     """Refuses a share of the GPU for vLLM that overlaps with what training keeps there while vLLM plays."""
     whole = int(cfg.model.device_memory * GIB) or torch.cuda.mem_get_info(pick_device(cfg.model.device))[1]
-    kept = need.kept + (need.process if cfg.model.device_memory else 0)
-    most = (room - kept) / whole
+    resident = need.resident + (need.process if cfg.model.device_memory else 0)
+    most = (room - resident) / whole
     share = cfg.engine.gpu_memory_utilization
     if share > most:
         raise ValueError(
-            f"{stage.upper()} of {cfg.model.path} keeps {size(kept)} on the GPU while vLLM plays, so "
+            f"{stage.upper()} of {cfg.model.path} keeps {size(resident)} on the GPU while vLLM plays, so "
             f"engine.gpu_memory_utilization={share:g} of its {size(whole)} is too much: set it to {int(100 * most) / 100:g} or "
             f"less; or {stage}.memory_check=false to try anyway"
         )

@@ -39,7 +39,7 @@ class MemoryEstimate:
     saving: int = 0
 
     @property
-    def kept(self) -> int:
+    def resident(self) -> int:
         return self.weights + self.optimizer
 
     @property

@@ -45,8 +45,8 @@ def check_disk(cfg: Config, out: Path, stage: str, variants: Sequence[VariantCon
         if isinstance(settings, PPOConfig) and settings.critic == "model" and settings.estimator in WITH_VALUES:
             trained += 0 if settings.critic_lora_rank else 3
         held = (settings.keep_checkpoints or 2) + (settings.use == "best")  # if all are kept, at least so many
-        kept = sum(path.stat().st_size for path in folder.glob("checkpoints/*/**/*") if path.is_file())
-        needed += max(0, (1 + trained) * weights * (held + 1) - kept)
+        stored = sum(path.stat().st_size for path in folder.glob("checkpoints/*/**/*") if path.is_file())
+        needed += max(0, (1 + trained) * weights * (held + 1) - stored)
     free = shutil.disk_usage(
         next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.is_dir())
     ).free

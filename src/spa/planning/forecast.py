@@ -45,11 +45,11 @@ class Forecast(Simulator):
 
     def _tokens(self, move: Move, headers: Headers, answer: Imagined) -> tuple[list[int], int, int]:
         """The ids of a question with its prompt, and the number of tokens read and written after it."""
-        layout, chat, ids = self._layout, self.policy.chat, self.policy.chat.response_ids
-        question, opened = layout.question(*move), layout.predicted(*move, answer.state)
+        form, chat, ids = self._format, self.policy.chat, self.policy.chat.response_ids
+        question, opened = form.question(*move), form.predicted(*move, answer.state)
         asked, _ = chat.unfinished(question, starts_of_states(move.state))
         before_outcome = len(chat.unfinished(opened, STARTS_OF_OUTCOMES)[0])
-        guessed = len(ids(f"{question}{answer.state}{layout.after_state}"))
+        guessed = len(ids(f"{question}{answer.state}{form.after_state}"))
         closed = len(ids(f"{opened}{outcome_text(answer.reward, answer.ended)}{CLOSE}"))
         read = before_outcome - guessed  # the tags between state and outcome
         written = guessed - len(asked) + closed - before_outcome

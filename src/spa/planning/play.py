@@ -14,7 +14,7 @@ from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
-from spa.data.transitions import LAYOUTS, transitions_of
+from spa.data.transitions import RESPONSE_FORMATS, transitions_of
 from spa.envs.checked import WorldError
 from spa.planning.search import PLANNERS, Answer, Imagined, Move, Plan, Question
 from spa.planning.world_model import Headers, WorldModel
@@ -112,7 +112,7 @@ def play_with_planner(
             play.answer(_response(play, plan, config), "stop")
             if on_turn:
                 on_turn(play.episode, not play.live)
-            if play.episode.status != "error":
+            if not play.episode.failed:
                 memories[number].update(_seen(turn, config))
     return [play.episode for play in plays]
 
@@ -149,11 +149,11 @@ def _actions_a_turn(task: Task, config: PlannerConfig) -> int:
 
 def _response(play: Play, plan: Plan, config: PlannerConfig) -> str:
     """What a model would write that had this plan."""
-    task, layout = play.task, LAYOUTS[play.task.agent.style]
+    task, form = play.task, RESPONSE_FORMATS[play.task.agent.style]
     path = plan.path[: min(_actions_a_turn(task, config), play.actions_left)]
     actions = f" {task.agent.action_sep} ".join(action for action, _ in path)
     if not task.agent.think:
-        return layout.answer.format(actions)
+        return form.answer.format(actions)
     if task.agent.prompt == "base":
-        return layout.choice(actions)
-    return layout.guess(play.state, actions, path[-1][1].state)
+        return form.choice(actions)
+    return form.guess(play.state, actions, path[-1][1].state)

@@ -16,7 +16,7 @@ from spa.agent.task import Task
 from spa.common.progress import show
 from spa.common.sequences import common_length
 from spa.config.schema import SamplingConfig
-from spa.data.transitions import LAYOUTS, STARTS_OF_OUTCOMES, Layout, read_outcome, starts_of_states
+from spa.data.transitions import RESPONSE_FORMATS, STARTS_OF_OUTCOMES, ResponseFormat, read_outcome, starts_of_states
 from spa.engines.base import Completion
 from spa.engines.processes import in_processes
 from spa.envs import TextEnv
@@ -95,7 +95,7 @@ class WorldModel:
         self.policy, self.player = policy, player or policy
         self.samples, self.proposals, self.seed = samples, proposals, seed
         self.usage = Usage()
-        self._layout: Layout = LAYOUTS[task.agent.style]
+        self._format: ResponseFormat = RESPONSE_FORMATS[task.agent.style]
         agent = dataclasses.replace(task.agent, prompt="world_model", window=1)
         self._world_model_task = dataclasses.replace(task, agent=agent)
         self._plain_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="base"))
@@ -187,16 +187,16 @@ class WorldModel:
 
         if not self.has_weights:
             raise ValueError("states are scored by the model's weights: use engine=transformers")
-        chat, layout = self.policy.chat, self._layout
+        chat, form = self.policy.chat, self._format
         asked = self._with_headers([move for move, _ in outcomes], headers)
-        told: dict[Asked[Move], list[str]] = {}
+        states_of: dict[Asked[Move], list[str]] = {}
         for one, (_, state) in zip(asked, outcomes, strict=True):
-            told.setdefault(one, []).append(f"{state}{layout.after_state}")
+            states_of.setdefault(one, []).append(f"{state}{form.after_state}")
         rows = {
             (move, shown): iter(
-                chat.continuations(self._question_prompt(move.state, shown), layout.question(*move), states)
+                chat.continuations(self._question_prompt(move.state, shown), form.question(*move), states)
             )
-            for (move, shown), states in told.items()
+            for (move, shown), states in states_of.items()
         }
         return sum_logprobs(self.policy.model, [Chosen(*next(rows[one])) for one in asked])
 
@@ -215,7 +215,7 @@ class WorldModel:
         self, queries: Sequence[tuple[Asked[Move], int]], sampling: SamplingConfig
     ) -> tuple[list[Imagined], Usage]:
         """Answers each question in two turns of a session: first the state, then the outcome."""
-        chat, layout = self.policy.chat, self._layout
+        chat, form = self.policy.chat, self._format
         # Greedy answers about one state share a session: their contexts share a prefix, which engines with a KV cache read once.
         # Sampling depends on the session, so there each question has its own.
         sessions: dict[int, list[tuple[Asked[Move], int]]] = {}
@@ -240,7 +240,7 @@ class WorldModel:
 
         def question(session: int) -> list[int]:
             move = asked(session)
-            return context(session, layout.question(*move), starts_of_states(move.state))
+            return context(session, form.question(*move), starts_of_states(move.state))
 
         def read(session: int, ids: list[int], before_ids: Sequence[int] = ()) -> list[int]:
             usage.tokens_read += len(ids) - common_length(ids, before_ids)
@@ -269,12 +269,12 @@ class WorldModel:
                 outcome = read_outcome(text) if closed else None
                 reward, ended = outcome or (0.0, False)
                 return following(session, Imagined(next_state, reward, ended, likely * sure if outcome else 0.0))
-            next_state = text.removesuffix(layout.after_state.partition(CLOSE)[0])
+            next_state = text.removesuffix(form.after_state.partition(CLOSE)[0])
             if not closed:
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             state[session] = next_state, sure
             before[session] = [*before[session], *completion.ids]
-            ids = context(session, layout.predicted(*asked(session), next_state), STARTS_OF_OUTCOMES)
+            ids = context(session, form.predicted(*asked(session), next_state), STARTS_OF_OUTCOMES)
             if not self.policy.engine.has_room(ids, sampling):
                 del state[session]
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
@@ -318,8 +318,8 @@ class WorldModel:
 
     def _value(self, worths: Sequence[Asked[Worth]], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
         """The model's estimates of action values."""
-        chat, layout = self.policy.chat, self._layout
-        asked = [chat.unfinished(layout.worth(one.state, one.action), STARTS_OF_OUTCOMES) for one, _ in worths]
+        chat, form = self.policy.chat, self._format
+        asked = [chat.unfinished(form.worth(one.state, one.action), STARTS_OF_OUTCOMES) for one, _ in worths]
         contexts = {
             number: [*self._question_prompt(one.state, headers), *ids]
             for number, ((one, headers), (ids, _)) in enumerate(zip(worths, asked, strict=True))

@@ -162,8 +162,8 @@ def export_files(checkpoint: Path, variant: str | None = None, *, adapter: bool 
 def _generation_config(checkpoint: Path, chat: Chat) -> str:
     """The checkpoint's, with all tokens at which SPA ended a response: the end of a turn is often not the tokenizer's own."""
     path = checkpoint / "generation_config.json"
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return json.dumps(kept | {"eos_token_id": sorted(chat.stop_ids)}, indent=2) + "\n"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return json.dumps(config | {"eos_token_id": sorted(chat.stop_ids)}, indent=2) + "\n"
 
 
 def _check_adapter(checkpoint: Path, origin: Origin) -> None:

@@ -123,7 +123,7 @@ def _record(scene: Scene, decode: Decode | None, vocabulary: dict[str, int]) -> 
         "seed": episode.seed,
         "group": episode.group,
         "member": episode.member,
-        "outcome": "error" if episode.status == "error" else "success" if episode.success else "failure",
+        "outcome": "error" if episode.failed else "success" if episode.success else "failure",
         "status": episode.status,
         "error": cut(episode.error),
         "reward": round(episode.total_reward, 4),

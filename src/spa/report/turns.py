@@ -198,7 +198,7 @@ def _mixed(episodes: Sequence[Episode], limit: int) -> list[Episode]:
     for number, episode in enumerate(episodes):
         world = (episode.group, episode.seed)
         # False sorts first: an episode without an error, a world not shown yet.
-        ranked[episode.success].append((episode.status == "error", world in worlds, number, episode))
+        ranked[episode.success].append((episode.failed, world in worlds, number, episode))
         worlds.add(world)
     pairs = zip_longest(*(sorted(side, key=lambda entry: entry[:3]) for side in ranked.values()))
     return [entry[3] for pair in pairs for entry in pair if entry][: max(limit, 0)]

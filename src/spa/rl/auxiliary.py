@@ -88,7 +88,7 @@ def world_model_examples(
         transitions: one row per move, as in stage 1 with ``selfplay.rows=transitions``, with the loss on the whole response.
         context: tokens that the model can attend to, if known; longer rows are left out, as in stage 2.
     """
-    usable = [i for i, episode in enumerate(episodes) if episode.status != "error" and episode.turns]
+    usable = [i for i, episode in enumerate(episodes) if not episode.failed and episode.turns]
     if not usable:
         return []
     count = max(1, round(fraction * len(usable)))

@@ -176,7 +176,7 @@ def _lengths(cfg: Config, task: Task, chat: Chat, *, rows: bool) -> Lengths:
     worlds = _worlds(cfg, task)
     engine = RandomEngine(chat, random_responder(task))
     sampling = dataclasses.replace(sampling_for(task, cfg.sampling), processes=1)
-    episodes = [e for e in rollout(engine, chat, task, worlds, sampling, seed=0) if e.status != "error"]
+    episodes = [e for e in rollout(engine, chat, task, worlds, sampling, seed=0) if not e.failed]
     if not episodes:
         raise ValueError("every world failed")
     turns = sum(len(episode.turns) for episode in episodes)

@@ -21,7 +21,7 @@ def group_indices(episodes: Sequence[Episode]) -> Groups:
     """Indices of the usable episodes by group, in order; failed ones (``status="error"``) are left out."""
     groups: Groups = defaultdict(list)
     for index, episode in enumerate(episodes):
-        if episode.status != "error":
+        if not episode.failed:
             groups[episode.group].append(index)
     return dict(groups)
 
@@ -62,9 +62,11 @@ def select_groups(groups: Groups, scores: Sequence[float], tasks: Sequence[int],
     for group, members in groups.items():
         by_task[tasks[members[0]]][group] = members
     if config.dynamic_groups:
-        found = [informative(part, scores) for part in by_task.values()]
+        by_information = [informative(part, scores) for part in by_task.values()]
         # The first of each task before all others: a task that is seldom won is trained on, too.
-        places = sorted(((i + 0.5) / len(part) if i else 0.0, group) for part in found for i, group in enumerate(part))
+        places = sorted(
+            ((i + 0.5) / len(part) if i else 0.0, group) for part in by_information for i, group in enumerate(part)
+        )
         chosen = {group for _, group in places[: config.dynamic_groups]}
     else:
         kind, ratio = config.filter, config.filter_ratio

@@ -35,7 +35,7 @@ class PlayMemory:
     process: int
 
     @property
-    def kept(self) -> int:
+    def resident(self) -> int:
         return self.weights
 
     @property
@@ -68,7 +68,7 @@ class PPOMemory:
     saving: int = 0
 
     @property
-    def kept(self) -> int:
+    def resident(self) -> int:
         return self.states
 
     @property

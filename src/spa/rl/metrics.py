@@ -30,7 +30,7 @@ class Sums:
 
 def rollout_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Means over a step's training episodes, under the names ``train/*``."""
-    played = [episode for episode in episodes if episode.status != "error"]
+    played = [episode for episode in episodes if not episode.failed]
     metrics = {"train/errors": float(len(episodes) - len(played))}
     if not played:
         return metrics

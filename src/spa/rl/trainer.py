@@ -52,6 +52,8 @@ _SHOWN = {  # beside the bar; the first ones fit on a narrow terminal
     "format": "train/format_rate",
     "score": "train/score",
 }
+# What a checkpoint holds of the trainer itself, beside ``played``.
+_COUNTED = ("step", "episodes", "actions", "empty_steps", "skipped_steps", "best_score", "best_reward", "best_step")
 _EMPTY_STEPS = 3  # steps in a row without a usable episode before giving up
 
 
@@ -214,7 +216,7 @@ class PPOTrainer:
                 metrics |= self._update([episodes[i] for i in chosen], [tasks[i] for i in chosen], rng, step)
             else:
                 self._count_empty(episodes)
-                alike = any(episode.status != "error" for episode in episodes)
+                alike = not all(episode.failed for episode in episodes)
                 self._say_alike(alike, step, critic=False)
                 metrics |= {"rollout/all_equal": 1.0} if alike else {}
         finally:  # after the update, which adds its estimates; also where it fails, to see what was played
@@ -272,7 +274,7 @@ class PPOTrainer:
     def _count_empty(self, episodes: Sequence[Episode]) -> None:
         """Counts a skipped step; raises ValueError if every episode failed in several steps in a row."""
         self.skipped_steps += 1
-        if any(episode.status != "error" for episode in episodes):
+        if not all(episode.failed for episode in episodes):
             self.empty_steps = 0
             return
         self.empty_steps += 1
@@ -338,7 +340,7 @@ class PPOTrainer:
     def _observe_curriculum(self, episodes: Sequence[Episode], tasks: Sequence[int]) -> dict[str, float]:
         members: dict[int, list[bool]] = {}
         for episode, index in zip(episodes, tasks, strict=True):
-            if episode.status != "error":
+            if not episode.failed:
                 members.setdefault(index, []).append(episode.success)
         success = {index: float(np.mean(won)) for index, won in members.items()}
         metrics = self.curriculum.metrics(success, self.labels)
@@ -415,12 +417,8 @@ class PPOTrainer:
 
     def _save(self) -> None:
         state: dict[str, Any] = {
-            "step": self.step,
+            **{name: getattr(self, name) for name in _COUNTED},
             "played": sorted(self.played.items()),
-            "episodes": self.episodes,
-            "actions": self.actions,
-            "best_reward": self.best_reward,
-            **{name: getattr(self, name) for name in ("empty_steps", "skipped_steps", "best_score", "best_step")},
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
             "failed": [[failures.seen, failures.count] for failures in self.failures],
@@ -441,15 +439,12 @@ class PPOTrainer:
     def _restore(self, folder: Path) -> None:
         """Restores a checkpoint; the actor's weights were already loaded from the same folder when the policy was made."""
         state = load_state(folder)
-        self.step = int(state["step"])
+        for name in _COUNTED:
+            setattr(self, name, state[name])
         self.played = dict(state["played"])
-        self.episodes, self.empty_steps = int(state["episodes"]), int(state["empty_steps"])
-        self.actions, self.skipped_steps = int(state["actions"]), int(state["skipped_steps"])
-        self.best_score, self.best_step = float(state["best_score"]), int(state["best_step"])
-        self.best_reward = float(state.get("best_reward", math.inf))
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
-        for failures, counts in zip(self.failures, state.get("failed", ()), strict=False):
+        for failures, counts in zip(self.failures, state["failed"], strict=True):
             failures.seen, failures.count = counts
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
             # The critic's network was copied from the initial model.

@@ -60,8 +60,10 @@ def unused(cfg: Config, settings: Sequence[str]) -> list[str]:
     """A line for each ``key=value`` setting of a command that one process does not use."""
     if cfg.launcher != "local" or ranks.under_torchrun():
         return []
-    given = [setting for setting in settings if split_override(setting)[0] in ("nproc", "scale.shards")]
-    return [f"{setting} has no effect with launcher=local: set launcher=torchrun or launcher=ray" for setting in given]
+    launching = [setting for setting in settings if split_override(setting)[0] in ("nproc", "scale.shards")]
+    return [
+        f"{setting} has no effect with launcher=local: set launcher=torchrun or launcher=ray" for setting in launching
+    ]
 
 
 class Lost(Exception):

@@ -139,7 +139,7 @@ def _remember(known: Known, episode: Episode) -> None:
     """Adds what the last turn showed. An action that made the world fail was tried, and nothing can be tried after it."""
     turn = episode.turns[-1]
     moves = transitions_of(turn)
-    if episode.status == "error" and len(moves) < len(turn.actions):
+    if episode.failed and len(moves) < len(turn.actions):
         moves.append(Transition(turn.next_state, turn.actions[len(moves)], turn.next_state, 0.0, ended=True))
     for move in moves:
         known.setdefault(move.state, {})[move.action] = move

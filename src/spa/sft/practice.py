@@ -31,7 +31,7 @@ from spa.data.ground_truth import Row, deduplicate, is_move
 from spa.data.layouts import data_files, read_rows, write_rows
 from spa.data.select import select_rows
 from spa.data.transitions import (
-    LAYOUTS,
+    RESPONSE_FORMATS,
     each_move_once,
     read_outcome,
     repeat_rare,
@@ -109,7 +109,7 @@ def lesson_rows(
     Raises:
         ValueError: a larger share than ``env.max_failed`` of the worlds fails.
     """
-    layout, agent = LAYOUTS[task.agent.style], task.agent
+    form, agent = RESPONSE_FORMATS[task.agent.style], task.agent
     env = task.make_env()
     left = task.env.max_actions
     depth = min(config.depth, left)
@@ -133,12 +133,12 @@ def lesson_rows(
                     extra = {"seed": world.seed, "content": world.content, "turn": met}
                     prompt = state_prompt(task, shown.base, state, left - met)
                     for action in best_actions(lesson.values):
-                        response = layout.choice(action) if agent.think else layout.answer.format(action)
+                        response = form.choice(action) if agent.think else form.answer.format(action)
                         result.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
                     prompt = state_prompt(world_model_task, shown.world_model, state, left - met)
                     for action, value in lesson.values.items() if values else ():
                         if np.isfinite(value):
-                            response = layout.valued(state, action, value)
+                            response = form.valued(state, action, value)
                             result.values.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
             world_model.forget()
             bar.advance(len(chunk), rows=len(result.plans), solved=result.solved)
@@ -229,7 +229,7 @@ def _play(cfg: Config, model: str, number: int, out: Path) -> dict[str, Any]:
         )
     world_model_task = make_task(windowed, state_format=cfg.selfplay.state_format, prompt="world_model")
     play = cfg.selfplay
-    rows = transition_rows((e for e in episodes if e.status != "error"), world_model_task, play.states)
+    rows = transition_rows((e for e in episodes if not e.failed), world_model_task, play.states)
     rows = select_rows(rows, play, seeds.run)[0]
     if play.states == "shuffled":  # afterwards no move is recognised
         rows = shuffle_moves(rows, cfg.agent.style, seeds.run)

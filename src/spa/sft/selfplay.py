@@ -144,7 +144,7 @@ def _write(cfg: Config, out: Path, worlds: list[World], shown: list[World], epis
     play = cfg.selfplay
     write_episodes(out / "episodes.jsonl", episodes)
 
-    played = [episode for episode in episodes if episode.status != "error"]
+    played = [episode for episode in episodes if not episode.failed]
     if not played:
         raise ValueError(f"every episode of self-play failed; the first error: {episodes[0].error}")
     train, val, reasons = rows_for_training(cfg, played)

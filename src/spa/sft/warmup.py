@@ -20,7 +20,7 @@ from spa.common.progress import note
 from spa.config.schema import Config, SamplingConfig
 from spa.data.ground_truth import Row, rejection, rows_of
 from spa.data.layouts import write_rows
-from spa.data.transitions import LAYOUTS
+from spa.data.transitions import RESPONSE_FORMATS
 from spa.scale import ranks
 
 POOL = 32  # worlds that examples and warm-up rows come from
@@ -114,7 +114,7 @@ def random_episodes(task: Task, worlds: Sequence[World], seed: int) -> Iterator[
                 job = Job(world, group, member)
                 episode = converse(engine, task, job, SamplingConfig(), seed=seed, stop=threading.Event(), host=host)
                 failures.add([episode])
-                if episode.status == "error":
+                if episode.failed:
                     continue
                 for turn in episode.turns:
                     turn.response = _written(task, turn) if turn.executed else turn.response
@@ -126,10 +126,8 @@ def random_episodes(task: Task, worlds: Sequence[World], seed: int) -> Iterator[
 
 def _written(task: Task, turn: Turn) -> str:
     """The response that takes the turn's executed actions, with their names as thought and the true states."""
-    layout, agent = LAYOUTS[task.agent.style], task.agent
+    form, agent = RESPONSE_FORMATS[task.agent.style], task.agent
     actions = f" {agent.action_sep} ".join(turn.executed)
     if not agent.think:
-        return layout.answer.format(actions)
-    return (
-        layout.guess(turn.state, actions, turn.next_state) if agent.prompt == "world_model" else layout.choice(actions)
-    )
+        return form.answer.format(actions)
+    return form.guess(turn.state, actions, turn.next_state) if agent.prompt == "world_model" else form.choice(actions)
