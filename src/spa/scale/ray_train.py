@@ -31,7 +31,7 @@ def ray_train(cfg: Config, words: Sequence[str], folder: Path) -> None:
         from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
         from ray.train.torch import TorchConfig, TorchTrainer
     except ImportError as error:
-        raise ValueError(f'launcher=ray needs the extra ray: pip install "spa-agent[ray]" ({error})') from error
+        raise ValueError(f"launcher=ray needs the extra ray: pip install 'spa-agent[ray]' ({error})") from error
     if not ray.is_initialized():
         ray.init(logging_level="WARNING")
     gpus = int(ray.cluster_resources().get("GPU", 0))

@@ -166,7 +166,7 @@ def _from_hub(name: str, skip_bad_rows: bool) -> Problems:
         import datasets
     except ImportError:
         raise ValueError(
-            f"the data set {name} needs the package datasets: pip install spa-agent[data], or give a file as data"
+            f"the data set {name} needs the package datasets: pip install 'spa-agent[data]', or give a file as data"
         ) from None
     try:
         table = datasets.load_dataset(name, split="train")

@@ -29,7 +29,7 @@ def bm25s() -> ModuleType:
     try:
         import bm25s as package
     except ImportError:
-        raise ValueError("the world 'webshop' needs bm25s for its search: pip install spa-agent[webshop]") from None
+        raise ValueError("the world 'webshop' needs bm25s for its search: pip install 'spa-agent[webshop]'") from None
     return package  # type: ignore[no-any-return]
 
 
