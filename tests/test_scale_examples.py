@@ -36,10 +36,10 @@ def dry_run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*known, "model.device_memory=80", "ppo.memory_check=false", "--dry-run"]) == 0
 
 
-def submitted(folder: Path, script: Path) -> list[str]:
-    """What the batch script gives to srun on the first of two nodes."""
+def submitted(folder: Path, script: Path, srun: str = "") -> list[str]:
+    """What the batch script gives to srun on the first of two nodes; ``srun``: what that does afterwards."""
     stub(folder, "scontrol", "echo node1; echo node2")
-    stub(folder, "srun", 'printf "%s\\n" "$@"')
+    stub(folder, "srun", f'printf "%s\\n" "$@"\n{srun}')
     slurm = {
         "SLURM_JOB_NAME": "spa",
         "SLURM_JOB_NODELIST": "node[1-2]",
@@ -49,7 +49,8 @@ def submitted(folder: Path, script: Path) -> list[str]:
         "SLURM_JOB_ID": "7",
     }
     given = {**os.environ, **slurm, "PATH": f"{folder}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", str(script)], env=given, capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", str(script)], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == (1 if srun else 0)
     return done.stdout.splitlines()
 
 
@@ -63,8 +64,10 @@ def test_the_slurm_script_runs_torchrun_with_c10d_and_resumes(tmp_path: Path, mo
     command = words[words.index("-m") + 1 :]
     dry_run(command, monkeypatch)
     assert "--resume" not in command
-    (tmp_path / "runs" / "spa").mkdir(parents=True)
-    (tmp_path / "runs" / "spa" / "run.json").write_text("{}")
+    run = tmp_path / "runs" / "spa"
+    words = submitted(tmp_path, script, f"mkdir -p {run}; touch {run}/run.json; exit 1")
+    attempts = [word for word in words if word.startswith("--rdzv-id=")]
+    assert attempts == [f"--rdzv-id=7.{attempt}" for attempt in (1, 2, 3, 4)] and words.count("--resume") == 3
     assert submitted(tmp_path, script)[-1] == "--resume"
     options = [line.split()[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--requeue"} <= set(options)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import MambaConfig
 
 from spa.config.load import load_config
@@ -101,11 +102,17 @@ def test_shards_divide_states_and_gather_a_layer() -> None:
 
 
 def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_meminfo", lambda name: 8 * GIB)
+    monkeypatch.setattr(memory, "_cgroup_free", lambda: None)
     cfg = load_config("sokoban", ["model.device=cpu"])
-    monkeypatch.setattr(memory, "free_memory", lambda device: 8 * GIB)
     assert fit.available(cfg) == 8 * GIB
+    to_start = load_config("sokoban", ["model.device=cpu", "launcher=torchrun", "nproc=4", "scale.shards=1"])
+    assert (fit.available(to_start), fit.shards_of(to_start)) == (2 * GIB, 1)
     under_torchrun(monkeypatch, 4)
-    assert fit.available(cfg) == 2 * GIB
+    assert fit.available(cfg) == fit.available(to_start) == memory.free_memory(torch.device("cpu")) == 2 * GIB
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # on each of two machines
+    assert fit.available(cfg) == 4 * GIB
+    assert fit.shards_of(load_config("sokoban", ["launcher=torchrun", "nproc=8"])) == 4, "those that were started"
 
 
 def test_the_engines_copy_of_the_weights(big: str) -> None:

@@ -22,6 +22,7 @@ from spa.rl.critic import Critic, make_critic
 from spa.rl.learner import Learner
 from spa.rl.reference import Reference
 from spa.rl.update import TrainingDiverged, score_tokens, set_advantages, update
+from spa.scale import ranks
 from tests.models.networks import network, with_images
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
@@ -417,9 +418,10 @@ def test_a_learner_with_adapters_is_restored_from_them_alone(episodes) -> None:
     assert torch.equal(flat(one.critic.parameters()), flat(other.critic.parameters()))
 
 
-def test_dropout_of_a_step_is_the_steps_seeds(episodes) -> None:
+def test_dropout_of_a_step_is_the_steps_seeds_and_another_on_another_rank(episodes, monkeypatch) -> None:
     after = []
-    for noise in (0, 1):
+    for noise, rank in ((0, 0), (1, 0), (0, 1)):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
         policy = tiny_policy()
         config = tiny_config(mini_batches=1, lora_rank=4, lora_alpha=8, lora_dropout=0.5, estimator="grpo").ppo
         add_lora(policy.model, config, 4)
@@ -427,7 +429,8 @@ def test_dropout_of_a_step_is_the_steps_seeds(episodes) -> None:
         torch.manual_seed(noise)
         step(policy, Learner(policy.model, None, config, 1.0), episodes)
         after.append(flat(policy.model.parameters()))
-    assert torch.equal(*after)
+    assert torch.equal(after[0], after[1])
+    assert not torch.equal(after[0], after[2])
 
 
 # Precision

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spa.runs.folder import RunFolder
 from tests.scale.breaking import RUN, break_at, environment, spa
 from tests.scale.test_run import assert_same_run
 from tests.scale.tools import in_ranks
@@ -19,6 +20,8 @@ def test_an_exception_on_one_rank_is_one_message(tmp_path: Path) -> None:
     code, messages, _ = break_at(tmp_path, "raise", "PPO step 2")
     assert code == 2
     assert messages == "Error: rank 1, PPO step 2: RuntimeError: broken on purpose"
+    recorded = RunFolder(tmp_path / "run").last_command()["error"]
+    assert recorded == "ValueError: rank 1, PPO step 2: RuntimeError: broken on purpose"
 
 
 def test_a_killed_rank_ends_all(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from spa.agent.policy import Policy, make_task
+from spa.cli import main
 from spa.config.load import load_config, load_variant
 from spa.config.schema import Config, VariantConfig
 from spa.evaluate import calibration, perplexity
@@ -51,8 +53,8 @@ def collectives() -> list[object]:
 
 def test_sums_passes_and_errors_of_two_ranks() -> None:
     first, second = in_ranks(collectives, 2)
-    for sums, _, main, caught in (first, second):
-        assert sums == {"a": 2.0, "b": 2.0} and main == 0 and "invalid literal" in caught
+    for sums, _, of_main, caught in (first, second):
+        assert sums == {"a": 2.0, "b": 2.0} and of_main == 0 and "invalid literal" in caught
     assert len(first[1]) == len(second[1])
     counted = [i for passes in (first[1], second[1]) for indices, counts in passes if counts for i in indices]
     assert sorted(counted) == [0, 1, 2, 3]
@@ -182,6 +184,7 @@ def test_one_process_imports_no_distributed_code() -> None:
     ("variables", "message"),
     [
         ({"RANK": "x", "WORLD_SIZE": "2"}, "Error: RANK=x and WORLD_SIZE=2 must be numbers"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, "Error: torchrun --max-restarts"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "Error: cannot join the other ranks at 127.0.0.1:"),
     ],
 )
@@ -198,6 +201,49 @@ def test_ranks_that_do_not_meet(tmp_path: Path, variables: dict[str, str], messa
     )
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error")]
     assert done.returncode == 2 and line.startswith(message) and "Traceback" not in done.stderr
+
+
+def test_the_main_rank_alone_prints_a_dry_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for rank in ("0", "1"):
+        for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+            monkeypatch.setenv(name, value)
+        assert main(["run", "frozen_lake", "--dry-run"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "ppo spa" in printed[0] and printed[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["nproc=3", "model.device=auto"], "nproc=3 is more than the 2 GPUs"),
+        (["model.device=cuda:1"], "set it to auto or cuda"),
+    ],
+)
+def test_each_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    launch.check(load_config("frozen_lake", ["launcher=torchrun"]), [])
+    launch.check(load_config("frozen_lake", ["launcher=torchrun", "nproc=3", "model.device=cpu"]), [])
+    with pytest.raises(ValueError, match=message):
+        launch.check(load_config("frozen_lake", ["launcher=torchrun", *settings]), [])
+
+
+def test_torchrun_prints_what_a_rank_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    for error, says in ((ValueError("no such model"), "no such model"), (KeyError("defect"), "KeyError: 'defect'")):
+        try:
+            raise error
+        except Exception as raised:
+            launch.record(raised)
+        report = str(
+            ChildFailedError("spa", {0: ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(file))})
+        )
+        assert f"rank 0: {says}" in report
+        assert ("Traceback (most" in report) == isinstance(error, KeyError)
 
 
 def test_one_process_says_what_it_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:

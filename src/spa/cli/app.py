@@ -112,8 +112,6 @@ def _main(argv: Sequence[str] | None) -> int:
             raise ValueError("an argument is empty: a shell variable that is not set?")
         if sum(word.partition("=")[0] == "--variant" for word in words) > 1:
             raise ValueError("--variant is given twice: a command takes one; `spa run` trains all of variants=[...]")
-        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun --max-restarts
-            words.append("--resume")
         code = _call(words)
         sys.stdout.flush()
     except Interrupted as error:
@@ -392,7 +390,10 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
     from spa.common.progress import note, set_quiet
     from spa.scale import ranks
 
-    set_quiet(options.quiet or (ranks.under_torchrun() and os.environ["RANK"] != "0"))  # the main rank speaks
+    other_rank = ranks.under_torchrun() and os.environ["RANK"] != "0"
+    set_quiet(options.quiet or other_rank)  # the main rank speaks
+    if options.dry_run and other_rank:
+        return
     begun = f"spa {__version__} {command}"
     at_once = sys.stderr.isatty() and not options.dry_run and not is_rank()
     if at_once:  # reading the config takes a second
@@ -449,7 +450,12 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
                 print(f"# {redact(line)}".rstrip())
         elif launch.needed(cfg):
             launch.check(cfg, variants)
-            launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
+            try:
+                launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
+            except ValueError as error:
+                if run.info() != record:  # the ranks began; the main one may know only that another ended
+                    run.close(error)
+                raise
         else:
             with ranks.joined(cfg.scale, cfg.model.device):
                 folder = ranks.gather(folder)[0]  # its name has the time

@@ -46,12 +46,16 @@ def device_type(cfg: Config) -> str:
     return "cuda" if cfg.model.device_memory else pick_device(cfg.model.device).type
 
 
+def ranks_of(cfg: Config) -> int:
+    """The number of ranks: torchrun's, or those that the launcher will start."""
+    if ranks.under_torchrun() or cfg.launcher == "local":
+        return ranks.started()
+    return max(1, cfg.nproc or torch.cuda.device_count())
+
+
 def shards_of(cfg: Config) -> int:
-    """Processes that the weights are divided among: torchrun's, or those that the launcher will start."""
-    count = ranks.started()
-    if cfg.launcher != "local":
-        count = max(count, cfg.nproc or torch.cuda.device_count())
-    return min(cfg.scale.shards or count, count)
+    """Ranks that the weights are divided among."""
+    return min(cfg.scale.shards or ranks_of(cfg), ranks_of(cfg))
 
 
 def available(cfg: Config) -> int | None:
@@ -60,7 +64,8 @@ def available(cfg: Config) -> int | None:
         return int(cfg.model.device_memory * _USABLE * GIB)
     device = pick_device(cfg.model.device)
     free = memory.free_memory(device)
-    return free if free is None or device.type != "cpu" else free // shards_of(cfg)
+    to_be_started = 1 if ranks.under_torchrun() else ranks_of(cfg)  # others are counted in what is free
+    return free if free is None or device.type != "cpu" else free // to_be_started
 
 
 def fits(cfg: Config, need: Need, room: int) -> bool:

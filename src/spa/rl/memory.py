@@ -8,7 +8,7 @@ from typing import Any
 
 from spa.config.schema import Config
 from spa.config.training import WITH_VALUES
-from spa.models.fit import check_fits
+from spa.models.fit import check_fits, ranks_of
 from spa.models.load import bytes_of, context_length, load_config
 from spa.models.memory import (
     PROCESS,
@@ -150,7 +150,7 @@ def memory_estimate(cfg: Config, device: str, shards: int, *, local_only: bool =
     states = sum(each.weights + each.optimizer for each in networks)
     if config.needs_reference and not (config.lora_rank and config.reference is None):
         states += count_parameters(model) * weights // shards
-    rows = min(cfg.sampling.batch_size, -(-config.groups * config.group_size // shards))
+    rows = min(cfg.sampling.batch_size, -(-config.groups * config.group_size // max(shards, ranks_of(cfg))))
     copy, row = _engine(cfg, model, device, adapters=bool(config.lora_rank))
     return PPOMemory(
         states=states,

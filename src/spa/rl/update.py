@@ -70,7 +70,7 @@ def update(
     try:
         with torch.random.fork_rng(devices=[learner.actor.device] if learner.actor.device.type == "cuda" else []):
             seed = int(rng.integers(2**63))
-            torch.manual_seed(seed)  # for dropout, if any
+            torch.manual_seed(seed + ranks.rank())  # for dropout, if any: each rank has other rows
             order = np.random.default_rng(seed)  # mini-batches are the same with and without the auxiliary loss
             for _ in range(config.epochs):
                 count = min(config.mini_batches, len(sequences))

@@ -128,6 +128,7 @@ class Stage:
         self.folder = folder
         self.title = title
         ranks.set_place(title)
+        self._cpu_begun = training_time().cpu
         self.finished, self.resume = ranks.on_main(lambda: self._open(resume, keep, remake))
 
     def _open(self, resume: bool, keep: bool, remake: bool) -> tuple[bool, bool]:
@@ -208,10 +209,12 @@ class Stage:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and reports how long it took."""
-        ranks.on_main(lambda: self._finish(result))
+        others = sum(ranks.gather(training_time().cpu - self._cpu_begun)[1:])
+        ranks.on_main(lambda: self._finish(result, others))
 
-    def _finish(self, result: Mapping[str, Any]) -> None:
-        elapsed = self._elapsed()
+    def _finish(self, result: Mapping[str, Any], others: float) -> None:
+        """``others``: CPU seconds of the other ranks."""
+        elapsed = self._elapsed() + Elapsed(cpu=others)
         atomic_write(self.folder / DONE, write_record(self.folder, {**elapsed.record(), **result}))
         _clear(self.folder)
         note(f"{self.title}: {duration(elapsed.wall)}")

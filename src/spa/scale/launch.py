@@ -50,6 +50,10 @@ def check(cfg: Config, variants: Sequence[VariantConfig]) -> None:
     for what, wanted in one_process.items():
         if wanted:
             raise ValueError(f"{what} needs one process: use launcher=local")
+    if ":" in cfg.model.device:
+        raise ValueError(
+            f"model.device={cfg.model.device} is one GPU: set it to auto or cuda, so that each rank has its own"
+        )
     if cfg.launcher != "ray" or cfg.nproc or ranks.under_torchrun():  # else one per GPU of the Ray cluster
         import torch
 
@@ -97,11 +101,13 @@ def count_of(cfg: Config, gpus: int) -> int:
     """The number of ranks: those that this process is one of, else ``nproc``, else one per GPU.
 
     Raises:
-        ValueError: there is none, or ``scale.shards`` does not divide it.
+        ValueError: there is none, ``scale.shards`` does not divide it, or this machine has fewer GPUs.
     """
     count = ranks.world() if ranks.under_torchrun() else cfg.nproc or gpus
     if not count:
         raise ValueError(f"launcher={cfg.launcher} needs nproc, the number of processes: there is no GPU to count")
+    if cfg.launcher == "torchrun" and not ranks.under_torchrun() and cfg.model.device != "cpu" and 0 < gpus < count:
+        raise ValueError(f"nproc={count} is more than the {gpus} GPUs of this machine: each rank needs its own")
     if count % (cfg.scale.shards or count):
         raise ValueError(f"scale.shards={cfg.scale.shards} does not divide the {count} ranks")
     return count
@@ -177,7 +183,8 @@ def record(error: BaseException) -> None:
         if silent:
             text = f"{silent} was lost: it ended, or did not answer {ranks.place()}, for scale.timeout seconds"
     details = {"timestamp": str(int(time.time())), "lost": lost}
-    details["py_callstack"] = "".join(traceback.format_exception(error))
+    shown = text if isinstance(error, (ValueError, OSError)) else f"{''.join(traceback.format_exception(error))}{text}"
+    details["py_callstack"] = shown  # all that torchrun itself prints
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         with open(path, "w", encoding="utf-8") as file:

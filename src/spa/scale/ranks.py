@@ -69,6 +69,11 @@ def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
 
     die_with_parent()  # else a rank would go on and hold the run's lock
     number = started()
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        raise ValueError(
+            "torchrun --max-restarts: ranks that it starts again read each other's old addresses and do not meet. Leave it out and "
+            "give the command again with --resume, as examples/scale/train.sbatch does, or use launcher=torchrun"
+        )
     if torch.cuda.is_available() and device != "cpu":
         local = int(os.environ.get("LOCAL_RANK", 0))
         torch.cuda.set_device(local if torch.cuda.device_count() > 1 else 0)  # one: a scheduler shows each rank its own
@@ -107,6 +112,11 @@ def started() -> int:
             f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']} must be numbers, as torchrun sets them; for one "
             "process unset them"
         ) from None
+
+
+def on_machine() -> int:
+    """The number of ranks on this machine, which share its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", started())) if under_torchrun() else 1
 
 
 def _give_memory_back() -> None:

@@ -160,7 +160,8 @@ class SFTTrainer:
         sums = {"loss": 0.0}
         device = self.model.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(int(np.random.SeedSequence([self.seed, self.step]).generate_state(1)[0]))
+            seed = int(np.random.SeedSequence([self.seed, self.step]).generate_state(1)[0])
+            torch.manual_seed(seed + ranks.rank())  # for dropout, if any: each rank has other rows
             parts = loss_sums(
                 self.model, batch, config.micro_batch_tokens, packing=config.packing, precision=config.precision
             )
