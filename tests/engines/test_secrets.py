@@ -24,6 +24,7 @@ from spa.engines.openai import OpenAIEngine
 from spa.report.collect import collect
 from spa.runs.folder import RunFolder
 from spa.runs.stage import Stage
+from spa.runs.trackers import Trackers
 from tests.engines.conftest import Server
 from tests.engines.test_openai import ask
 
@@ -265,7 +266,7 @@ def test_a_key_written_into_a_config(out: Path, capsys: pytest.CaptureFixture[st
 
 def test_trackers_get_none(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("spa.runs.stage.make_trackers", lambda *args: given.append(args) or [])
+    monkeypatch.setattr("spa.runs.stage.make_trackers", lambda *args, **rest: given.append(args) or Trackers())
     cfg = load_config("frozen_lake", [f"engine.model={KEY}", f"name={KEY}"])
     with Stage(out, "SFT", resume=False).metrics(cfg):
         pass

@@ -14,7 +14,7 @@ from spa.config.load import load_config
 from spa.evaluate.samples import SAMPLES, write_samples
 from spa.evaluate.summary import EvalResult
 from spa.report.track import track_comparison, track_evaluation
-from spa.runs.trackers import Tracker
+from spa.runs.trackers import Tracker, Trackers
 
 CFG = load_config("frozen_lake", ["report.trackers=[wandb]", "variants=[vanilla]"])
 
@@ -23,11 +23,14 @@ CFG = load_config("frozen_lake", ["report.trackers=[wandb]", "variants=[vanilla]
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     made: list[tuple[Any, ...]] = []
 
-    def make(names: list[str], folder: Path, name: str, config: Mapping[str, Any]) -> list[Tracker]:
+    def make(names: list[str], folder: Path, name: str, config: Mapping[str, Any]) -> Trackers:
         made.append(("start", name, config["name"]))
-        return [
-            Tracker(lambda *a: made.append(("log", *a)), lambda: made.append(("close",)), lambda *a: made.append(a))
-        ]
+        tracker = Tracker(
+            lambda *a: made.append(("log", *a)),
+            lambda failed: made.append(("close", failed)),
+            lambda *a: made.append(a),
+        )
+        return Trackers({"mine": lambda: tracker})
 
     monkeypatch.setattr("spa.report.track.make_trackers", make)
     return made
@@ -59,7 +62,7 @@ def test_an_evaluation(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
         "actions": "Up",
         "last response": "<answer>Up",
     }
-    assert close == ("close",)
+    assert close == ("close", False)
 
 
 def test_the_comparison(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:

@@ -13,20 +13,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spa.common.progress import set_quiet
 from spa.runs.metrics import MetricsLog, read_metrics
-from spa.runs.trackers import make_trackers
+from spa.runs.trackers import Tracker, Trackers, check_trackers, make_trackers
 
 
 class Recorder:
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, dict[str, float]]] = []
-        self.closed = 0
+    """A tracker; ``breaks``: the call that raises."""
 
-    def log(self, step: int, metrics: Any) -> None:
-        self.calls.append((step, dict(metrics)))
+    def __init__(self, breaks: str = "") -> None:
+        self.breaks = breaks
+        self.calls: list[tuple[Any, ...]] = []
 
-    def close(self) -> None:
-        self.closed += 1
+    def _called(self, *call: Any) -> None:
+        print("a tracker's own line")
+        self.calls.append(call)
+        if call[0] == self.breaks:
+            raise RuntimeError("no connection")
+
+    def trackers(self) -> Trackers:
+        self._called("start")
+        tracker = Tracker(
+            lambda step, metrics: self._called("log", step, dict(metrics)),
+            lambda failed: self._called("close", failed),
+        )
+        return Trackers({"mine": lambda: tracker})
 
 
 def test_lines_are_plain_json(tmp_path: Path) -> None:
@@ -119,42 +130,110 @@ def test_a_damaged_middle_is_an_error(tmp_path: Path) -> None:
         read_metrics(tmp_path / "m")
 
 
-def test_trackers_get_the_finite_numbers(tmp_path: Path) -> None:
-    tracker = Recorder()
-    with MetricsLog(tmp_path / "m", [tracker]) as log:
+def test_trackers_get_the_finite_numbers_and_how_it_ended(tmp_path: Path) -> None:
+    good, bad = Recorder(), Recorder()
+    with MetricsLog(tmp_path / "m", good.trackers()) as log:
         log.log(4, {"a": 1, "b": float("nan"), "c": "text", "d": 2.5})
-    assert tracker.calls == [(4, {"a": 1.0, "d": 2.5})]
-    assert tracker.closed == 1
+    assert good.calls == [("start",), ("log", 4, {"a": 1.0, "d": 2.5}), ("close", False)]
+    with pytest.raises(KeyboardInterrupt), MetricsLog(tmp_path / "m", bad.trackers()):
+        raise KeyboardInterrupt
+    assert bad.calls[-1] == ("close", True)
+
+
+@pytest.mark.parametrize("breaks", ["log", "close"])
+def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], breaks: str) -> None:
+    broken = Recorder(breaks)
+    with MetricsLog(tmp_path / "m", broken.trackers()) as log:
+        for step in (1, 2):
+            log.log(step, {"x": 1})
+    assert [record["step"] for record in read_metrics(tmp_path / "m")] == [1, 2]
+    assert len(broken.calls) == {"log": 2, "close": 4}[breaks]
+    said = capsys.readouterr().err
+    assert said.count("report.trackers: mine failed and gets no more (RuntimeError: no connection)") == 1
+
+
+def test_one_that_cannot_be_started_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with MetricsLog(tmp_path / "m", make_trackers(["wandb"], tmp_path, "run", {})) as log:
+        log.log(1, {"x": 1})
+    assert "wandb is not installed" in capsys.readouterr().err
+
+
+def test_what_trackers_print_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet in (False, True):
+        set_quiet(quiet)
+        trackers = Recorder().trackers()
+        capsys.readouterr()
+        trackers.close()
+        out, err = capsys.readouterr()
+        assert out == "" and ("own line" in err) != quiet
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
-def test_a_missing_package_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("spa.runs.trackers.find_spec", lambda module: None)
     with pytest.raises(ValueError, match=rf"{name} is not installed; .*spa-agent\[{name}\]"):
-        make_trackers([name], tmp_path, "run", {})
+        check_trackers([name])
+
+
+def test_wandb_needs_a_key_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb: Any = types.ModuleType("wandb")
+    wandb.login = lambda prompt, verify: False
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(ValueError, match="wandb has no API key: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE"):
+        check_trackers(["wandb"])
+    wandb.login = lambda prompt, verify: True
+    check_trackers(["wandb"])
+    wandb.login = None
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_trackers(["wandb"])
+
+
+def test_a_resumed_tensorboard_has_no_step_twice(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for steps, resumed_at in (((1, 2, 3, 4, 5), None), ((4, 5, 6), 3)):
+        trackers = make_trackers(["tensorboard"], tmp_path, "run", resumed_at=resumed_at)
+        for step in steps:
+            trackers.log(step, {"x": step})
+        trackers.close()
+    events = loader.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("x")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_wandb_and_trackio_are_called_as_they_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, Any]] = []
     run = types.SimpleNamespace(
         log=lambda metrics, step: calls.append(("wandb.log", (metrics, step))),
-        finish=lambda: calls.append(("wandb.finish", None)),
+        finish=lambda exit_code: calls.append(("wandb.finish", exit_code)),
     )
     wandb: Any = types.ModuleType("wandb")
-    wandb.init = lambda **kwargs: calls.append(("wandb.init", kwargs["config"])) or run
+    wandb.init = lambda **kwargs: calls.append(("wandb.init", kwargs)) or run
     trackio: Any = types.ModuleType("trackio")
-    trackio.init = lambda **kwargs: calls.append(("trackio.init", kwargs["name"]))
+    trackio.init = lambda **kwargs: calls.append(("trackio.init", kwargs["resume"]))
     trackio.log = lambda metrics, step: calls.append(("trackio.log", (metrics, step)))
     trackio.finish = lambda: calls.append(("trackio.finish", None))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    with MetricsLog(tmp_path / "m", make_trackers(["wandb", "trackio"], tmp_path, "mine", {"k": 1})) as log:
-        log.log(3, {"x": 0.5})
-    assert calls == [
-        ("wandb.init", {"k": 1}),
-        ("trackio.init", "mine"),
-        ("wandb.log", ({"x": 0.5}, 3)),
-        ("trackio.log", ({"x": 0.5}, 3)),
-        ("wandb.finish", None),
-        ("trackio.finish", None),
+    (tmp_path / "run.json").touch()
+    stage = tmp_path / "ppo"
+    for resumed_at in (None, 3):
+        trackers = make_trackers(["wandb", "trackio"], stage, "mine", {"k": 1}, resumed_at=resumed_at)
+        with MetricsLog(tmp_path / "m", trackers) as log:
+            log.log(3, {"x": 0.5})
+    (_, first), (_, second) = (call for call in calls if call[0] == "wandb.init")
+    assert first == second
+    assert first["config"] == {"k": 1} and first["resume"] == "allow" and first["id"]
+    assert (first["group"], first["name"]) == (tmp_path.name, f"{tmp_path.name}: mine")
+    assert [call for call in calls if call[0] != "wandb.init"] == [
+        call
+        for resume in ("never", "allow")
+        for call in (
+            ("trackio.init", resume),
+            ("wandb.log", ({"x": 0.5}, 3)),
+            ("trackio.log", ({"x": 0.5}, 3)),
+            ("wandb.finish", 0),
+            ("trackio.finish", None),
+        )
     ]

@@ -234,6 +234,7 @@ def test_torchrun_prints_what_a_rank_recorded(tmp_path: Path, monkeypatch: pytes
     file = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
     monkeypatch.setattr("signal.signal", lambda *args: None)
+    monkeypatch.setattr(ranks, "_place", "")
     for error, says in ((ValueError("no such model"), "no such model"), (KeyError("defect"), "KeyError: 'defect'")):
         try:
             raise error

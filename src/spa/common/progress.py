@@ -38,6 +38,11 @@ Outlook = Callable[[str, tuple[float, float] | None], str]
 _outlook: Outlook | None = None
 
 
+def is_quiet() -> bool:
+    """Whether notes and bars are off."""
+    return _quiet
+
+
 def set_quiet(quiet: bool = True) -> None:
     """Turns progress and notes off (or on again) for this process."""
     global _quiet

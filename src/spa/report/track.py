@@ -26,11 +26,11 @@ def track_evaluation(cfg: Config, variant: str, folder: Path) -> None:
         answer = episode.turns[-1].response if episode.turns else redact(episode.error)
         numbers = (episode.success, episode.status, episode.total_reward, len(episode.turns))
         rows.append((episode.seed, episode.member, *numbers, actions, answer))
-    for tracker in make_trackers(cfg.report.trackers, folder, redact(f"{cfg.name}, evaluation, {variant}"), shown(cfg)):
-        figures = {**result.metrics, **result.world_model}
-        tracker.log(0, {f"eval/{name}": value for name, value in figures.items()})
-        tracker.table("eval/episodes", _HEADER, rows)
-        tracker.close()
+    trackers = make_trackers(cfg.report.trackers, folder, redact(f"{cfg.name}, evaluation, {variant}"), shown(cfg))
+    figures = {**result.metrics, **result.world_model}
+    trackers.log(0, {f"eval/{name}": value for name, value in figures.items()})
+    trackers.table("eval/episodes", _HEADER, rows)
+    trackers.close()
 
 
 def track_comparison(cfg: Config, out: Path) -> None:
@@ -41,7 +41,7 @@ def track_comparison(cfg: Config, out: Path) -> None:
         return
     header, cells = comparison_cells(rows)
     table = [(row.variant, *line) for row, line in zip(rows, cells, strict=True)]
-    for tracker in make_trackers(cfg.report.trackers, out, redact(f"{cfg.name}, comparison"), shown(cfg)):
-        tracker.log(0, {f"comparison/{row.variant}": row.pass_1.mean for row in rows if row.pass_1 is not None})
-        tracker.table("comparison", ("variant", *header), table)
-        tracker.close()
+    trackers = make_trackers(cfg.report.trackers, out, redact(f"{cfg.name}, comparison"), shown(cfg))
+    trackers.log(0, {f"comparison/{row.variant}": row.pass_1.mean for row in rows if row.pass_1 is not None})
+    trackers.table("comparison", ("variant", *header), table)
+    trackers.close()

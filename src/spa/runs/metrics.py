@@ -6,13 +6,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from spa.common.files import append, atomic_write, no_link
 from spa.common.typed import Scalars, parse
-from spa.runs.trackers import Tracker
+from spa.runs.trackers import Trackers
 
 
 class MetricsLog:
@@ -25,9 +25,9 @@ class MetricsLog:
         trackers: further destinations (see ``spa.runs.trackers``).
     """
 
-    def __init__(self, path: str | os.PathLike[str], trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(self, path: str | os.PathLike[str], trackers: Trackers | None = None) -> None:
         self.path = Path(path)
-        self.trackers = list(trackers)
+        self.trackers = trackers or Trackers()
         self._repair()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -41,8 +41,7 @@ class MetricsLog:
         )
         append(self.path, line + "\n")
         numbers = {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
-        for tracker in self.trackers:
-            tracker.log(int(step), numbers)
+        self.trackers.log(int(step), numbers)
 
     def truncate_after(self, step: int) -> int:
         """Atomically drops lines logged after the checkpoint of ``step``; returns their number.
@@ -58,17 +57,15 @@ class MetricsLog:
             atomic_write(self.path, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records[:end]))
         return len(records) - end
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Closes the trackers."""
-        for tracker in self.trackers:
-            tracker.close()
-        self.trackers = []
+        self.trackers.close(failed)
 
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(failed=kind is not None)
 
     def _repair(self) -> None:
         if not self.path.is_file():

@@ -190,16 +190,13 @@ class Stage:
             yield lambda step, metrics: None
             return
         name = redact(f"{cfg.name}, {self.title}")
-        trackers = make_trackers(cfg.report.trackers, self.folder, name, shown(cfg))
-        log = MetricsLog(self.folder / "metrics.jsonl", trackers)
-        checkpoint = latest_checkpoint(self.folder)
-        if self.resume and checkpoint:
-            log.truncate_after(checkpoint[0])
-        try:
-            with self.storing_time():
-                yield log.log
-        finally:
-            log.close()
+        checkpoint = latest_checkpoint(self.folder) if self.resume else None
+        step = checkpoint[0] if checkpoint else None
+        trackers = make_trackers(cfg.report.trackers, self.folder, name, shown(cfg), resumed_at=step)
+        with MetricsLog(self.folder / "metrics.jsonl", trackers) as log, self.storing_time():
+            if step is not None:
+                log.truncate_after(step)
+            yield log.log
 
     def complete(self, work: Callable[[], Mapping[str, Any]]) -> None:
         """Does all the work of a stage without steps, and finishes it with the result."""
