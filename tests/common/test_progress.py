@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from collections.abc import Iterator
 
@@ -48,6 +49,18 @@ def test_lines_are_rare_and_the_last_one_comes() -> None:
     assert len(lines) == 10
     assert lines[0] == "PPO: 10/100 (10%), 10 s, 1 min 30 s left, loss 0.1235, success 9"
     assert lines[-1] == "PPO: 100/100, 1 min 40 s, loss 0.1235, success 99"
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_narrow_terminal_shows_count_and_time_before_the_numbers(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    out, numbers = Terminal(), {"success": 0.125, "format": 0.2581, "score": -0.2125, "entropy": 0.6365}
+    with progress(40, "PPO, variant vanilla", file=out) as bar:
+        bar.advance(13, **numbers)
+    line = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).split("PPO, variant vanilla")[-1].splitlines()[0]
+    assert re.search(r" 13/40 +0:00:\d\d +\S+ success 0.125, ", line), line
+    assert ("entropy" in line) == (width == 160)
 
 
 def test_iteration_gives_the_items_and_counts() -> None:

@@ -110,7 +110,7 @@ def test_large_products_are_not_joined(monkeypatch) -> None:
 @pytest.fixture
 def packs(monkeypatch) -> None:
     """Packs small weights, too."""
-    monkeypatch.setattr(packed, "_PACK", 0)
+    monkeypatch.setattr(packed, "BLOCKED", 0)
     if not packed.can_pack(network()):
         pytest.skip("no packed products on this machine")
 

@@ -404,7 +404,7 @@ def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"needs the package datasets: pip install spa-agent\[data\]"):
+    with pytest.raises(ValueError, match=r"needs the package datasets: pip install 'spa-agent\[data\]'"):
         MetamathQA(data="our/missing")
 
 

@@ -242,17 +242,22 @@ def duration(seconds: float) -> str:
 def _start_display(file: TextIO, clock: Callable[[], float]) -> Any:
     import rich.progress as bars
     from rich.console import Console
+    from rich.table import Column
 
     console = Console(file=file)
     shown = not _quiet and file.isatty() and console.is_terminal and not console.is_dumb_terminal
     display = bars.Progress(
         bars.TextColumn("{task.description}"),
-        bars.BarColumn(bar_width=16),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(),
-        bars.TextColumn("{task.fields[values]}", style="dim"),
+        bars.BarColumn(bar_width=8, table_column=Column(width=8)),
+        bars.MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=5)),
+        bars.TimeElapsedColumn(table_column=Column(width=7)),
+        bars.TimeRemainingColumn(table_column=Column(width=7)),
+        # Of what a narrow terminal has no room for, the values are cut first.
+        bars.TextColumn(
+            "{task.fields[values]}", style="dim", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        ),
         console=console,
+        expand=True,
         redirect_stdout=sys.stdout.isatty(),  # redirected stdout must not end up on stderr
         refresh_per_second=4,
         speed_estimate_period=3600.0,

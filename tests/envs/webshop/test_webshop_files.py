@@ -119,7 +119,7 @@ def test_settings_that_are_wrong(files, monkeypatch):
     with pytest.raises(ValueError, match="no product has attributes"):
         WebShop(products=files["products"])
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ValueError, match=r"pip install spa-agent\[webshop\]"):
+    with pytest.raises(ValueError, match=r"pip install 'spa-agent\[webshop\]'"):
         make_env("webshop")
 
 
