@@ -149,7 +149,7 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, capsys: pytest.Capture
     assert [record["step"] for record in read_metrics(tmp_path / "m")] == [1, 2]
     assert len(broken.calls) == {"log": 2, "close": 4}[breaks]
     said = capsys.readouterr().err
-    assert said.count("report.trackers: mine failed and gets no more (RuntimeError: no connection)") == 1
+    assert said.count("report.trackers: mine failed and is switched off (RuntimeError: no connection)") == 1
 
 
 def test_one_that_cannot_be_started_neither(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:

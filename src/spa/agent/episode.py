@@ -117,7 +117,7 @@ class Episode:
 
     @property
     def failed(self) -> bool:
-        """Whether the world or the engine failed: it was not lost."""
+        """Whether the world or the engine, not the policy, failed."""
         return self.status == "error"
 
     @property

@@ -128,8 +128,8 @@ class Stage:
         self.folder = folder
         self.title = title
         ranks.set_place(title)
-        self._cpu_begun = training_time().cpu
         self.finished, self.resume = ranks.on_main(lambda: self._open(resume, keep, remake))
+        self.started = training_time()
 
     def _open(self, resume: bool, keep: bool, remake: bool) -> tuple[bool, bool]:
         """Prepares the folder; returns ``finished`` and ``resume``."""
@@ -144,7 +144,6 @@ class Stage:
             note(f"{title}: resuming from {checkpoint[1]}")
         elif folder.exists() and (again or not (resume and keep)):
             remove_folder(folder)
-        self.started = training_time()
         self.before = self._elapsed_before(checkpoint is not None or (resume and keep))
         folder.mkdir(parents=True, exist_ok=True)
         return False, checkpoint is not None
@@ -206,7 +205,7 @@ class Stage:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Marks the stage as finished and reports how long it took."""
-        others = sum(ranks.gather(training_time().cpu - self._cpu_begun)[1:])
+        others = sum(ranks.gather((training_time() - self.started).cpu)[1:])
         ranks.on_main(lambda: self._finish(result, others))
 
     def _finish(self, result: Mapping[str, Any], others: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -48,7 +49,7 @@ class _Run:
 
 
 class Trackers:
-    """Several trackers as one. One that raises is told of and gets no more: ``metrics.jsonl`` has it all, and the run goes on.
+    """Several trackers as one. One that raises is switched off with a note; ``metrics.jsonl`` has everything, and the run goes on.
 
     What they print goes to stderr, or nowhere with ``--quiet``. Their start and end do not count as a stage's time.
     """
@@ -78,13 +79,13 @@ class Trackers:
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere if is_quiet() else sys.stderr):
+        with redirect_stdout(io.StringIO() if is_quiet() else sys.stderr):
             try:
                 yield
             except Exception as error:  # theirs are of many types
                 self._trackers.pop(name, None)
                 note(
-                    f"report.trackers: {name} failed and gets no more ({type(error).__name__}: {redact(first_line(error))})"
+                    f"report.trackers: {name} failed and is switched off ({type(error).__name__}: {redact(first_line(error))})"
                 )
 
 
@@ -155,7 +156,7 @@ def make_trackers(
     *,
     resumed_at: int | None = None,
 ) -> Trackers:
-    """Starts the trackers ``names``; one that cannot be started is told of.
+    """Starts the trackers ``names``; a note says which could not be started.
 
     Args:
         names: from ``tensorboard``, ``wandb``, ``trackio``.

@@ -71,8 +71,8 @@ def joined(config: ScaleConfig, device: str = "auto") -> Iterator[None]:
     number = started()
     if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         raise ValueError(
-            "torchrun --max-restarts: ranks that it starts again read each other's old addresses and do not meet. Leave it out and "
-            "give the command again with --resume, as examples/scale/train.sbatch does, or use launcher=torchrun"
+            "torchrun --max-restarts is not supported: restarted ranks read stale addresses from torchrun's store and cannot join. "
+            "Remove it and give the command again with --resume, as examples/scale/train.sbatch does, or use launcher=torchrun"
         )
     if torch.cuda.is_available() and device != "cpu":
         local = int(os.environ.get("LOCAL_RANK", 0))
