@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,6 +17,9 @@ from spa.config.load import load_config, load_variant
 from spa.data.layouts import read_rows
 from spa.pipeline import evaluate
 from spa.pretrain.network import TinySize, build_model
+from spa.runs.metrics import read_metrics
+
+ROOT = Path(__file__).parents[1]
 
 SMALL = [
     "model.threads=1",
@@ -61,6 +65,42 @@ def snapshot(folder: Path) -> dict[str, bytes]:
             content = json.dumps(rows).encode()
         found[str(path.relative_to(folder))] = content
     return found
+
+
+def documented(page: str, heading: str) -> set[str]:
+    """The metrics that a section's tables name, with braces written out."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found: set[str] = set()
+    for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
+        group = ""
+        for name in re.findall(r"`([^`]+)`", row):
+            group = name.rpartition("/")[0] or group
+            parts = [
+                part.split(",") for part in re.split(r"[{}]", name if "/" in name or not group else f"{group}/{name}")
+            ]
+            found |= {"".join(chosen) for chosen in itertools.product(*parts)}
+    return found
+
+
+def test_the_pages_name_every_metric(run_folder) -> None:
+    training, evaluation = documented("algorithms.md", "Metrics"), documented("evaluation.md", "Metrics")
+    for variant in ("vanilla", "spa"):
+        logged = read_metrics(run_folder / "variants" / variant / "ppo" / "metrics.jsonl")
+        names = {
+            name for row in logged for name in row if not name.startswith(("val/", "world_model/", "calibration/"))
+        }
+        assert names - training == {"step", "time"}
+        validated = {name.removeprefix("val/") for row in logged for name in row if name.startswith("val/")}
+        played = json.loads((run_folder / "variants" / variant / "eval" / "result.json").read_text())["metrics"]
+        for name in validated | set(played):
+            assert re.sub(r"^status/.*", "status/STATUS", re.sub(r"@\d+", "@1", name)) in evaluation, name
+
+
+def test_the_page_of_stage_2_names_its_metrics(run_folder) -> None:
+    page = (ROOT / "docs" / "selfplay-and-sft.md").read_text(encoding="utf-8")
+    logged = {name for row in read_metrics(run_folder / "sft" / "metrics.jsonl") for name in row}
+    own = {name for name in logged if name.startswith(("train/", "val/"))}
+    assert own and own <= set(re.findall(r"`(\w+/\w+)`", page))
 
 
 def test_everything_is_there(run_folder, capsys) -> None:
