@@ -21,7 +21,7 @@ DEMO_ARGS ?= selfplay.groups=600 selfplay.group_size=2 selfplay.deduplicate=true
 	eval.worlds=128 eval.world_model_worlds=8 variants=[vanilla,plan] --out runs/demo --resume
 DEMO_PLAY := spa play $(DEMO_WORLD) agent.planner=lookahead --skip 4
 
-APART := not real and not browser and not scale and not faults
+APART := not real and not gpu and not browser and not scale and not faults
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --no-input --disable-pip-version-check -c constraints.txt
 

@@ -29,6 +29,11 @@ SMALL = [
     *("report.episodes=0", "sft.memory_check=false", "ppo.memory_check=false", "ppo.on_collapse=continue"),
     *("env.max_actions_per_turn=1", "env.max_turns=3", "sampling.max_tokens=60", "sampling.max_tokens_base=12"),
 ]
+RECIPES = {
+    "world-model": ["variants=[spa_aux,vagen]", "eval.world_model_worlds=1"],
+    "planning": ["variants=[plan,spa_dream]", "practice.worlds=3", "planner.depth=1", "curriculum.imagined_worlds=3"],
+    "lora": ["variants=[spa]", "sft.lora_rank=2", "ppo.lora_rank=2", "algorithm=grpo"],
+}
 
 
 def run(out: Path, settings: Sequence[str]) -> dict[str, int]:
@@ -47,15 +52,7 @@ def test_a_rollout_waits_for_sampled_tokens_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["variants=[spa_aux,vagen]", "eval.world_model_worlds=1"],
-        ["variants=[plan,spa_dream]", "practice.worlds=3", "planner.depth=1", "curriculum.imagined_worlds=3"],
-        ["variants=[spa]", "sft.lora_rank=2", "ppo.lora_rank=2", "algorithm=grpo"],
-    ],
-    ids=["world-model", "planning", "lora"],
-)
+@pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)
 def test_the_recipe_on_another_device(tmp_path: Path, settings: list[str]) -> None:
     if "sft.lora_rank=2" in settings:
         pytest.importorskip("peft")
