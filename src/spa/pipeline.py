@@ -20,6 +20,7 @@ from pathlib import Path
 from spa.common.checkpoints import latest_checkpoint
 from spa.common.manifest import say
 from spa.common.progress import note
+from spa.common.text import clean
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import (
     data_folder,
@@ -259,10 +260,10 @@ def report(out: Path, episodes: int | None = None) -> Path:
     if results:
         if curves := learning_curves(data):
             print("\n".join(["", *curves]))
-        print(f"\n{data.name}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
+        print(f"\n{clean(data.name)}: held-out worlds, temperature {data.config['sampling']['temperature']}\n")
         print(render_text(comparison_table(results, trained=data.trained)))
     for name in data.untaught:
-        print(f"Practice of {name} found nothing to teach: it left the policy of stage 2 as it was.")
+        print(f"Practice of {clean(name)} found nothing to teach: it left the policy of stage 2 as it was.")
     if data.overlaps:
         images = f", {sum(data.symmetric_overlaps.values())} up to rotation and mirror image"
         print(

@@ -17,6 +17,7 @@ from spa.agent.policy import make_task
 from spa.agent.task import Task
 from spa.common.checkpoints import damage_of_checkpoint
 from spa.common.secrets import redact
+from spa.common.text import clean
 from spa.config.fields import StateFormat
 from spa.config.schema import Config
 from spa.config.variants import selfplay_folder, source_config, variant_config
@@ -47,7 +48,7 @@ class Check:
     ok: bool = True
 
     def __str__(self) -> str:
-        return redact(f"{'ok  ' if self.ok else 'FAIL'}  {self.name}: {self.text}")
+        return clean(redact(f"{'ok  ' if self.ok else 'FAIL'}  {self.name}: {self.text}"))
 
 
 def verify(out: Path) -> Iterator[Check]:
@@ -156,7 +157,7 @@ def _product(stage: Path) -> list[Path]:
     """The checkpoint that a finished stage gives, whether it is there or not."""
     with suppress(ValueError):  # its record is damaged, which is said elsewhere
         model = str((read_done(stage) or {}).get("model", ""))
-        return [stage / model] if model.startswith("checkpoints/") else []
+        return [stage / model] if model.startswith("checkpoints/") and ".." not in model else []
     return []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from spa.common.files import atomic_write
 from spa.common.secrets import redact
-from spa.common.typed import KNOWN_KEYS, Finite, parse
+from spa.common.typed import KNOWN_KEYS, Finite, Whole, parse
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Turn:
     between: list[str] = field(default_factory=list)  # true states after each executed action except the last
     rewards: list[Finite] = field(default_factory=list)  # one per executed action
     ended: bool = False  # the last executed action won or lost (not a limit)
-    reward: int | Finite = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
+    reward: Whole | Finite = 0.0  # sum of the step rewards (raw Python sum; int 0 when nothing ran)
     penalty: Finite = 0.0  # format penalty, not shown to the model
     actions_left: int = 0  # before the response
     finish_reason: str = "stop"  # stop | length

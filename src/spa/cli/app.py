@@ -450,6 +450,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
                 print(f"# {redact(line)}".rstrip())
         elif launch.needed(cfg):
             launch.check(cfg, variants)
+            check_out(cfg, folder, command, options.resume, variants)
             try:
                 launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
             except ValueError as error:

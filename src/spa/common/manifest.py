@@ -17,6 +17,7 @@ from typing import Any
 
 from spa.common.files import atomic_write
 from spa.common.secrets import redact
+from spa.common.text import clean
 
 MANIFEST = "manifest.json"
 Digests = dict[str, dict[str, Any]]
@@ -62,6 +63,8 @@ def find_damage(folder: Path, recorded: Any, patterns: Iterable[str] = ("*",), *
         if not any(pattern == "*" or ("/" not in name and fnmatch(name, pattern)) for pattern in patterns):
             continue
         path, facts = folder / str(name), facts if isinstance(facts, Mapping) else {}
+        if Path(str(name)).is_absolute() or ".." in Path(str(name)).parts:
+            return [f"{folder} has a damaged record of its files: {name} is none of them"]
         size = path.stat().st_size if path.is_file() else None
         if size is None:
             lines.append(f"{path} is missing")
@@ -116,4 +119,4 @@ def say(text: str) -> None:
     """Prints a line about damage on stderr, also when quiet, and only once."""
     if text not in _said:
         _said.add(text)
-        print(redact(text), file=sys.stderr, flush=True)
+        print(clean(redact(text)), file=sys.stderr, flush=True)

@@ -24,6 +24,8 @@ SHORTEST = 8
 COMMON = ("OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 REDACTED = "[redacted]"
 
+_SENT = ("env.instruction", "agent.")  # settings that are sent to a model, and saved, as they are
+
 _known: dict[str, str] = {}  # value -> its environment variable
 _written: dict[tuple[str, str], str] = {}  # dotted key and value of a setting -> how the config wrote it
 
@@ -119,7 +121,7 @@ def from_environment(value: Any, key: str = "", *, missing_ok: bool = False) -> 
         _check_references(_REFERENCE.sub("", text) if "${" in text else "")
         filled = _REFERENCE.sub(value_of, text)
         if filled != text:
-            _written[key, filled] = text
+            _remember(key, filled, text)
         return filled
 
     return map_texts(value, read, key)
@@ -140,10 +142,18 @@ def learn_references(value: Any, resolve: Callable[[str], Any]) -> None:
         for name in _NAMED.findall(text):
             learn(name)
         if _REFERENCE.search(text):
-            _written[key, str(resolve(key))] = text
+            _remember(key, str(resolve(key)), text)
         return text
 
     map_texts(value, look)
+
+
+def _remember(key: str, value: str, written: str) -> None:
+    if key.startswith(_SENT):
+        raise ValueError(
+            f"{key} is part of prompts, which are sent and saved: it cannot read the environment ({written})"
+        )
+    _written[key, value] = written
 
 
 def _check_references(rest: str) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AllowInfNan, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AllowInfNan, ConfigDict, Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
 KNOWN_KEYS = ConfigDict(extra="forbid")
 """As ``__pydantic_config__`` of a dataclass: other keys are errors, also in the dataclasses in it."""
 
-Finite = Annotated[float, AllowInfNan(False)]
+Finite = Annotated[float, AllowInfNan(False), Field(ge=-1e300, le=1e300)]
+"""Of such numbers millions can be added."""
+Whole = Annotated[int, Field(ge=-(10**300), le=10**300)]
 Object = dict[str, Any]
-Scalars = dict[str, str | int | Finite | bool | None]
+Scalars = dict[str, str | Whole | Finite | bool | None]
 
 
 def parse(kind: type[T], text: str | bytes) -> T:

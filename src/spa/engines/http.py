@@ -64,6 +64,8 @@ def _body(response: Any, max_bytes: int, deadline: float) -> bytes:
             raise BadReply("a reply whose compression is damaged") from None
         if len(body) > max_bytes:
             raise BadReply(f"a reply of more than engine.max_reply_bytes={max_bytes}")
+        if unpack and unpack.unused_data:
+            raise BadReply("a compressed reply that goes on after its end")
         if time.monotonic() > deadline:
             raise BadReply("no complete reply in time")
     if unpack and response.num_bytes_downloaded and not unpack.eof:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import numbers
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -50,9 +52,12 @@ class Step(NamedTuple):
 def guarded(do: Callable[[], T], what: str, seconds: float = 0.0, thread: OneThread | None = None) -> T:
     """``do()``, a call of a world's code, for at most ``seconds`` (0: no limit), as ``limited``.
 
+    A working directory that it changes is set back: paths of a run may be relative.
+
     Raises:
         WorldError: it raised anything but Ctrl-C, ``SystemExit`` included, or took too long; ``what`` begins the message.
     """
+    here = os.getcwd()
     try:
         return limited(do, seconds, thread)
     except KeyboardInterrupt:
@@ -63,6 +68,9 @@ def guarded(do: Callable[[], T], what: str, seconds: float = 0.0, thread: OneThr
         raise WorldError(f"{what}: {error}") from None
     except BaseException as error:
         raise WorldError(f"{what}: {_describe(error)}") from error
+    finally:
+        if os.getcwd() != here:
+            os.chdir(here)
 
 
 def _own(name: str, check: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -235,7 +243,7 @@ def _flag(value: Any, name: str) -> bool:
 
 
 def _info(info: Any, max_chars: int) -> dict[str, Any]:
-    """As a plain dictionary; numbers of other libraries as Python's."""
+    """As a plain dictionary; numbers of other libraries as Python's, None for those that are not finite."""
     if not isinstance(info, Mapping):
         raise WorldError(f"info must be a mapping, not {_shown(info)}")
     plain: dict[str, Any] = {}
@@ -247,6 +255,8 @@ def _info(info: Any, max_chars: int) -> dict[str, Any]:
             raise WorldError(f"{where} has {value.bit_length()} bits, more than 64: files and logs cannot hold it")
         if name in ("content", "symmetry", "split") and value is not None:  # what tells worlds apart is text
             value = str(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            value = None  # files are JSON
         plain[name] = _text(value, max_chars, where) if isinstance(value, str) else value
     if "success" in plain:
         plain["success"] = _flag(plain["success"], "info['success']")
@@ -284,7 +294,7 @@ def _shown(value: Any) -> str:
 def _describe(error: BaseException) -> str:
     try:
         return _clean(one_line(error))
-    except Exception:  # its own text fails
+    except BaseException:  # its own text fails
         return type(error).__name__
 
 

@@ -154,7 +154,11 @@ def _symbols(vocabulary: Vocabulary | None, meanings: Mapping[str, str]) -> dict
     if vocabulary is None:
         return {symbol: meaning for meaning, symbol in meanings.items()}
     wanted = f"one symbol for each of: {', '.join(meanings)}"
+    if not isinstance(vocabulary, (str, Sequence, Mapping)):
+        raise ValueError(f"grid_vocab must give {wanted}; got {vocabulary!r}")
     if isinstance(vocabulary, Mapping):
+        if not all(isinstance(meaning, str) for meaning in vocabulary.values()):
+            raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(vocabulary)!r}")
         by_meaning: dict[Any, Any] = {meaning: symbol for symbol, meaning in vocabulary.items()}
         if set(by_meaning) != set(meanings) or len(vocabulary) != len(meanings):
             raise ValueError(f"grid_vocab must map symbols to meanings, {wanted}; got {dict(vocabulary)!r}")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from spa.agent.episode import Episode
 from spa.common.files import atomic_write
 from spa.common.tables import text_table
-from spa.common.typed import KNOWN_KEYS, Finite, parse
+from spa.common.text import clean
+from spa.common.typed import KNOWN_KEYS, Finite, Whole, parse
 from spa.config.fields import Positive
 from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
@@ -150,8 +151,8 @@ class EvalResult:
     name: str
     task: str
     worlds: list[WorldResult]
-    metrics: dict[str, int | Finite] = field(default_factory=dict)
-    world_model: dict[str, int | Finite] = field(default_factory=dict)
+    metrics: dict[str, Whole | Finite] = field(default_factory=dict)
+    world_model: dict[str, Whole | Finite] = field(default_factory=dict)
     ks: list[int] = field(default_factory=lambda: [1])
     skipped_ks: list[int] = field(default_factory=list)
     bootstrap: Positive = 2000
@@ -333,7 +334,7 @@ def render_text(rows: Sequence[ComparisonRow]) -> str:
     table = text_table(["variant", *header], [[row.variant, *line] for row, line in zip(rows, cells, strict=True)])
     sentences = verdict(scores(rows))
     note = "Percent, with 95% intervals over worlds: other training runs would differ by more."
-    return "\n".join([*sentences, *([""] if sentences else []), *table, note])
+    return clean("\n".join([*sentences, *([""] if sentences else []), *table, note]))
 
 
 def comparison_cells(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:

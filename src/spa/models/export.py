@@ -161,6 +161,10 @@ def export(
         raise ValueError(f"{checkpoint} has no adapters: it was trained with all weights (lora_rank=0)")
     if dtype:
         choose("--dtype", dtype, ("float32", "bfloat16", "float16"))
+    manifest.check(checkpoint)
+    inside = checkpoint.resolve().parents[1]  # the stage's folder, or that of the hub's cache
+    if links := [path for path in checkpoint.rglob("*") if not path.resolve().is_relative_to(inside)]:
+        raise ValueError(f"{links[0]} is a link that leads out of {inside}: replace it by what it names")
     if adapter and dtype:
         raise ValueError("--dtype is of the merged model; leave it out with --adapter")
     with atomic_folder(target) as folder:

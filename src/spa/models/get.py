@@ -94,6 +94,7 @@ def _download(known: Known | None, folder: Path) -> Path:
         "download",
         "--quiet",
         "--no-deps",
+        "--only-binary=:all:",  # an sdist would run its code
         "--no-input",
         "--dest",
         str(folder),

@@ -74,7 +74,10 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        # a panic of tokenizers is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         text = first_line(error)
         if text.endswith(":"):
             text = error_message(error)
@@ -224,6 +227,7 @@ def load_model(config: ModelConfig, path: str | None = None, dtype: torch.dtype 
 
 def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils.peft_utils import find_adapter_config_file
 
     _leave_imports_alone()
     _bound_onednn()
@@ -231,6 +235,11 @@ def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
     manifest.check(folder, "*config.json", "*.safetensors*")
+    options = hub_options(path or config.path, config)
+    if find_adapter_config_file(folder, revision=options.get("revision")):  # which names the base, anywhere
+        raise ValueError(
+            f"{path or config.path} holds LoRA adapters beside a model (adapter_config.json): merge them, or remove that file"
+        )
     with _reading(f"load a model from {path or config.path!r}"), without_bars():
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -239,7 +248,7 @@ def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
-            **hub_options(path or config.path, config),
+            **options,
         )
     if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly
         raise ValueError(

@@ -37,7 +37,7 @@ def alphabet(world: str, settings: Mapping[str, Any]) -> Alphabet:
     vocabulary = {key: settings[key] for key in ("grid_vocab",) if settings.get(key)}
     try:
         meanings = make_env(world, **vocabulary).symbols
-    except ValueError:
+    except (ValueError, TypeError):
         return Alphabet()
     return Alphabet(
         {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -80,7 +82,7 @@ def collect(out: Path, most_episodes: int | None = None) -> ReportData:
         ppo, evaluation = (variants_folder(out) / name / stage for stage in ("ppo", "eval"))
         add_stage(ppo, f"PPO, {name}")
         continued = definitions.get(name, {}).get("continues")
-        if f"PPO, {name}" in timings and continued:  # it has taken over the other's time
+        if f"PPO, {name}" in timings and continued in [*definitions]:  # it has taken over the other's time
             timings[f"PPO, {name}"] -= (read_done(variants_folder(out) / continued / "ppo") or {}).get("seconds", 0.0)
         add_stage(evaluation, f"evaluation, {name}")
         result = read_result(evaluation / "result.json")
@@ -169,7 +171,7 @@ def _episodes(path: Path) -> list[Episode]:
 
 def _training(folder: Path, limit: int) -> list[tuple[int, Episode]]:
     """The first episode of each of some steps, evenly spread from the first to the last."""
-    files = sorted(folder.glob("step_*.jsonl"))
+    files = sorted(file for file in folder.glob("step_*.jsonl") if file.stem.removeprefix("step_").isdecimal())
     wanted = min(len(files), limit)
     chosen = [files[round(i * (len(files) - 1) / max(1, wanted - 1))] for i in range(wanted)]
     return [(int(file.stem.removeprefix("step_")), each) for file in chosen for each in islice(read_episodes(file), 1)]
@@ -235,7 +237,24 @@ def _decoder(out: Path, cfg: Config) -> Callable[[int], str] | None:
     files = sorted(out.glob("**/checkpoints/*/tokenizer.json"))
     try:
         file = files[0] if files else Path(resolve_path(cfg.model.path)) / "tokenizer.json"
+        if not _loads(file.resolve(), file.stat().st_mtime_ns):
+            return None
         tokenizer = Tokenizer.from_file(str(file))
     except Exception:  # the library raises plain exceptions; a report does without
         return None
-    return lru_cache(None)(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
+
+    @lru_cache(None)
+    def decode(token: int) -> str:
+        try:
+            return str(tokenizer.decode([token], skip_special_tokens=False))
+        except (OverflowError, TypeError):  # no token's number
+            return ""
+
+    return decode
+
+
+@lru_cache(64)
+def _loads(file: Path, changed: int) -> bool:
+    """Whether a tokenizer's file can be loaded, tried in another process: the library ends a process at some damaged files."""
+    code = "import sys, tokenizers; tokenizers.Tokenizer.from_file(sys.argv[1])"
+    return subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, timeout=60).returncode == 0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from spa.common.secrets import redact, shown
 from spa.common.tables import text_table
+from spa.common.text import clean
 from spa.config.schema import Config
 from spa.evaluate.bootstrap import Interval, bootstrap_mean, percent
 from spa.evaluate.passk import pass_at_k
@@ -145,7 +146,7 @@ class RunComparison:
         if self.settings:
             labels = [group.label for group in self.groups]
             lines += ["", *text_table(["setting", *labels], [[key, *values] for key, values in self.settings.items()])]
-        return redact("\n".join([*lines, _NOTE]))
+        return clean(redact("\n".join([*lines, _NOTE])))
 
     __repr__ = __str__
 

@@ -155,7 +155,8 @@ def _turn(turn: Turn, following: Sequence[Turn]) -> dict[str, Any]:
 
 def imagined(turn: Turn) -> dict[str, Any]:
     """Of a planner: the state that it expected after the executed actions, with its probability, and its whole plan."""
-    path = [step for step in turn.imagined.get("path", []) if isinstance(step, dict)]
+    steps = turn.imagined.get("path")
+    path = [step for step in steps if isinstance(step, dict)] if isinstance(steps, list) else []
     if not path:
         return {}
     expected = path[min(max(len(turn.executed), 1), len(path)) - 1]

@@ -18,7 +18,7 @@ from spa.config.variants import (
     variant_config,
 )
 from spa.runs.folder import RunFolder, selection, variants_folder
-from spa.runs.record import check_recorded, read_done
+from spa.runs.record import check_recorded, model_in, read_done
 from spa.runs.stage import model_of
 
 
@@ -183,4 +183,4 @@ def _product(folder: Path, otherwise: str) -> str:
     done = read_done(folder)
     if done is None:
         raise ValueError(f"{otherwise} (no finished stage in {folder})")
-    return str(folder / str(done["model"]))
+    return str(model_in(folder, done))

@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
 from spa.common.manifest import digests, find_damage, own_digest
-from spa.common.typed import Finite, parse
+from spa.common.typed import Finite, Whole, parse
 
 DONE = "done.json"
 PLAYED = "episodes.played.jsonl"  # all episodes of a stage 1 that selects its rows again
@@ -27,8 +27,8 @@ class _Record(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
-    seconds: Required[int | Finite]  # the digest tells 3 from 3.0
-    cpu_seconds: int | Finite
+    seconds: Required[Whole | Finite]  # the digest tells 3 from 3.0
+    cpu_seconds: Whole | Finite
     worlds: dict[str, dict[str, str | None] | list[str]]
     last: str
 
@@ -66,6 +66,16 @@ def read_done(folder: Path) -> dict[str, Any] | None:
             f"{path} is damaged ({error}): its stage's command, or spa run, makes it again with --resume"
         ) from error
     return data
+
+
+def model_in(folder: Path, done: Mapping[str, Any]) -> Path:
+    """The model that a finished stage's record names. Raises ValueError if that is outside of its run."""
+    inside = folder.resolve()
+    run = next((parent for parent in (inside, *inside.parents) if (parent / "run.json").is_file()), inside)
+    model = folder / str(done["model"])
+    if not model.resolve().is_relative_to(run):
+        raise ValueError(f"{folder / DONE} names the model {done['model']}, which is outside of {run}")
+    return model
 
 
 def taught_nothing(done: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog
-from spa.runs.record import DONE, PLAYED, damaged_files, read_done, unfinished_work, write_record
+from spa.runs.record import DONE, PLAYED, damaged_files, model_in, read_done, unfinished_work, write_record
 from spa.runs.trackers import make_trackers
 from spa.scale import ranks
 
@@ -36,7 +36,7 @@ def model_of(path: str, setting: str = "ppo.start") -> str:
         return path
     done = read_done(folder)
     if done is not None and "model" in done:
-        return str(folder / str(done["model"]))
+        return str(model_in(folder, done))
     checkpoint = latest_checkpoint(folder)
     if checkpoint is None:
         raise ValueError(

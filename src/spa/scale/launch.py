@@ -24,7 +24,7 @@ from spa.config.variants import variant_config
 from spa.scale import ranks
 
 _GRACE = 3.0  # seconds that a rank which lost another waits to be ended, so that the other's error comes first
-_END = 10  # seconds between SIGTERM and SIGKILL of the ranks that are left
+END = 10  # seconds between SIGTERM and SIGKILL of the ranks that are left
 
 
 def needed(cfg: Config) -> bool:
@@ -133,7 +133,7 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,  # it would start again after a user's mistake, too
-        shutdown_timeout=_END,
+        shutdown_timeout=END,
     )
     logging.disable(logging.ERROR)  # the agent's log repeats at length what is reported below
     try:

@@ -175,7 +175,8 @@ def _latest(path: Path, files: dict[str, os.stat_result]) -> str:
 
 def _curve(variants: Path) -> tuple[str, list[tuple[float, float]]]:
     """Of the variant that the run is about, else of another that was trained."""
-    logs = {file.parent.parent.name: file for file in sorted(variants.glob("*/ppo/metrics.jsonl"))}
+    files = sorted(file for file in variants.glob("*/ppo/metrics.jsonl") if _is_own(file))
+    logs = {file.parent.parent.name: file for file in files}
     names = [name for name in (*MAIN_VARIANTS, *reversed(logs)) if name in logs]
     if names:
         try:
@@ -206,10 +207,15 @@ def _best(variants: Path, curve: Iterable[tuple[float, float]]) -> tuple[float, 
     return max(((value, f"validation, step {step}") for step, value in curve), default=None)
 
 
+def _is_own(path: Path) -> bool:
+    """Whether it is a regular file: a link may lead anywhere, a named pipe never ends."""
+    return path.is_file() and not path.is_symlink()
+
+
 def _read(path: Path) -> dict[str, Any]:
-    """A small JSON file; empty if it is missing or damaged."""
+    """A small JSON file; empty if it is missing, damaged or no file of the run."""
     try:
-        return parse(Object, path.read_bytes())
+        return parse(Object, path.read_bytes()) if _is_own(path) else {}
     except (OSError, ValueError):
         return {}
 
