@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import (
@@ -70,12 +71,11 @@ def read_done(folder: Path) -> dict[str, Any] | None:
 
 def model_in(folder: Path, done: Mapping[str, Any]) -> Path:
     """The model that a finished stage's record names. Raises ValueError if that is outside of its run."""
-    inside = folder.resolve()
-    run = next((parent for parent in (inside, *inside.parents) if (parent / "run.json").is_file()), inside)
-    model = folder / str(done["model"])
-    if not model.resolve().is_relative_to(run):
+    here = Path(os.path.normpath(folder.absolute()))
+    run = next((parent for parent in (here, *here.parents) if (parent / "run.json").is_file()), here)
+    if not Path(os.path.normpath(here / str(done["model"]))).is_relative_to(run):
         raise ValueError(f"{folder / DONE} names the model {done['model']}, which is outside of {run}")
-    return model
+    return folder / str(done["model"])
 
 
 def taught_nothing(done: Mapping[str, Any]) -> bool:
