@@ -11,6 +11,7 @@ import pytest
 
 from spa.common.files import atomic_write
 from spa.common.manifest import find_damage, write_manifest
+from spa.common.tables import markdown_table
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
 from spa.envs.checked import CheckedEnv, WorldError
@@ -184,3 +185,15 @@ def test_the_list_reads_the_runs_own_files(run: Path, make) -> None:
         make(run / name)
     (entry,) = Index([run]).entries()
     assert entry.score is None and not entry.curve
+
+
+@pytest.mark.parametrize(
+    "setting", ["variants=" + "[" * 2000 + "]" * 2000, "ppo.steps=" + "9" * 5000], ids=["deep", "long"]
+)
+def test_a_value_that_no_parser_bears_is_one_line(setting: str) -> None:
+    with pytest.raises(ValueError, match=f"^{setting.partition('=')[0]}: cannot read the value"):
+        load_config("frozen_lake", [setting])
+
+
+def test_a_cell_of_a_markdown_table_stays_one() -> None:
+    assert markdown_table(["a"], [["x |\ny"]]) == ["| a      |", "|--------|", r"| x \| y |"]

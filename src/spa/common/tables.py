@@ -24,7 +24,8 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table with aligned source."""
+    """Lines of a Markdown table with aligned source. A cell stays one, whatever is in it."""
+    header, *rows = [[cell.replace("|", r"\|").replace("\n", " ") for cell in cells] for cells in (header, *rows)]
     widths = _widths(header, rows)
 
     def line(cells: Sequence[str]) -> str:

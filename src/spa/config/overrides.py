@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from spa.common.errors import first_line
 from spa.common.names import nearest
 from spa.common.secrets import from_environment
 from spa.common.typed import adapter_of
@@ -239,6 +240,8 @@ def _parse(key: str, text: str, node: Node) -> Any:
         raise ValueError(
             f"{key}: cannot read the value {text!r}; lists are written [1,2], text with signs 'quoted'"
         ) from None
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{key}: cannot read the value {text[:40]}...: {first_line(error)}") from None
     raw, value = override._value, override.value()
     if "string" in kinds and not isinstance(raw, QuotedString) and not (value is None and "null" in kinds):
         if text == "None" and "null" in kinds:
