@@ -15,6 +15,7 @@ import pytest
 
 import spa
 from spa.cli import main
+from spa.cli.data import _split
 from spa.data.layouts import read_rows, write_rows
 from tests.data.test_data import GOOD, row
 
@@ -154,3 +155,10 @@ def test_force_overwrites(data) -> None:
     out = data / "train.parquet"
     assert main(["data", "convert", str(out), "--to", "messages", "--out", str(out), "--force"]) == 0
     assert read_rows(out)[0][0].response == GOOD
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [("val", "val"), ("wm_val", "val"), ("train", "train"), ("wm_train", "train")]
+)
+def test_validation_rows_stay_so_in_verls_layout(name: str, split: str) -> None:
+    assert _split(Path(f"{name}.parquet")) == split

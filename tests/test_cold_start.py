@@ -20,7 +20,7 @@ from spa.agent.policy import Policy
 from spa.agent.response import parse_response
 from spa.agent.rollout import rollout
 from spa.agent.task import Task
-from spa.agent.worlds import World, WorldSource
+from spa.agent.worlds import World, WorldSource, split_of
 from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import AgentConfig, SamplingConfig
@@ -28,6 +28,7 @@ from spa.data.ground_truth import rejection
 from spa.engines.base import Completion, Message, Refused, Reply
 from spa.engines.cooling import Cooled, cooled
 from spa.evaluate import play as play_module
+from spa.runs.record import read_done
 from spa.sft import selfplay as selfplay_module
 from spa.sft import warmup
 from spa.sft.selfplay import check_source, selfplay_task
@@ -369,3 +370,16 @@ def test_without_help_nothing_is_played_at_random(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delattr(selfplay_module, "unplayed_worlds")
     monkeypatch.delattr(selfplay_module, "warm_up")
     assert main([*ARGUMENTS, "--out", str(tmp_path / "run")]) == 0
+
+
+def test_worlds_of_the_examples_are_recorded_as_used(tmp_path: Path) -> None:
+    assert main([*ARGUMENTS, *SHOTS, "--out", str(tmp_path)]) == 0
+    done = read_done(tmp_path / "selfplay")
+    played = {episode.content for episode in read_episodes(tmp_path / "selfplay" / "episodes.jsonl")}
+    assert done is not None and played < set(done["worlds"]["selfplay"])
+
+
+def test_self_play_and_its_examples_keep_to_their_split(tmp_path: Path) -> None:
+    assert main([*ARGUMENTS, *SHOTS, "env.disjoint=content", "--out", str(tmp_path)]) == 0
+    done = read_done(tmp_path / "selfplay")
+    assert done is not None and {split_of(key) for key in done["worlds"]["selfplay"]} == {"selfplay"}

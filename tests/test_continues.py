@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from spa import pipeline
 from spa.cli import main
+from spa.common.checkpoints import checkpoint_folder, list_checkpoints
+from spa.common.manifest import write_manifest
+from spa.config.load import load_config
+from spa.config.schema import VariantConfig
 from spa.report.collect import collect
+from spa.rl.health import TrainingFailed
+from spa.runs.record import DONE, write_record
 from tests.test_pipeline import SMALL, snapshot
 
 
@@ -83,3 +90,36 @@ def test_mistakes_are_named(files: tuple[str, str], tmp_path: Path, capsys) -> N
         "ppo", "frozen_lake", "--variant", longer, *out
     )
     assert not (tmp_path / "out" / "variants").exists()
+
+
+def test_a_continuation_that_was_interrupted_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    stages = {name: tmp_path / "variants" / name / "ppo" for name in ("short", "longer")}
+    for stage, step in zip(stages.values(), (2, 3), strict=True):
+        checkpoint_folder(stage, step).mkdir(parents=True)
+        (checkpoint_folder(stage, step) / "config.json").write_text("{}")
+        write_manifest(checkpoint_folder(stage, step))
+    record = write_record(stages["short"], {"seconds": 1.0, "model": "checkpoints/global_step_2"})
+    (stages["short"] / DONE).write_text(record)
+    for resume, steps in ((True, [3]), (False, [2])):
+        pipeline._take_over(VariantConfig(name="longer", continues="short"), tmp_path, resume=resume)
+        assert [step for step, _ in list_checkpoints(stages["longer"])] == steps
+
+
+def test_what_continues_a_variant_that_failed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    def ppo(cfg: object, variant: VariantConfig, *_: object, **how: object) -> None:
+        trained.append(variant.name)
+        if variant.name == "short":
+            raise TrainingFailed("it diverged")
+
+    monkeypatch.setattr(pipeline, "ppo", ppo)
+    monkeypatch.setattr(pipeline, "evaluate", lambda *_, **how: None)
+    monkeypatch.setattr(pipeline, "_conclude", lambda *_: None)
+    short = variant_file(tmp_path, "short", "settings: {ppo.steps: 2}")
+    longer = variant_file(tmp_path, "longer", "continues: short\nsettings: {ppo.steps: 4}")
+    cfg = load_config("frozen_lake", [*SMALL, f"variants=[{short},{longer},vanilla]"])
+    why = "variant short was not evaluated: it diverged; variant longer was not evaluated: it continues short$"
+    with pytest.raises(ValueError, match=why):
+        pipeline.run(cfg, tmp_path / "out", resume=False)
+    assert trained == ["short", "vanilla"]

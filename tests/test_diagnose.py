@@ -15,7 +15,7 @@ import pytest
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.policy import make_task
-from spa.agent.worlds import WorldSource
+from spa.agent.worlds import WorldSource, split_of
 from spa.cli import main
 from spa.config.load import load_config, load_variant
 from spa.diagnose import advice, measure
@@ -23,7 +23,7 @@ from spa.diagnose.advice import Base, Diagnosis, Learned, Planned, States, Varia
 from spa.envs.check_markov import Outcomes
 from spa.envs.frozen_lake.world import FrozenLake
 from spa.evaluate.bootstrap import Interval
-from tests.scripted import tiny_policy
+from tests.scripted import tiny_config, tiny_policy
 
 SMALL = [
     "--worlds",
@@ -479,3 +479,16 @@ def test_the_small_world_model_plays_in_the_format_it_learned() -> None:
     assert cfg.env.state_format == "coordinates"
     assert (small.planner.values, small.agent.planner) == (False, "lookahead")
     assert (small.planner.model, cfg.planner.model) == (None, "simulator"), "and it is asked itself, not the true world"
+
+
+def test_no_test_world_is_seen_by_a_diagnosis(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chosen(Exception):
+        pass
+
+    def base(cfg, policy, task, worlds):
+        raise Chosen(worlds)
+
+    monkeypatch.setattr(measure, "_base", base)
+    with pytest.raises(Chosen) as chosen:
+        measure.diagnose(tiny_config(), tmp_path, worlds=8, groups=1, steps=1)
+    assert {split_of(world.content) for world in chosen.value.args[0]} == {"val"}

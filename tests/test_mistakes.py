@@ -16,6 +16,7 @@ import pytest
 
 from spa.agent.policy import make_task
 from spa.cli import main
+from spa.cli.arguments import check_output
 from spa.config.load import load_config
 from spa.data.layouts import messages_of
 from spa.envs import FrozenLake
@@ -219,3 +220,13 @@ def test_a_packaged_world_without_its_config_tells_of_mirror_images(
     for other in ([*words, "env.disjoint=symmetry"], ["run", "frozen_lake", *words[2:]]):
         assert main(other) == 0
         assert "mirror images" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run.json", "report.html"])
+def test_a_runs_own_files_are_not_written_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    kind = name.partition(".")[2]
+    check_output(tmp_path / name, kind)
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ValueError, match="is not a run's"):
+        check_output(tmp_path / name, kind)

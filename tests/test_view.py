@@ -20,8 +20,9 @@ from spa.config.load import load_config
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.preflight import begin
 from spa.runs.folder import RunFolder
+from spa.view import pages
 from spa.view.index import Index
-from spa.view.server import make_app
+from spa.view.server import is_address, make_app
 
 
 def make_run(
@@ -249,3 +250,11 @@ def test_episodes_are_not_read_for_the_list(tmp_path: Path, monkeypatch: pytest.
 def test_the_command_names_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(tmp_path / "none")]) == 2
     assert "give the folder that holds your runs" in capsys.readouterr().err
+
+
+def test_a_number_that_is_no_address() -> None:
+    assert is_address("192.168.0.2:8765") and not is_address("999.1.1.1")
+
+
+def test_a_message_is_text() -> None:
+    assert "&lt;b&gt;" in pages.message("runs/<b> cannot be shown") and "<b>" not in pages.message("runs/<b>")

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, TokenSequence, Turn, read_episodes, write_episodes
+from spa.agent.failures import Failures
 from spa.agent.host import LocalHost
+from spa.agent.play import Play
 from spa.agent.policy import Policy, sampling_for
 from spa.agent.rollout import rollout
 from spa.agent.take_over import play_with_person
@@ -19,6 +21,7 @@ from spa.agent.worlds import World, WorldSource, overlaps, split_of
 from spa.common.progress import progress
 from spa.config.schema import AgentConfig, EnvConfig, SamplingConfig
 from spa.envs import make_env
+from spa.envs.checked import Step
 from spa.envs.frozen_lake.world import FrozenLake
 from tests.scripted import CHAT, LAKE, TOKENIZER, Scripted, lake_task
 
@@ -289,3 +292,51 @@ def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int, mo
         assert "set agent.window=1" in episode.error
     # A policy that writes too much is to be judged by it; a prompt that cannot be read is not its doing.
     assert episode.status == ("error" if window else "truncated") and len(closed) == 1
+
+
+def test_what_follows_the_world_s_own_limit_is_not_run() -> None:
+    env = EnvConfig(id="sokoban", tag="S", settings={"max_steps": 1})
+    task = Task(env, AgentConfig(style="terse", window=1))
+    engine = Scripted(lambda i: "</think><answer>Up || Down</answer>")
+    (episode,) = rollout(engine, CHAT, task, [World(0, "w")], SamplingConfig(), seed=0)
+    assert (episode.status, episode.error, episode.turns[0].executed) == ("truncated", "", ["Up"])
+
+
+def test_an_episode_that_was_cut_off_did_not_fail() -> None:
+    failures = Failures("play", 0.0, 1)
+    failures.add([Episode("T", 1, 0, status="truncated", error="the context of turn 5 has 900 tokens")])
+    assert failures.count == 0
+
+
+def test_a_person_is_shown_the_states_that_are_played() -> None:
+    shown: list[str] = []
+    policy = Policy(None, TOKENIZER, CHAT, Scripted(lambda i: "</think><answer>x</answer>"), SamplingConfig())
+
+    def ask(state: str) -> str:
+        shown.append(state)
+        return "Left"
+
+    episodes = play_with_person(
+        policy, lake_task(1, max_turns=2), [World(seed, str(seed)) for seed in (1, 2)], ask, seed=0
+    )
+    assert shown == [turn.state for episode in episodes for turn in episode.turns] and len(set(shown)) > 1
+
+
+def test_an_episode_that_fails_after_its_world_was_won_is_no_success() -> None:
+    play = Play.start(lake_task(1), World(0, "w0"), 0, 0)
+    play.episode.success = True
+    play.fail("close: OSError")
+    assert (play.episode.success, play.episode.status, play.live) == (False, "error", False)
+
+
+def test_worlds_do_not_share_their_luck() -> None:
+    assert len({World(seed, "w").noise_seed(member) for seed in range(8) for member in range(8)}) == 64
+
+
+def test_an_action_of_which_the_world_says_nothing_is_not_invalid() -> None:
+    play = Play.start(lake_task(1), WORLDS[0], 0, 0)
+    play.open_turn(0, "")
+    play.choose("<think></think><answer>Up</answer>", "stop")
+    play.learn([Step("state", 0.0, False, False, {"success": False})], "")
+    (turn,) = play.episode.turns
+    assert (turn.invalid, turn.valid) == (0, True)

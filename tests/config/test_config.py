@@ -22,7 +22,7 @@ from spa.config.load import (
     to_yaml,
 )
 from spa.config.overrides import apply_overrides, from_mapping, setting_names
-from spa.config.schema import Config, PPOConfig, VariantConfig
+from spa.config.schema import SEED_RANGE, Config, PPOConfig, SeedConfig, VariantConfig
 from spa.pretrain.train import PretrainConfig
 
 
@@ -442,3 +442,11 @@ def test_a_config_of_ones_own_that_is_named_nearly_right_is_suggested(
         load_config("lights.yaml", ["presses=4"])
     with pytest.raises(ValueError, match=r"unknown setting 'presses'\. (?!.*env\.settings)"):
         apply_overrides(PretrainConfig(), ["presses=4"])
+
+
+@pytest.mark.parametrize("low, high", [("test", "val"), ("val", "selfplay"), ("selfplay", "train")])
+def test_splits_do_not_share_a_single_seed(low: str, high: str) -> None:
+    first = {"test": 0, "val": SEED_RANGE, "selfplay": 2 * SEED_RANGE, "train": 3 * SEED_RANGE}
+    SeedConfig(**first)
+    with pytest.raises(ValueError, match=rf"seeds\.{low} .* and seeds\.{high} .* are closer than"):
+        SeedConfig(**{**first, low: first[low] + 1})

@@ -302,3 +302,11 @@ def test_white_space_of_a_state_is_its_own(state: str, gap: str) -> None:
 def test_where_white_space_tells_states_apart_it_counts() -> None:
     assert exact("P", "P") and exact("\nP\n", "P") and exact("\n  P\n", "  P") and exact(SPACED, SPACED)
     assert not exact("P  ", "  P") and not exact("  P", "P  ") and not exact("P", "  P")
+
+
+def test_the_same_turn_after_another_history_is_no_duplicate() -> None:
+    def later(first: str) -> Row:
+        said = [("user", first), ("assistant", "a"), ("user", "u")]
+        return Row("Tag", [{"role": role, "content": text} for role, text in said], "r")
+
+    assert deduplicate([later("one"), later("other"), later("one")]) == [later("one"), later("other")]

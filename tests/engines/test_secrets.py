@@ -20,6 +20,7 @@ from spa.common import secrets
 from spa.common.progress import note
 from spa.config.load import load_config, to_yaml
 from spa.config.schema import EngineConfig
+from spa.data.eval_log import write_episode_log
 from spa.engines.openai import OpenAIEngine
 from spa.report.collect import collect
 from spa.runs.folder import RunFolder
@@ -379,3 +380,20 @@ def test_references_are_saved_as_they_were_written(out: Path, monkeypatch: pytes
         assert load_config(out / Path(name).stem / "config.yaml") == config
         secrets.forget()
         assert "device: cpu\n" in to_yaml(config), "a setting of the same value is another's"
+
+
+@pytest.mark.parametrize("form", ["inspect"])
+def test_the_models_name_is_no_place_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    write_episode_log(tmp_path / "log.json", [Episode("T", 1, 0)], form, model=f"spa/{KEY}")
+    assert KEY not in (tmp_path / "log.json").read_text()
+
+
+def test_errors_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    folder = RunFolder(tmp_path).open(load_config("sokoban"), "run", resume=False)
+    folder.close(ValueError(f"the server refused {KEY}"))
+    assert KEY not in folder.info_path.read_text()
+    assert (
+        json.loads(folder.info_path.read_text())["commands"][-1]["error"] == "ValueError: the server refused [redacted]"
+    )

@@ -197,3 +197,26 @@ def test_entry_points(monkeypatch):
     assert make_env("corridor", length=5).reset(seed=0)[0] == "P____"
     with pytest.raises(ValueError, match="Did you mean 'corridor'"):
         make_env("coridor")
+
+
+class Doors:
+    actions = ("left", "right")
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    def reset(self, *, seed=None, options=None):
+        return "doors", {}
+
+    def step(self, action):
+        self.opened.append(action)
+        return f"{len(self.opened)} opened", 1.0, False, False, {}
+
+
+def test_actions_that_a_world_does_not_list_are_not_passed_on() -> None:
+    doors = Doors()
+    env = AdaptedEnv(doors)
+    env.reset(seed=0)
+    state, reward, _, _, info = env.step("window")
+    assert (state, reward, info["valid"], info["effective"], doors.opened) == ("doors", 0.0, False, False, [])
+    assert env.step("left")[4]["valid"] and doors.opened == ["left"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from spa.envs import make_env
+from spa.envs.adapter import AdaptedEnv
 from spa.envs.check import Finding, each_finding
 
 WON = "the world says which episodes are won"
@@ -59,3 +60,18 @@ def test_seeds_as_large_as_those_of_training(name: str, taken: bool) -> None:
     asked = finding(name, SEEDS)
     assert asked.ok == taken and asked.failed != taken
     assert taken or ("reset(seed=4294967295" in asked.problem and "int too large" in asked.problem)
+
+
+class Lottery:
+    def reset(self, *, seed=None, options=None):
+        return "a ticket", {}
+
+    def step(self, action):
+        return "over", float(action == "win"), True, False, {}
+
+
+@pytest.mark.parametrize(("action", "won"), [("win", True), ("lose", False)])
+def test_an_end_without_a_reward_is_no_success(action: str, won: bool) -> None:
+    env = AdaptedEnv(Lottery())
+    env.reset(seed=0)
+    assert env.step(action)[4]["success"] is won

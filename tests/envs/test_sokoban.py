@@ -387,6 +387,7 @@ def test_bad_settings(settings, message):
         (FIRST.replace("#___O#", "____O#"), "border"),
         (FIRST.replace("#___O#", "#__OO#"), "as many targets"),
         (FIRST.replace("(1,4)", "(1,3)"), "disagree"),
+        (FIRST.replace("#___O#", "#_XOO#"), "must have 1 boxes and as many targets, .*got 2 and 2"),
     ],
 )
 def test_bad_states(state, message):
@@ -400,3 +401,9 @@ def test_oracle_itself():
     for action in ("Down", "Left", "Down"):
         grid, _ = naive_step(grid, action)
     assert ["".join(row) for row in grid[2:5]] == ["#__###", "#__#_#", "#PXO_#"]
+
+
+def test_winning_with_the_last_step_is_no_truncation():
+    env = Sokoban(max_steps=1)
+    env.reset(seed=0, options={"state": "######\n#_O__#\n#_X__#\n#_P__#\n#____#\n######"})
+    assert env.step("Up")[2:4] == (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -244,3 +245,28 @@ def test_other_worlds_give_no_paired_difference() -> None:
     a = EvalResult.from_episodes("a", grouped([1, 2]), [1], 50)
     b = EvalResult.from_episodes("b", grouped([1, 2, 3]), [1], 50)
     assert paired_difference(a, b, 1) is None
+
+
+def test_of_the_cells_that_changed_a_copy_has_none_right() -> None:
+    before, after = "#P\n__", "#_\nP_"
+    assert cell_accuracy(before, after, before) == 0.0
+    assert cell_accuracy("#_\n__", after, before) == 0.5
+    assert cell_accuracy(after, after, before) == 1.0
+    assert cell_accuracy(after, before, before) is None, "nothing changed"
+
+
+def test_worlds_of_the_same_seeds_with_another_content_give_no_paired_difference() -> None:
+    a, b = (EvalResult.from_episodes(name, grouped([1, 2]), [1], 50) for name in "ab")
+    assert paired_difference(a, b, 1) is not None
+    b.worlds[1] = replace(b.worlds[1], content="another lake")
+    assert paired_difference(a, b, 1) is None
+
+
+def test_a_success_that_the_world_did_not_see_is_found() -> None:
+    task = make_task(load_config("sudoku", ["env.max_turns=1"]))
+    play = Play.start(task, World(1, content_of(*task.make_env().reset(seed=1))), 0, 0)
+    play.open_turn(0, "")
+    play.answer("<think></think><answer>9,9,9</answer>", "stop")
+    assert replay(task, play.episode) == ""
+    play.episode.success = True
+    assert replay(task, play.episode) == "success: False in the world, True recorded"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.policy import Policy, counter
-from spa.agent.worlds import World
+from spa.agent.worlds import World, split_of
 from spa.common.progress import progress
 from spa.config.load import load_variant
-from spa.config.schema import EvalConfig
-from spa.evaluate import play
-from tests.scripted import tiny_config
+from spa.config.schema import EnvConfig, EvalConfig, SeedConfig
+from spa.config.seeds import EVAL
+from spa.evaluate import play, probe
+from tests.scripted import LAKE, tiny_config
 
 
 @pytest.mark.parametrize("how", ["main rank", "other rank", "every episode fails"])
@@ -59,3 +61,49 @@ def test_a_bar_counts_turns_one_by_one_or_with_a_whole_episode() -> None:
             count(Episode("T", 0, 0, turns=turns[:number]), number == 2)
         count(Episode("T", 1, 1, turns=turns), True)
     assert (bar.done, bar.values["turns"]) == (2, 5)
+
+
+def test_no_world_is_evaluated_twice(tmp_path: Path) -> None:
+    cfg = tiny_config()
+    cfg.env = EnvConfig(**{**vars(LAKE), "settings": {"size": 3, "p": 0.9, "is_slippery": False}})
+    cfg.eval = EvalConfig(worlds=8, samples=1, ks=[1], world_model_worlds=0)
+    record = play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
+    assert len(record["worlds"]["test"]) == 8
+
+
+def test_an_episode_of_each_world_is_kept_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = tiny_config()
+    cfg.eval = EvalConfig(worlds=3, samples=2, ks=[1], world_model_worlds=0)
+    play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
+    shown = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    assert [(each["group"], each["member"]) for each in shown] == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_each_run_draws_its_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+
+    def played(policy, task, worlds, samples, run, purpose, *_) -> list[Episode]:
+        given.append((run, purpose))
+        return [Episode("T", world.seed, group, content=world.content) for group, world in enumerate(worlds)]
+
+    monkeypatch.setattr(play, "play_chunks", played)
+    cfg = tiny_config()
+    cfg.seeds = SeedConfig(run=7)
+    cfg.eval = EvalConfig(worlds=2, samples=1, ks=[1], world_model_worlds=0)
+    play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)
+    assert given == [(7, EVAL)]
+
+
+def test_the_world_model_is_probed_in_validation_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+
+    class Played:
+        def play(self, task, worlds, **_) -> list[Episode]:
+            played.extend(worlds)
+            return [Episode("T", world.seed, group) for group, world in enumerate(worlds)]
+
+    monkeypatch.setattr(probe, "measure_episodes", lambda *_: {})
+    cfg = tiny_config()
+    probe.probe_world_model(cfg, Played(), state_format="grid", worlds=12, seed=0)
+    assert {split_of(world.content) for world in played} == {"val"} and len({world.content for world in played}) == 12
+    assert all(world.seed >= cfg.seeds.val for world in played)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,3 +132,16 @@ def test_what_cannot_be_estimated_is_not_checked_and_said(tmp_path: Path, capsys
         check(cfg, local_only=True)
         expected = "memory is not checked (the config of mamba models has no num_attention_heads)"
         assert capsys.readouterr().err == f"{stage} of {tmp_path}: {expected}\n"
+
+
+def test_on_a_gpu_that_is_planned_for_the_process_takes_room_too() -> None:
+    need = SimpleNamespace(total=10, process=3, resident=5)
+    here, planned = load_config("sokoban"), load_config("sokoban", ["model.device_memory=24"])
+    assert [fit.fits(here, need, room) for room in (6, 7)] == [False, True], "it is there already"
+    assert [fit.fits(planned, need, room) for room in (9, 10)] == [False, True]
+
+
+def test_a_row_longer_than_a_micro_batch_has_a_pass_of_its_own() -> None:
+    cfg = load_config("sokoban", ["sft.micro_batch_tokens=64"])
+    short, long = (sft.memory_estimate(cfg, "cpu", 1, longest=longest) for longest in (64, 1024))
+    assert long.activations > 4 * short.activations

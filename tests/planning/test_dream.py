@@ -11,7 +11,7 @@ from gymnasium.error import ResetNeeded
 
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
-from spa.agent.worlds import WorldSource
+from spa.agent.worlds import WorldSource, split_of
 from spa.config.load import load_config
 from spa.config.schema import CurriculumConfig, PlannerConfig
 from spa.envs.frozen_lake.world import FrozenLake
@@ -220,3 +220,12 @@ def test_what_was_imagined_is_no_action_in_the_world_and_no_truth_to_learn(path:
     trainer.train()
     lived, dreamt = (sum(len(turn.executed) for e in episodes for turn in e.turns) for episodes in (real, imagined))
     assert trainer.actions == lived and dreamt > 0
+
+
+def test_only_training_worlds_are_imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "search_all", lambda model, searches, headers: [{} for _ in searches])
+    cfg = tiny_config()
+    cfg.curriculum.imagined_worlds = 12
+    record = module.imagine_worlds(cfg, tmp_path, model="builtin:tiny")
+    (split,) = record["worlds"]
+    assert {split_of(key) for key in record["worlds"][split]} == {"train"} == {split}

@@ -14,11 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.agent.episode import Episode, Turn, read_episodes
+from spa.agent.policy import make_task
 from spa.agent.worlds import World, WorldSource
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import RESPONSE_FORMATS
 from spa.evaluate import planned
-from spa.evaluate.planned import area_under_curve, evaluate_planner, expected_wins, imagination_metrics, oscillates
+from spa.evaluate.planned import (
+    area_under_curve,
+    evaluate_planner,
+    expected_wins,
+    imagination_metrics,
+    oscillates,
+    planning_model,
+)
 from spa.evaluate.summary import EvalResult
 from spa.planning.play import play_with_planner
 from spa.planning.search import Imagined, Move
@@ -329,3 +337,10 @@ def test_the_imagination_is_not_measured_where_that_is_turned_off(tmp_path: Path
     cfg.agent.planner, cfg.eval.world_model_worlds = "beam", 0
     result = evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS[:2], tmp_path)
     assert (result.name, result.world_model) == ("a+beam", {})
+
+
+def test_another_world_model_is_asked_about_moves_and_the_policy_for_proposals() -> None:
+    cfg, policy = tiny_config(), tiny_policy()
+    cfg.planner.model = "builtin:tiny"
+    with planning_model(cfg, policy, make_task(cfg)) as world_model:
+        assert world_model.player is policy and world_model.policy is not policy

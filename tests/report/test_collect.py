@@ -133,3 +133,12 @@ def test_a_turn_may_have_no_next_state(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     write_episodes(folder / "episodes.jsonl", [Episode("T", 1, 1, turns=[Turn(0, "P_", "u", "r")], status="error")])
     assert "episode-vanilla-test-1-0" in render_report(collect(tmp_path))
+
+
+def test_of_images_nothing_is_claimed_where_a_split_does_not_know_them(tmp_path: Path) -> None:
+    RunFolder(tmp_path).open(load_config("frozen_lake"), "run", resume=False)
+    for stage, split, image in (("selfplay", "selfplay", None), ("imagined-spa_dream", "train", "i")):
+        (folder := tmp_path / stage).mkdir()
+        (folder / DONE).write_text(write_record(folder, {"seconds": 1.0, "worlds": {split: {split: image}}}))
+    data = collect(tmp_path)
+    assert (data.overlaps, data.symmetric_overlaps) == ({"selfplay&train": 0}, {})

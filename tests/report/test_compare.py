@@ -207,3 +207,8 @@ def test_a_sentence_is_about_one_set_of_worlds(tmp_path: Path) -> None:
     two = make_run(tmp_path / "two", {"base": [0, 0, 0, 4] * 2, "spa": [1] * 6 + [4, 4]}, "ppo.actor_lr=0.001")
     (within,) = (line for line in str(compare_runs([one, two])).splitlines() if line.startswith("Within"))
     assert "spa 25.0 is not clearly above base 16.7: +8.3 [" in within
+
+
+def test_a_folders_name_is_no_markup_in_a_notebook(tmp_path: Path) -> None:
+    comparison = compare_runs([make_run(tmp_path / name, {"spa": [1, 2]}) for name in ("a", "<b>")])
+    assert "&lt;b&gt;" in comparison._repr_html_() and "<b>" not in comparison._repr_html_()

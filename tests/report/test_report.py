@@ -7,11 +7,12 @@ import hashlib
 from html.parser import HTMLParser
 
 import pytest
+from tests.report.pages import made_up
 
 from spa.agent.episode import Episode, Turn
-from spa.evaluate.summary import EvalResult
+from spa.evaluate.summary import EvalResult, comparison_cells, comparison_table
 from spa.report.data import ReportData, VariantReport
-from spa.report.html import render_report, write_page
+from spa.report.html import _comparison, render_report, write_page
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -183,3 +184,13 @@ def test_half_of_the_shown_episodes_have_predictions_where_there_are_any() -> No
     assert len(choose_episodes(told, 4)) == 4
     assert len(choose_episodes(plain, 9)) == 5
     assert choose_episodes(plain + told, 0) == []
+
+
+def test_each_figure_stands_under_its_own_heading() -> None:
+    results = {name: report.result for name, report in made_up().variants.items() if report.result is not None}
+    rows = comparison_table(results)
+    header, cells = comparison_cells(rows)
+    table = _comparison(rows)
+    assert table is not None and table.header[0] == "Pass@1 - base"
+    shown = {variant: dict(zip(table.header, line, strict=True)) for variant, line in table.rows}
+    assert shown == {row.variant: dict(zip(header, line, strict=True)) for row, line in zip(rows, cells, strict=True)}

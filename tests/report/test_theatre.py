@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from tests.report.pages import HOSTILE, made_up
 
+from spa.agent.episode import Turn
 from spa.report.boards import Alphabet, alphabet, board
 from spa.report.data import ReportData
 from spa.report.html import render_report
-from spa.report.theatre import BUDGET, choose_scenes
+from spa.report.predictions import expected
+from spa.report.theatre import BUDGET, choose_scenes, imagined
 
 LAKE = alphabet("frozen_lake", {})
 
@@ -67,7 +69,8 @@ def test_other_text_is_not_drawn(state: str) -> None:
 
 
 def test_a_cell_that_a_model_made_up_is_escaped() -> None:
-    assert "&lt;" in str(board("P<\n__", LAKE, "P_\n__")) and "<\n" not in str(board("P<\n__", LAKE))
+    drawn = str(board('P<\n_"', LAKE, "P_\n__"))
+    assert ">&lt;</text>" in drawn and 'aria-label="P&lt; / _&#34;; 2 wrong cells"' in drawn
 
 
 def test_the_data_are_whole_and_cannot_leave_their_element() -> None:
@@ -193,3 +196,22 @@ def test_the_scripts_are_small_and_set_text_only(name: str) -> None:
 
 def test_a_run_without_anything_has_no_theatre() -> None:
     assert "theatre-data" not in render_report(ReportData("empty")).replace('getElementById("theatre-data")', "")
+
+
+def step(action: str, state: str, **more: object) -> dict[str, object]:
+    return {"action": action, "state": state, "reward": 0.0, "ended": False, "probability": 0.9, **more}
+
+
+def test_what_a_planner_remembered_is_no_prediction() -> None:
+    turn = Turn(0, "P_", "", "", "_P", executed=["Right"])
+    turn.imagined = {"path": [step("Right", "_P")]}
+    assert expected(turn) == "_P"
+    turn.imagined = {"path": [step("Right", "_P", remembered=True)]}
+    assert expected(turn) is None
+
+
+def test_a_plan_is_judged_by_the_state_after_the_last_action_played() -> None:
+    turn = Turn(0, "P__", "", "", "__P", executed=["Right", "Right"])
+    turn.imagined = {"path": [step("Right", "_P_"), step("Right", "__P"), step("Right", "__P")]}
+    shown = imagined(turn)
+    assert (shown["state"], shown["right"], len(shown["plan"])) == ("__P", True, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from spa.config.load import load_config
 from spa.evaluate.samples import SAMPLES, write_samples
 from spa.evaluate.summary import EvalResult
 from spa.report.track import track_comparison, track_evaluation
-from spa.runs.trackers import Tracker, Trackers
+from spa.runs.trackers import Tracker, Trackers, make_trackers
 
 CFG = load_config("frozen_lake", ["report.trackers=[wandb]", "variants=[vanilla]"])
 
@@ -81,3 +82,12 @@ def test_the_comparison(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
 def test_nothing_to_compare(tmp_path: Path, calls: list[tuple[Any, ...]]) -> None:
     track_comparison(CFG, tmp_path)
     assert calls == []
+
+
+def test_a_resumed_log_keeps_the_checkpoints_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+    writer = SimpleNamespace(SummaryWriter=lambda **given: made.append(given) or SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr("spa.runs.trackers._import", lambda module, extra: writer)
+    for step in (None, 0, 20):
+        make_trackers(["tensorboard"], tmp_path, "PPO", resumed_at=step).close()
+    assert [each["purge_step"] for each in made] == [None, 1, 21]

@@ -13,6 +13,7 @@ from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variants_of
 from spa.evaluate.verdict import main_variant
 from spa.runs.folder import RunFolder, variant_names
+from spa.runs.stage import Stage
 
 
 @pytest.fixture(scope="module")
@@ -252,3 +253,23 @@ def test_the_files_of_a_mixture_may_not_change(tmp_path: Path, monkeypatch: pyte
     mixed = VariantConfig(name="v", settings={"curriculum.mixture": {"hard.yaml": 1}})
     with pytest.raises(ValueError, match=r"hard\.yaml was another world"):
         folder.check(load_config("frozen_lake"), "ppo v", resume=False, variants=[mixed])
+
+
+@pytest.mark.parametrize("made", ["sft-own", "practice-plan", "imagined-spa_dream", "variants/spa"])
+def test_rows_are_not_selected_anew_under_what_was_trained_on_them(tmp_path: Path, made: str) -> None:
+    cfg = load_config("sokoban")
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
+    other = load_config("sokoban", ["selfplay.success_only=true"])
+    folder.check(other, "run", True)
+    (tmp_path / made).mkdir(parents=True)
+    (tmp_path / made / "seconds.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"selfplay.success_only select the rows of stage 1, on which {made} in"):
+        folder.check(other, "run", True)
+
+
+def test_nothing_is_left_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:
+    for keep in (True, False):
+        (tmp_path / "sft").mkdir(exist_ok=True)
+        (tmp_path / "sft" / "metrics.jsonl").write_text('{"step": 10, "time": 0.0}\n')
+        Stage(tmp_path / "sft", "SFT", resume=True, keep=keep)
+        assert (tmp_path / "sft" / "metrics.jsonl").exists() == keep
