@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import resource
 import time
 from pathlib import Path
@@ -35,6 +36,7 @@ WRONG_TYPES = {
     "zeros": "\0" * 100,
     "half a character": '{"choices": "\u00e9',
 }
+WHOLE = '{"choices": [{"message": {"content": "<think></think><answer>Up</answer>"}, "finish_reason": "stop"}]}'
 MISHAPS = {
     **{status: status for status in ("408", "409", "429", "429:0.01", "500", "502", "503", "504", "520", "599")},
     "a page": "html",
@@ -45,6 +47,7 @@ MISHAPS = {
     "too large": "size:200000",
     "a bomb": "bomb:30000000",
     "no gzip": "coded:gzip:plain text",
+    "gzip that goes on": "coded:gzip:" + (gzip.compress(WHOLE.encode()) + b"more").decode("latin-1"),
     "gzip cut off": "coded:gzip:\x1f\x8b\x08\x00",
     "twice compressed": "coded:gzip, gzip:x",
     "an unknown compression": "coded:br:x",
