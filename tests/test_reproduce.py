@@ -269,10 +269,10 @@ def test_secrets_reach_no_numbers(finished: list[Cell], tmp_path: Path, monkeypa
     own = tmp_path / "vanilla.yaml"
     own.write_text("name: vanilla\nsource: {selfplay.model: 'x/${oc.env:MY_TOKEN}'}\n")
     for cell in finished:
-        configure(cell, "env: {instruction: 'Win. ${oc.env:MY_TOKEN}'}", f"seeds: {{run: {cell.seed}}}")
+        configure(cell, "engine: {model: 'm/${oc.env:MY_TOKEN}'}", f"seeds: {{run: {cell.seed}}}")
     numbers = collect_cells([replace(cell, variants=(str(own), "spa")) for cell in finished])
     settings = numbers["lake"]["vanilla"].settings
-    assert settings["env.instruction"] == "Win. ${oc.env:MY_TOKEN}"
+    assert settings["engine.model"] == "m/${oc.env:MY_TOKEN}"
     assert settings["source.selfplay.model"] == "x/${oc.env:MY_TOKEN}"
     assert "sk-canary-1234" not in to_json(numbers)
 

@@ -235,8 +235,8 @@ def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None
     folder = resolve_path(path or config.path)
     check_weights(folder, path or config.path)
     manifest.check(folder, "*config.json", "*.safetensors*")
-    options = hub_options(path or config.path, config)
-    if find_adapter_config_file(folder, revision=options.get("revision")):  # which names the base, anywhere
+    revision = hub_options(path or config.path, config).get("revision")
+    if find_adapter_config_file(folder, revision=revision):  # which names a base, anywhere
         raise ValueError(
             f"{path or config.path} holds LoRA adapters beside a model (adapter_config.json): merge them, or remove that file"
         )
@@ -248,7 +248,7 @@ def _load_model(config: ModelConfig, path: str | None, dtype: torch.dtype | None
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
-            **options,
+            **hub_options(path or config.path, config),
         )
     if missing := sorted(report["missing_keys"]):  # transformers initialises them randomly
         raise ValueError(

@@ -61,7 +61,8 @@ def _place(cfg: Config, words: Sequence[str], shared: Path) -> None:
     try:
         _run(cfg, words, shared)
     except (ValueError, launch.Lost) as error:
-        _leave(error, shared)
+        if not (shared / _FAILED).is_file():
+            _leave(error, shared)
 
 
 def _run(cfg: Config, words: Sequence[str], shared: Path) -> None:
@@ -152,3 +153,6 @@ def _worker(job: dict[str, Any]) -> None:
             elif code and store.add("failed", 1) == 1:
                 message = json.loads(file.read_bytes())["message"] if file.is_file() else ""
                 _leave(launch.failure(number, code, message, places), Path(job["shared"]))
+    store.add("ended", 1)
+    while main and store.add("ended", 0) < get_context().get_world_size():  # the others still ask this store
+        time.sleep(0.2)
