@@ -100,6 +100,12 @@ def test_play_returns_the_episodes_world_by_world(run: spa.Run) -> None:
         spa.play("frozen_lake", split="tests")
 
 
+def test_a_planner_plays_each_world_as_often_as_it_is_told() -> None:
+    planned = ["agent.planner=lookahead", "planner.model=simulator", "planner.depth=2", "env.max_turns=2"]
+    episodes = spa.play("frozen_lake", *planned, worlds=2, samples=2, quiet=True)
+    assert [(episode.group, episode.member) for episode in episodes] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 def test_a_run_plays_a_variant_as_it_was_evaluated(run: spa.Run) -> None:
     (evaluated, *_) = run.episodes("spa")
     told: list[tuple[int, bool]] = []
@@ -235,9 +241,3 @@ def test_notebook(tmp_path: Path, monkeypatch) -> None:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert names["episodes"] and len(names["turns"])
-
-
-def test_a_planner_plays_each_world_as_often_as_it_is_told() -> None:
-    planned = ["agent.planner=lookahead", "planner.model=simulator", "planner.depth=2", "env.max_turns=2"]
-    episodes = spa.play("frozen_lake", *planned, worlds=2, samples=2, quiet=True)
-    assert [(episode.group, episode.member) for episode in episodes] == [(0, 0), (0, 1), (1, 0), (1, 1)]

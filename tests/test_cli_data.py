@@ -90,6 +90,13 @@ def test_filter_keeps_the_split_of_a_verl_file(data, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "split"), [("val", "val"), ("wm_val", "val"), ("train", "train"), ("wm_train", "train")]
+)
+def test_validation_rows_stay_so_in_verls_layout(name: str, split: str) -> None:
+    assert _split(Path(f"{name}.parquet")) == split
+
+
+@pytest.mark.parametrize(
     "command", ["convert FILE --to verl --out x.jsonl", "filter FILE --out x.jsonl --balance turn"]
 )
 def test_no_torch_without_lengths(data, command: str) -> None:
@@ -155,10 +162,3 @@ def test_force_overwrites(data) -> None:
     out = data / "train.parquet"
     assert main(["data", "convert", str(out), "--to", "messages", "--out", str(out), "--force"]) == 0
     assert read_rows(out)[0][0].response == GOOD
-
-
-@pytest.mark.parametrize(
-    ("name", "split"), [("val", "val"), ("wm_val", "val"), ("train", "train"), ("wm_train", "train")]
-)
-def test_validation_rows_stay_so_in_verls_layout(name: str, split: str) -> None:
-    assert _split(Path(f"{name}.parquet")) == split

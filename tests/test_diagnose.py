@@ -129,6 +129,19 @@ def test_test_worlds_are_never_looked_at(lake: Ran) -> None:
     assert lake.splits == {"val", "selfplay", "train"}
 
 
+def test_no_test_world_is_seen_by_a_diagnosis(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Chosen(Exception):
+        pass
+
+    def base(cfg, policy, task, worlds):
+        raise Chosen(worlds)
+
+    monkeypatch.setattr(measure, "_base", base)
+    with pytest.raises(Chosen) as chosen:
+        measure.diagnose(tiny_config(), tmp_path, worlds=8, groups=1, steps=1)
+    assert {split_of(world.content) for world in chosen.value.args[0]} == {"val"}
+
+
 @pytest.mark.slow
 def test_nothing_is_left(lake: Ran) -> None:
     assert lake.left == ["found.json"]
@@ -479,16 +492,3 @@ def test_the_small_world_model_plays_in_the_format_it_learned() -> None:
     assert cfg.env.state_format == "coordinates"
     assert (small.planner.values, small.agent.planner) == (False, "lookahead")
     assert (small.planner.model, cfg.planner.model) == (None, "simulator"), "and it is asked itself, not the true world"
-
-
-def test_no_test_world_is_seen_by_a_diagnosis(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Chosen(Exception):
-        pass
-
-    def base(cfg, policy, task, worlds):
-        raise Chosen(worlds)
-
-    monkeypatch.setattr(measure, "_base", base)
-    with pytest.raises(Chosen) as chosen:
-        measure.diagnose(tiny_config(), tmp_path, worlds=8, groups=1, steps=1)
-    assert {split_of(world.content) for world in chosen.value.args[0]} == {"val"}

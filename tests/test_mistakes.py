@@ -57,6 +57,16 @@ def test_a_page_replaces_no_other_file(run: Path, tmp_path: Path, capsys: pytest
     assert "<html" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["run.json", "report.html"])
+def test_a_runs_own_files_are_not_written_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    kind = name.partition(".")[2]
+    check_output(tmp_path / name, kind)
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ValueError, match="is not a run's"):
+        check_output(tmp_path / name, kind)
+
+
 def test_a_comparison_says_what_is_damaged(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     file = other / "variants" / "spa" / "eval" / "result.json"
@@ -220,13 +230,3 @@ def test_a_packaged_world_without_its_config_tells_of_mirror_images(
     for other in ([*words, "env.disjoint=symmetry"], ["run", "frozen_lake", *words[2:]]):
         assert main(other) == 0
         assert "mirror images" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["run.json", "report.html"])
-def test_a_runs_own_files_are_not_written_over(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("{}")
-    kind = name.partition(".")[2]
-    check_output(tmp_path / name, kind)
-    (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(ValueError, match="is not a run's"):
-        check_output(tmp_path / name, kind)

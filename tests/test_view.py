@@ -142,6 +142,10 @@ def test_a_public_server_is_asked_by_address_but_by_no_other_name(
     assert pages.get("/", headers={"Host": asked_as}).status_code == code
 
 
+def test_a_number_that_is_no_address() -> None:
+    assert is_address("192.168.0.2:8765") and not is_address("999.1.1.1")
+
+
 def test_a_projects_own_config_hides_no_runs(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: mine\n")
     make_run(tmp_path / "runs" / "run")
@@ -155,6 +159,10 @@ def test_scripts_and_frames_are_limited_by_policy(tmp_path: Path) -> None:
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     assert answer.text.count("<script>") == 1 and "&lt;script&gt;alert" in answer.text
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_message_is_text() -> None:
+    assert "&lt;b&gt;" in pages.message("runs/<b> cannot be shown") and "<b>" not in pages.message("runs/<b>")
 
 
 def test_runs_are_compared_from_the_list(tmp_path: Path) -> None:
@@ -250,11 +258,3 @@ def test_episodes_are_not_read_for_the_list(tmp_path: Path, monkeypatch: pytest.
 def test_the_command_names_a_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", str(tmp_path / "none")]) == 2
     assert "give the folder that holds your runs" in capsys.readouterr().err
-
-
-def test_a_number_that_is_no_address() -> None:
-    assert is_address("192.168.0.2:8765") and not is_address("999.1.1.1")
-
-
-def test_a_message_is_text() -> None:
-    assert "&lt;b&gt;" in pages.message("runs/<b> cannot be shown") and "<b>" not in pages.message("runs/<b>")

@@ -116,6 +116,13 @@ def test_an_end_by_the_world_s_own_limit_cuts_the_episode_off(action: str, statu
         assert (episode.status, len(episode.turns), episode.turns[0].ended) == (status, 1, action == "Up")
 
 
+def test_what_follows_the_world_s_own_limit_is_not_run() -> None:
+    env = EnvConfig(id="sokoban", tag="S", settings={"max_steps": 1})
+    task = Task(env, AgentConfig(style="terse", window=1))
+    (episode,) = play(Scripted(lambda i: answer("Up || Down")), task, WORLDS[:1])
+    assert (episode.status, episode.error, episode.turns[0].executed) == ("truncated", "", ["Up"])
+
+
 @pytest.mark.parametrize(
     ("text", "penalty"),
     [(answer("Up"), 0.0), (answer("up"), 0.0), (answer("Up || x"), -0.1), (answer("x || y"), -0.1), ("Up", -0.1)],
@@ -134,6 +141,15 @@ def test_more_actions_than_a_turn_may_have_cost_the_penalty_if_the_config_says_s
     for names, penalty in ((2, 0.0), (3, -0.1 if penalized else 0.0)):
         turn = play(Scripted(lambda i, names=names: text[names]), task)[0].turns[0]
         assert (turn.executed, turn.penalty, turn.format_ok) == (["Up", "Down"], penalty, True)
+
+
+def test_an_action_of_which_the_world_says_nothing_is_not_invalid() -> None:
+    play = Play.start(lake_task(1), WORLDS[0], 0, 0)
+    play.open_turn(0, "")
+    play.choose(f"<think>{answer('Up')}", "stop")
+    play.learn([Step("state", 0.0, False, False, {"success": False})], "")
+    (turn,) = play.episode.turns
+    assert (turn.invalid, turn.valid) == (0, True)
 
 
 def test_rewards_and_success_come_from_the_world() -> None:
@@ -177,6 +193,13 @@ def test_a_broken_world_ends_its_own_episode_only() -> None:
     assert "no world" in episodes[3].error
 
 
+def test_an_episode_that_fails_after_its_world_was_won_is_no_success() -> None:
+    play = Play.start(lake_task(1), WORLDS[0], 0, 0)
+    play.episode.success = True
+    play.fail("close: OSError")
+    assert (play.episode.success, play.episode.status, play.live) == (False, "error", False)
+
+
 def test_a_person_s_world_that_fails_at_once_is_an_episode_too() -> None:
     task = Task(EnvConfig(id=f"{__name__}:Broken", tag="B"), AgentConfig(style="terse", window=1))
     policy = Policy(None, TOKENIZER, CHAT, Scripted(lambda i: answer("go")), SAMPLING)
@@ -188,6 +211,18 @@ def test_a_person_s_world_that_fails_at_once_is_an_episode_too() -> None:
     assert seen[-1] == "error" and "completed" in seen
 
 
+def test_a_person_is_shown_the_states_that_are_played() -> None:
+    shown: list[str] = []
+    policy = Policy(None, TOKENIZER, CHAT, Scripted(lambda i: answer("x")), SAMPLING)
+
+    def ask(state: str) -> str:
+        shown.append(state)
+        return "Left"
+
+    episodes = play_with_person(policy, lake_task(1, max_turns=2), WORLDS[1:], ask, seed=0)
+    assert shown == [turn.state for episode in episodes for turn in episode.turns] and len(set(shown)) > 1
+
+
 def test_a_group_shares_its_world_but_not_its_luck() -> None:
     task = lake_task(1, settings={"size": 4, "is_slippery": True})
     episodes = play(Scripted(lambda i: answer("Right")), task, WORLDS[:2], group_size=8)
@@ -196,6 +231,10 @@ def test_a_group_shares_its_world_but_not_its_luck() -> None:
         assert len({e.turns[0].state for e in members}) == 1
         assert len({e.turns[0].next_state for e in members}) > 1
         assert len({e.noise_seed for e in members}) == 8
+
+
+def test_worlds_do_not_share_their_luck() -> None:
+    assert len({World(seed, "w").noise_seed(member) for seed in range(8) for member in range(8)}) == 64
 
 
 def test_the_same_arguments_give_the_same_episodes() -> None:
@@ -294,49 +333,7 @@ def test_an_episode_ends_where_the_model_cannot_read_its_context(window: int, mo
     assert episode.status == ("error" if window else "truncated") and len(closed) == 1
 
 
-def test_what_follows_the_world_s_own_limit_is_not_run() -> None:
-    env = EnvConfig(id="sokoban", tag="S", settings={"max_steps": 1})
-    task = Task(env, AgentConfig(style="terse", window=1))
-    engine = Scripted(lambda i: "</think><answer>Up || Down</answer>")
-    (episode,) = rollout(engine, CHAT, task, [World(0, "w")], SamplingConfig(), seed=0)
-    assert (episode.status, episode.error, episode.turns[0].executed) == ("truncated", "", ["Up"])
-
-
 def test_an_episode_that_was_cut_off_did_not_fail() -> None:
     failures = Failures("play", 0.0, 1)
     failures.add([Episode("T", 1, 0, status="truncated", error="the context of turn 5 has 900 tokens")])
     assert failures.count == 0
-
-
-def test_a_person_is_shown_the_states_that_are_played() -> None:
-    shown: list[str] = []
-    policy = Policy(None, TOKENIZER, CHAT, Scripted(lambda i: "</think><answer>x</answer>"), SamplingConfig())
-
-    def ask(state: str) -> str:
-        shown.append(state)
-        return "Left"
-
-    episodes = play_with_person(
-        policy, lake_task(1, max_turns=2), [World(seed, str(seed)) for seed in (1, 2)], ask, seed=0
-    )
-    assert shown == [turn.state for episode in episodes for turn in episode.turns] and len(set(shown)) > 1
-
-
-def test_an_episode_that_fails_after_its_world_was_won_is_no_success() -> None:
-    play = Play.start(lake_task(1), World(0, "w0"), 0, 0)
-    play.episode.success = True
-    play.fail("close: OSError")
-    assert (play.episode.success, play.episode.status, play.live) == (False, "error", False)
-
-
-def test_worlds_do_not_share_their_luck() -> None:
-    assert len({World(seed, "w").noise_seed(member) for seed in range(8) for member in range(8)}) == 64
-
-
-def test_an_action_of_which_the_world_says_nothing_is_not_invalid() -> None:
-    play = Play.start(lake_task(1), WORLDS[0], 0, 0)
-    play.open_turn(0, "")
-    play.choose("<think></think><answer>Up</answer>", "stop")
-    play.learn([Step("state", 0.0, False, False, {"success": False})], "")
-    (turn,) = play.episode.turns
-    assert (turn.invalid, turn.valid) == (0, True)

@@ -102,6 +102,14 @@ def test_the_exported_files(exported: Path, capsys: pytest.CaptureFixture[str]) 
     assert "asked for): choose larger worlds" in capsys.readouterr().err and not (exported / "few").exists()
 
 
+def test_validation_worlds_for_verl_are_distinct(tmp_path: Path) -> None:
+    lake = ["agent.window=0", "env.settings={size: 3, p: 0.9}", "env.disjoint=content"]
+    words = ["data", "export-verl", "frozen_lake", *lake, "--train", "1", "--val", "6", "--out", str(tmp_path / "verl")]
+    assert main(words) == 0
+    contents = [row["extra_info"]["content"] for row in rows(tmp_path / "verl", "val")]
+    assert len(contents) == len(set(contents)) == 6
+
+
 def test_an_episode_is_the_one_of_our_own_rollout(loop_class: type, exported: Path) -> None:
     client, row = Client(), rows(exported, "train")[0]
     out = played(loop_class, exported, client, row)
@@ -179,11 +187,3 @@ def test_verls_own_worker_plays(exported: Path, monkeypatch) -> None:
     assert any(tuple(whole[: len(context)]) == context for context in asked)
     assert out.batch["rm_scores"].sum(-1).shape == (3,)
     assert set(out.meta_info["reward_extra_keys"]) == {"acc", "world_failed"}
-
-
-def test_validation_worlds_for_verl_are_distinct(tmp_path: Path) -> None:
-    lake = ["agent.window=0", "env.settings={size: 3, p: 0.9}", "env.disjoint=content"]
-    words = ["data", "export-verl", "frozen_lake", *lake, "--train", "1", "--val", "6", "--out", str(tmp_path / "verl")]
-    assert main(words) == 0
-    contents = [row["extra_info"]["content"] for row in pq.read_table(tmp_path / "verl" / "val.parquet").to_pylist()]
-    assert len(contents) == len(set(contents)) == 6

@@ -192,6 +192,14 @@ def test_what_is_wrong_is_said_in_one_line(name: str, overrides: list[str], mess
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("low, high", [("test", "val"), ("val", "selfplay"), ("selfplay", "train")])
+def test_splits_do_not_share_a_single_seed(low: str, high: str) -> None:
+    first = {"test": 0, "val": SEED_RANGE, "selfplay": 2 * SEED_RANGE, "train": 3 * SEED_RANGE}
+    SeedConfig(**first)
+    with pytest.raises(ValueError, match=rf"seeds\.{low} .* and seeds\.{high} .* are closer than"):
+        SeedConfig(**{**first, low: first[low] + 1})
+
+
 @pytest.mark.parametrize("text", ["1e3", "1000", "1000.0"])
 def test_whole_numbers_may_be_written_as_floats(text: str) -> None:
     steps = load_config("sokoban", [f"ppo.steps={text}"]).ppo.steps
@@ -442,11 +450,3 @@ def test_a_config_of_ones_own_that_is_named_nearly_right_is_suggested(
         load_config("lights.yaml", ["presses=4"])
     with pytest.raises(ValueError, match=r"unknown setting 'presses'\. (?!.*env\.settings)"):
         apply_overrides(PretrainConfig(), ["presses=4"])
-
-
-@pytest.mark.parametrize("low, high", [("test", "val"), ("val", "selfplay"), ("selfplay", "train")])
-def test_splits_do_not_share_a_single_seed(low: str, high: str) -> None:
-    first = {"test": 0, "val": SEED_RANGE, "selfplay": 2 * SEED_RANGE, "train": 3 * SEED_RANGE}
-    SeedConfig(**first)
-    with pytest.raises(ValueError, match=rf"seeds\.{low} .* and seeds\.{high} .* are closer than"):
-        SeedConfig(**{**first, low: first[low] + 1})

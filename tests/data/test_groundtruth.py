@@ -242,6 +242,14 @@ def test_deduplication_works_on_message_lists() -> None:
     assert deduplicate([row("a"), row("a"), row("a", user="other")]) == [row("a"), row("a", user="other")]
 
 
+def test_the_same_turn_after_another_history_is_no_duplicate() -> None:
+    def later(first: str) -> Row:
+        said = [("user", first), ("assistant", "a"), ("user", "u")]
+        return Row("Tag", [{"role": role, "content": text} for role, text in said], "r")
+
+    assert deduplicate([later("one"), later("other"), later("one")]) == [later("one"), later("other")]
+
+
 def test_parquet_round_trip_and_columns(tmp_path) -> None:
     rows = rows_of(episode(turn(FULL)), system=None, window=0)
     write_rows(tmp_path / "x.parquet", rows)
@@ -302,11 +310,3 @@ def test_white_space_of_a_state_is_its_own(state: str, gap: str) -> None:
 def test_where_white_space_tells_states_apart_it_counts() -> None:
     assert exact("P", "P") and exact("\nP\n", "P") and exact("\n  P\n", "  P") and exact(SPACED, SPACED)
     assert not exact("P  ", "  P") and not exact("  P", "P  ") and not exact("P", "  P")
-
-
-def test_the_same_turn_after_another_history_is_no_duplicate() -> None:
-    def later(first: str) -> Row:
-        said = [("user", first), ("assistant", "a"), ("user", "u")]
-        return Row("Tag", [{"role": role, "content": text} for role, text in said], "r")
-
-    assert deduplicate([later("one"), later("other"), later("one")]) == [later("one"), later("other")]

@@ -285,6 +285,20 @@ def test_errors_of_episodes_and_notes(out: Path, capsys: pytest.CaptureFixture[s
     clean(capsys)
 
 
+def test_errors_of_commands(out: Path) -> None:
+    folder = RunFolder(out).open(load_config("sokoban"), "run", resume=False)
+    folder.close(ValueError(f"the server refused {KEY}"))
+    assert KEY not in folder.info_path.read_text()
+    assert (
+        json.loads(folder.info_path.read_text())["commands"][-1]["error"] == "ValueError: the server refused [redacted]"
+    )
+
+
+def test_the_models_name_is_no_place_for_a_key(out: Path, tmp_path: Path) -> None:
+    write_episode_log(tmp_path / "log.json", [Episode("T", 1, 0)], "inspect", model=f"spa/{KEY}")
+    assert KEY not in (tmp_path / "log.json").read_text()
+
+
 def test_local_episodes_are_written_as_they_are(out: Path, tmp_path: Path) -> None:
     from spa.agent.episode import Turn, write_episodes
 
@@ -380,20 +394,3 @@ def test_references_are_saved_as_they_were_written(out: Path, monkeypatch: pytes
         assert load_config(out / Path(name).stem / "config.yaml") == config
         secrets.forget()
         assert "device: cpu\n" in to_yaml(config), "a setting of the same value is another's"
-
-
-@pytest.mark.parametrize("form", ["inspect"])
-def test_the_models_name_is_no_place_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    write_episode_log(tmp_path / "log.json", [Episode("T", 1, 0)], form, model=f"spa/{KEY}")
-    assert KEY not in (tmp_path / "log.json").read_text()
-
-
-def test_errors_of_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    folder = RunFolder(tmp_path).open(load_config("sokoban"), "run", resume=False)
-    folder.close(ValueError(f"the server refused {KEY}"))
-    assert KEY not in folder.info_path.read_text()
-    assert (
-        json.loads(folder.info_path.read_text())["commands"][-1]["error"] == "ValueError: the server refused [redacted]"
-    )

@@ -332,6 +332,11 @@ def test_truncation_at_max_steps():
     assert outcomes == [(False, False), (False, False), (False, True)]
 
 
+def test_winning_with_the_last_step_is_no_truncation():
+    env = loaded("######\n#_O__#\n#_X__#\n#_P__#\n#____#\n######", max_steps=1)
+    assert env.step("Up")[2:4] == (True, False)
+
+
 def test_other_symbols_and_names():
     env = Sokoban(grid_vocab="W.GCBA@", state_format="coordinates")
     assert list(env.symbols.values()) == list(Sokoban().symbols.values())
@@ -401,9 +406,3 @@ def test_oracle_itself():
     for action in ("Down", "Left", "Down"):
         grid, _ = naive_step(grid, action)
     assert ["".join(row) for row in grid[2:5]] == ["#__###", "#__#_#", "#PXO_#"]
-
-
-def test_winning_with_the_last_step_is_no_truncation():
-    env = Sokoban(max_steps=1)
-    env.reset(seed=0, options={"state": "######\n#_O__#\n#_X__#\n#_P__#\n#____#\n######"})
-    assert env.step("Up")[2:4] == (True, False)

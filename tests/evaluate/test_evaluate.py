@@ -109,6 +109,16 @@ def test_each_action_that_the_world_calls_invalid_counts(moves: str) -> None:
     assert "invalid: 2 in the world, 0 recorded" in replay(task, play.episode)
 
 
+def test_a_success_that_the_world_did_not_see_is_found() -> None:
+    task = make_task(load_config("sudoku", ["env.max_turns=1"]))
+    play = Play.start(task, World(1, content_of(*task.make_env().reset(seed=1))), 0, 0)
+    play.open_turn(0, "")
+    play.answer("<think></think><answer>9,9,9</answer>", "stop")
+    assert replay(task, play.episode) == ""
+    play.episode.success = True
+    assert replay(task, play.episode) == "success: False in the world, True recorded"
+
+
 def test_world_model_metrics_by_hand() -> None:
     found = world_model_metrics(
         [episode(turn(" #P\n_# ", "#_\nP#"), turn("#P\n__", "#P\n_#"), turn()), episode(turn("x", "x"), status="error")]
@@ -155,6 +165,14 @@ def test_wrong_shapes_count_missing_cells_as_wrong() -> None:
     assert cell_accuracy("#P", "#P\n_#") == 0.5
     assert cell_accuracy("", "#P\n_#") == 0
     assert cell_accuracy("#P\n_#", "#P\n_#") == 1
+
+
+def test_of_the_cells_that_changed_a_copy_has_none_right() -> None:
+    before, after = "#P\n__", "#_\nP_"
+    assert cell_accuracy(before, after, before) == 0.0
+    assert cell_accuracy("#_\n__", after, before) == 0.5
+    assert cell_accuracy(after, after, before) == 1.0
+    assert cell_accuracy(after, before, before) is None, "nothing changed"
 
 
 def grouped(wins: list[int], samples: int = 4, name: str = "a") -> list[Episode]:
@@ -247,26 +265,8 @@ def test_other_worlds_give_no_paired_difference() -> None:
     assert paired_difference(a, b, 1) is None
 
 
-def test_of_the_cells_that_changed_a_copy_has_none_right() -> None:
-    before, after = "#P\n__", "#_\nP_"
-    assert cell_accuracy(before, after, before) == 0.0
-    assert cell_accuracy("#_\n__", after, before) == 0.5
-    assert cell_accuracy(after, after, before) == 1.0
-    assert cell_accuracy(after, before, before) is None, "nothing changed"
-
-
 def test_worlds_of_the_same_seeds_with_another_content_give_no_paired_difference() -> None:
     a, b = (EvalResult.from_episodes(name, grouped([1, 2]), [1], 50) for name in "ab")
     assert paired_difference(a, b, 1) is not None
     b.worlds[1] = replace(b.worlds[1], content="another lake")
     assert paired_difference(a, b, 1) is None
-
-
-def test_a_success_that_the_world_did_not_see_is_found() -> None:
-    task = make_task(load_config("sudoku", ["env.max_turns=1"]))
-    play = Play.start(task, World(1, content_of(*task.make_env().reset(seed=1))), 0, 0)
-    play.open_turn(0, "")
-    play.answer("<think></think><answer>9,9,9</answer>", "stop")
-    assert replay(task, play.episode) == ""
-    play.episode.success = True
-    assert replay(task, play.episode) == "success: False in the world, True recorded"

@@ -71,7 +71,7 @@ def test_no_world_is_evaluated_twice(tmp_path: Path) -> None:
     assert len(record["worlds"]["test"]) == 8
 
 
-def test_an_episode_of_each_world_is_kept_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_of_each_world_is_kept_to_look_at(tmp_path: Path) -> None:
     cfg = tiny_config()
     cfg.eval = EvalConfig(worlds=3, samples=2, ks=[1], world_model_worlds=0)
     play.evaluate_model(cfg, load_variant("vanilla"), None, tmp_path)

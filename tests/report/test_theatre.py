@@ -137,6 +137,25 @@ def test_training_episodes_have_their_step_and_planned_turns_what_was_imagined(p
     assert all(turn["imagined"]["plan"] for e in planned for turn in e["turns"])
 
 
+def step(action: str, state: str, **more: object) -> dict[str, object]:
+    return {"action": action, "state": state, "reward": 0.0, "ended": False, "probability": 0.9, **more}
+
+
+def test_what_a_planner_remembered_is_no_prediction() -> None:
+    turn = Turn(0, "P_", "", "", "_P", executed=["Right"])
+    turn.imagined = {"path": [step("Right", "_P")]}
+    assert expected(turn) == "_P"
+    turn.imagined = {"path": [step("Right", "_P", remembered=True)]}
+    assert expected(turn) is None
+
+
+def test_a_plan_is_judged_by_the_state_after_the_last_action_played() -> None:
+    turn = Turn(0, "P__", "", "", "__P", executed=["Right", "Right"])
+    turn.imagined = {"path": [step("Right", "_P_"), step("Right", "__P"), step("Right", "__P")]}
+    shown = imagined(turn)
+    assert (shown["state"], shown["right"], len(shown["plan"])) == ("__P", True, 3)
+
+
 def test_tokens_have_their_text_and_a_log_prob_where_they_were_sampled(page: str) -> None:
     data = embedded(page)
     turn = data["episodes"][0]["turns"][0]
@@ -196,22 +215,3 @@ def test_the_scripts_are_small_and_set_text_only(name: str) -> None:
 
 def test_a_run_without_anything_has_no_theatre() -> None:
     assert "theatre-data" not in render_report(ReportData("empty")).replace('getElementById("theatre-data")', "")
-
-
-def step(action: str, state: str, **more: object) -> dict[str, object]:
-    return {"action": action, "state": state, "reward": 0.0, "ended": False, "probability": 0.9, **more}
-
-
-def test_what_a_planner_remembered_is_no_prediction() -> None:
-    turn = Turn(0, "P_", "", "", "_P", executed=["Right"])
-    turn.imagined = {"path": [step("Right", "_P")]}
-    assert expected(turn) == "_P"
-    turn.imagined = {"path": [step("Right", "_P", remembered=True)]}
-    assert expected(turn) is None
-
-
-def test_a_plan_is_judged_by_the_state_after_the_last_action_played() -> None:
-    turn = Turn(0, "P__", "", "", "__P", executed=["Right", "Right"])
-    turn.imagined = {"path": [step("Right", "_P_"), step("Right", "__P"), step("Right", "__P")]}
-    shown = imagined(turn)
-    assert (shown["state"], shown["right"], len(shown["plan"])) == ("__P", True, 3)

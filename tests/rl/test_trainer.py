@@ -129,6 +129,16 @@ def test_validation_worlds_are_distinct_and_of_their_own_split(tmp_path) -> None
     assert {split_of(key) for key in keys} == {"val"}
 
 
+def test_each_world_of_a_mixture_is_validated_in_its_own_validation_worlds(tmp_path) -> None:
+    cfg = tiny_config(val_worlds=12)
+    cfg.curriculum.mixture = {"frozen_lake_slippery": 1.0, "sokoban_easy": 1.0}
+    validations = Run(tmp_path, cfg).trainer.validations
+    assert len(validations) == 3
+    for _, task, worlds in validations:
+        keys = [(world.symmetry if task.env.disjoint == "symmetry" else None) or world.content for world in worlds]
+        assert {split_of(key) for key in keys} == {"val"} and len(set(keys)) == len(keys)
+
+
 def test_in_critic_warm_up_only_the_critic_moves(tmp_path) -> None:
     run = Run(tmp_path, tiny_config(steps=3, groups=8, critic_warmup=2, val_every=0))
     history = [run.weights()]
@@ -427,13 +437,3 @@ def test_a_sample_episode_is_shown_on_a_terminal(tmp_path, monkeypatch, capsys, 
     shown = capsys.readouterr().err
     assert shown.count("; the last turn:") == int(terminal)
     assert "entropy" in shown and "kl" in shown and "format" in shown
-
-
-def test_each_world_of_a_mixture_is_validated_in_its_own_validation_worlds(tmp_path) -> None:
-    cfg = tiny_config(val_worlds=12)
-    cfg.curriculum.mixture = {"frozen_lake_slippery": 1.0, "sokoban_easy": 1.0}
-    validations = Run(tmp_path, cfg).trainer.validations
-    assert len(validations) == 3
-    for _, task, worlds in validations:
-        keys = [(world.symmetry if task.env.disjoint == "symmetry" else None) or world.content for world in worlds]
-        assert {split_of(key) for key in keys} == {"val"} and len(set(keys)) == len(keys)

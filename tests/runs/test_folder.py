@@ -178,6 +178,17 @@ def test_settings_may_change_until_they_are_used(tmp_path: Path, cfg: Config, se
         folder.open(cfg, "run", resume=True)
 
 
+@pytest.mark.parametrize("made", ["sft-own", "practice-plan", "imagined-spa_dream", "variants/spa"])
+def test_rows_are_not_selected_anew_under_what_was_trained_on_them(tmp_path: Path, cfg: Config, made: str) -> None:
+    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
+    other = load_config("sokoban", ["selfplay.success_only=true"])
+    folder.check(other, "run", True)
+    (tmp_path / made).mkdir(parents=True)
+    (tmp_path / made / "seconds.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"selfplay.success_only select the rows of stage 1, on which {made} in"):
+        folder.check(other, "run", True)
+
+
 def test_resume_of_nothing_starts(tmp_path: Path, cfg: Config) -> None:
     assert RunFolder(tmp_path / "new").open(cfg, "run", resume=True).holds_run
 
@@ -253,18 +264,6 @@ def test_the_files_of_a_mixture_may_not_change(tmp_path: Path, monkeypatch: pyte
     mixed = VariantConfig(name="v", settings={"curriculum.mixture": {"hard.yaml": 1}})
     with pytest.raises(ValueError, match=r"hard\.yaml was another world"):
         folder.check(load_config("frozen_lake"), "ppo v", resume=False, variants=[mixed])
-
-
-@pytest.mark.parametrize("made", ["sft-own", "practice-plan", "imagined-spa_dream", "variants/spa"])
-def test_rows_are_not_selected_anew_under_what_was_trained_on_them(tmp_path: Path, made: str) -> None:
-    cfg = load_config("sokoban")
-    folder = RunFolder(tmp_path).open(cfg, "run", resume=False)
-    other = load_config("sokoban", ["selfplay.success_only=true"])
-    folder.check(other, "run", True)
-    (tmp_path / made).mkdir(parents=True)
-    (tmp_path / made / "seconds.json").write_text("{}")
-    with pytest.raises(ValueError, match=f"selfplay.success_only select the rows of stage 1, on which {made} in"):
-        folder.check(other, "run", True)
 
 
 def test_nothing_is_left_of_an_attempt_without_a_checkpoint(tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ def test_a_variant_without_stage_2_starts_from_its_own_model() -> None:
     assert trained_model(cfg, load_variant("base"), Path("run")) == cfg.model.path
 
 
+def test_where_rl_starts_is_no_model_of_the_base() -> None:
+    cfg = load_config("frozen_lake", ["ppo.start=org/other"])
+    assert trained_model(cfg, load_variant("base"), Path("run")) == cfg.model.path
+
+
 @pytest.mark.parametrize(
     ("command", "first"),
     [
@@ -113,8 +118,3 @@ def test_what_is_to_be_run_first_is_said_as_it_can_be_typed(
     RunFolder(Path("run")).open(cfg, command, resume=False)
     with pytest.raises(ValueError, match=f"vanilla was not trained in run: run `{first}` first or give --model"):
         check_inputs(cfg, "eval", load_variant("vanilla"), Path("run"))
-
-
-def test_where_rl_starts_is_no_model_of_the_base() -> None:
-    cfg = load_config("frozen_lake", ["ppo.start=org/other"])
-    assert trained_model(cfg, load_variant("base"), Path("run")) == cfg.model.path
