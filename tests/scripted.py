@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from spa.agent.chat import Chat
-from spa.agent.policy import Policy
+from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
+from spa.agent.worlds import WorldSource
 from spa.config.schema import AgentConfig, Config, EnvConfig, ModelConfig, PPOConfig, SamplingConfig
 from spa.engines.base import Completion, Engine
 from spa.models.load import load_tokenizer
+from spa.models.score import Chosen, batches, prepare, score
 
 TOKENIZER = load_tokenizer("builtin:tiny")
 CHAT = Chat(TOKENIZER)
@@ -83,3 +86,22 @@ def tiny_config(**ppo: object) -> Config:
 
 def tiny_policy(**ppo: object) -> Policy:
     return Policy.load(tiny_config(**ppo))
+
+
+@torch.no_grad()
+def logprob_differences(cfg: Config, worlds: int, samples: int) -> np.ndarray:
+    """Absolute differences, in nats, of sampled tokens' log-probs: decoded with a cache, and in a packed forward pass."""
+    policy, task = Policy.load(cfg), make_task(cfg)
+    played = policy.play(
+        task, WorldSource(task, "test", cfg.seeds.test, unique=True).take(worlds), samples=samples, seed=0
+    )
+    sequences = [sequence for episode in played for sequence in episode.sequences]
+    prepare(policy.model, "ppo", packing=True, compile=False)
+    policy.model.eval()
+    rows = [Chosen(s.ids, np.flatnonzero(s.mask).tolist()) for s in sequences]
+    differences = []
+    for batch in batches(rows, 4096, policy.model.device, packing=True):
+        trained = score(policy.model, batch).logprobs_N.float().cpu().numpy()
+        sampled = np.concatenate([np.asarray(sequences[i].logprobs)[rows[i].positions] for i in batch.indices])
+        differences.append(np.abs(trained - sampled))
+    return np.concatenate(differences)

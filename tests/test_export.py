@@ -17,7 +17,7 @@ from spa.agent.chat import Chat
 from spa.agent.episode import read_episodes
 from spa.agent.response import parse_response
 from spa.cli import main
-from spa.common.manifest import MANIFEST
+from spa.common.manifest import MANIFEST, write_manifest
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
 from spa.models.export import export, find_checkpoint
@@ -133,6 +133,7 @@ def test_the_bases_sampling_settings_are_left_out(run, tmp_path) -> None:
     used = Path(json.loads((run / "variants" / "spa" / "eval" / "done.json").read_text())["model"])
     shutil.copytree(used, tmp_path / "used")
     (tmp_path / "used" / "generation_config.json").write_text(json.dumps(shipped))
+    write_manifest(tmp_path / "used")
     export(tmp_path / "used", to, files={})
     assert json.loads((to / "generation_config.json").read_text()) == {"eos_token_id": 2, "transformers_version": "5"}
 

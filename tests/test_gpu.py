@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,15 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from spa.agent.policy import Policy, make_task
-from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.config.load import load_config
-from spa.models.score import Chosen, batches, prepare, score
 from spa.rl import update as ppo
 from spa.runs.metrics import read_metrics
 from tests import scripted
-from tests.rl.test_golden import GOLDEN, VARIANTS, run
+from tests.rl.test_golden import VARIANTS, assert_golden
+from tests.scripted import logprob_differences
 from tests.test_accelerator import RECIPES, SMALL
 
 DEVICE = os.environ.get("SPA_TEST_DEVICE", "cuda")
@@ -52,8 +49,7 @@ def test_an_update_has_the_numbers_of_the_cpu(variant: str, monkeypatch) -> None
     monkeypatch.setattr(scripted, "tiny_config", on_device)
     monkeypatch.setattr(ppo, "needs_recompute", lambda learner: True)
     assert scripted.tiny_policy().model.device.type == torch.device(DEVICE).type
-    for got, expected in zip(run(variant), json.loads(GOLDEN.read_text(encoding="utf-8"))[variant], strict=True):
-        assert got == {name: pytest.approx(value, rel=2e-3, abs=2e-5) for name, value in expected.items()}
+    assert_golden(variant)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.01)])
@@ -62,17 +58,7 @@ def test_sampler_and_trainer_agree_on_log_probs(dtype: str, tolerance: float, wi
     """Decoding with a cache against a packed forward pass: the mean difference in nats."""
     settings = [f"model.device={DEVICE}", f"model.dtype={dtype}", f"agent.window={window}", "env.max_turns=3"]
     cfg = load_config("frozen_lake", ["model=tiny", *settings])
-    policy, task = Policy.load(cfg), make_task(cfg)
-    worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(8)
-    sequences = [s for episode in policy.play(task, worlds, samples=2, seed=0) for s in episode.sequences]
-    prepare(policy.model, "ppo", packing=True, compile=False)
-    policy.model.eval()
-    rows = [Chosen(s.ids, np.flatnonzero(s.mask).tolist()) for s in sequences]
-    for batch in batches(rows, 4096, policy.model.device, packing=True):
-        with torch.no_grad():
-            trained = score(policy.model, batch).logprobs_N.float().cpu().numpy()
-        sampled = np.concatenate([np.asarray(sequences[i].logprobs)[rows[i].positions] for i in batch.indices])
-        assert np.abs(trained - sampled).mean() < tolerance
+    assert logprob_differences(cfg, worlds=8, samples=2).mean() < tolerance
 
 
 @pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)

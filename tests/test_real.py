@@ -11,16 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from spa.agent.policy import Policy, make_task
-from spa.agent.worlds import WorldSource
 from spa.cli import main
 from spa.common.cache import cache_folder
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
 from spa.models.load import load_model
-from spa.models.score import Chosen, batches, prepare, score
 from spa.runs.metrics import read_metrics
 from spa.runs.record import read_done
+from tests.scripted import logprob_differences
 
 pytestmark = pytest.mark.real
 
@@ -94,16 +92,4 @@ def test_sampler_and_trainer_agree_on_log_probs(folder, window) -> None:
     """Two turns, cached and packed: within 1e-4 nats."""
     settings = [f"model.path={folder}", f"agent.window={window}", "env.max_turns=2", "sampling.max_tokens=16"]
     cfg = load_config("frozen_lake", ["model=smollm2-135m", *settings])
-    policy, task = Policy.load(cfg), make_task(cfg)
-    worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(2)
-    sequences = [s for episode in policy.play(task, worlds, samples=1, seed=0) for s in episode.sequences]
-    prepare(policy.model, "ppo", packing=True, compile=False)
-    policy.model.eval()
-    rows = [Chosen(s.ids, np.flatnonzero(s.mask).tolist()) for s in sequences]
-    worst = 0.0
-    for batch in batches(rows, 4096, policy.model.device, packing=True):
-        with torch.no_grad():
-            trained = score(policy.model, batch).logprobs_N.numpy()
-        sampled = np.concatenate([np.asarray(sequences[i].logprobs)[rows[i].positions] for i in batch.indices])
-        worst = max(worst, np.abs(trained - sampled).max())
-    assert worst < 1e-4
+    assert logprob_differences(cfg, worlds=2, samples=1).max() < 1e-4

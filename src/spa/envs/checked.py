@@ -57,7 +57,7 @@ def guarded(do: Callable[[], T], what: str, seconds: float = 0.0, thread: OneThr
     Raises:
         WorldError: it raised anything but Ctrl-C, ``SystemExit`` included, or took too long; ``what`` begins the message.
     """
-    here = os.getcwd()
+    here = _directory()
     try:
         return limited(do, seconds, thread)
     except KeyboardInterrupt:
@@ -69,8 +69,16 @@ def guarded(do: Callable[[], T], what: str, seconds: float = 0.0, thread: OneThr
     except BaseException as error:
         raise WorldError(f"{what}: {_describe(error)}") from error
     finally:
-        if os.getcwd() != here:
+        if here and _directory() != here:
             os.chdir(here)
+
+
+def _directory() -> str:
+    """The working directory; empty where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _own(name: str, check: Callable[[Any], Any] = lambda value: value) -> Any:

@@ -144,7 +144,8 @@ def export(
         force: replace a model in ``target`` that was exported from a run; anything else is kept.
 
     Raises:
-        ValueError: ``target`` exists; unknown dtype; no adapters; weights that are damaged or cannot be cast.
+        ValueError: ``target`` exists; unknown dtype; no adapters; files that are damaged or links out of
+            the stage; weights that cannot be cast.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not (target / TASK).is_file():  # any model has a config.json, and so have other projects
@@ -161,12 +162,12 @@ def export(
         raise ValueError(f"{checkpoint} has no adapters: it was trained with all weights (lora_rank=0)")
     if dtype:
         choose("--dtype", dtype, ("float32", "bfloat16", "float16"))
+    if adapter and dtype:
+        raise ValueError("--dtype is of the merged model; leave it out with --adapter")
     manifest.check(checkpoint)
     inside = checkpoint.resolve().parents[1]  # the stage's folder, or that of the hub's cache
     if links := [path for path in checkpoint.rglob("*") if not path.resolve().is_relative_to(inside)]:
         raise ValueError(f"{links[0]} is a link that leads out of {inside}: replace it by what it names")
-    if adapter and dtype:
-        raise ValueError("--dtype is of the merged model; leave it out with --adapter")
     with atomic_folder(target) as folder:
         if adapter:
             shutil.copytree(checkpoint / "adapter", folder, dirs_exist_ok=True)
@@ -196,7 +197,6 @@ def _convert(checkpoint: Path, folder: Path, dtype: str) -> None:
     from safetensors.torch import load_file, save_file
 
     check_weights(str(checkpoint), str(checkpoint))
-    manifest.check(checkpoint, "*config.json", "*.safetensors*")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     files = sorted(checkpoint.glob("*.safetensors"))
     if not files or config.get("quantization_config"):

@@ -79,9 +79,10 @@ def _run(cfg: Config, words: Sequence[str], shared: Path) -> None:
 
     _join()
     signal.signal(signal.SIGTERM, end)  # Ray's aborts the process
-    gpus = int(ray.cluster_resources().get("GPU", 0))
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
     kind = "GPU" if gpus and cfg.model.device != "cpu" else "CPU"
-    count, there = launch.count_of(cfg, gpus), ray.cluster_resources().get(kind, 0)
+    count, there = launch.count_of(cfg, gpus), resources.get(kind, 0)
     if there < count:
         note(f"waiting for {count} {kind}s: the Ray cluster has {there:g}")
     trainer = TorchTrainer(
