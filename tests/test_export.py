@@ -277,6 +277,17 @@ def test_the_card_names_what_the_settings_made_of_the_recipe(run, tmp_path, befo
     assert trained_by(tmp_path / "model") == training
 
 
+def test_the_card_shows_names_as_text(run, tmp_path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = (copy / "config.yaml").read_text()
+    name = next(line for line in config.splitlines() if line.startswith("name: "))
+    (copy / "config.yaml").write_text(config.replace(name, r'name: "a <img src=x>\n# b"', 1))
+    assert main(["export", str(copy), "--variant", "spa", "--to", str(tmp_path / "model")]) == 0
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "\n# a &lt;img src=x&gt; # b, variant spa\n" in card and "<img" not in card.split("```")[0]
+
+
 def test_an_export_in_a_run_is_none_of_its_stages(run, tmp_path) -> None:
     inside, again = run / "exported", tmp_path / "again"
     assert main(["export", str(run), "--variant", "spa", "--to", str(inside)]) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -65,7 +66,7 @@ def file(model, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     config = model.config
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_license("mit")
+    writer.add_license("mit\nbase_model: of/others")
     writer.add_context_length(512)
     writer.add_block_count(1)
     writer.add_embedding_length(config.hidden_size)
@@ -120,7 +121,8 @@ def test_a_gguf_file_becomes_a_plain_folder(file, model, home, capsys) -> None:
     assert "tokenizer" in out.err and "chat template" in out.err and "perplexity" in out.err
     folder = home / "mine"
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
-    assert "license: mit" in (folder / "README.md").read_text()
+    front = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    assert front == {"license": "mit\nbase_model: of/others", "library_name": "transformers"}
     ids = torch.randint(0, 250, (2, 20))
     converted = load_model(ModelConfig(path="cache:mine"))
     torch.testing.assert_close(converted(ids).logits, model(ids).logits)

@@ -12,6 +12,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from spa.common.cache import CACHED, cache_folder
 from spa.common.files import atomic_folder
 from spa.common.manifest import digest
@@ -138,10 +140,11 @@ def _extract(source: Path, folder: Path) -> tuple[Path, Path | None]:
 
 def _card(name: str, file: str, known: Known | None, declared: str) -> str:
     licence, base = (known.license, known.base) if known else (declared, "")
-    front = [f"license: {licence}"] * bool(licence) + [f"base_model: {base}"] * bool(base)
+    facts = {"license": licence, "base_model": base, "library_name": "transformers"}
+    front = {key: value for key, value in facts.items() if value}
     origin = f" ({base}, package {known.package} {known.version})" if known else ""
     lines = [
-        *("---", *front, "library_name: transformers", "---", f"# {name}", ""),
+        *("---", yaml.safe_dump(front, sort_keys=False).rstrip(), "---", f"# {name}", ""),
         f"Converted by `spa model get` from `{file}`{origin}.",
         "The weights are those of this file in float32: if it is quantized, not quite the original ones.",
     ]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -283,16 +284,21 @@ def _card(
     }
     lines = [
         *head,
-        f"# {cfg.name}, {f'variant {origin.variant}' if origin.variant else 'world-model SFT'}",
+        f"# {_inline(cfg.name)}, {f'variant {origin.variant}' if origin.variant else 'world-model SFT'}",
         "",
         f"Trained with the package `spa-agent` (arXiv 2510.15047): {', '.join(steps)}.",
         "",
-        *(f"- {name}: {value}" for name, value in facts.items()),
+        *(f"- {name}: {_inline(value)}" for name, value in facts.items()),
         "",
         *_results(checkpoint, origin),
         *usage,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _inline(value: object) -> str:
+    """A value of the run's or the base's files, as one line that a page shows and does not obey."""
+    return escape(" ".join(str(value).split()), quote=False)
 
 
 def _results(checkpoint: Path, origin: Origin) -> list[str]:
