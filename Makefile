@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
-PYTHONS ?= python3 python3.13 python3.12 python3.11 python
+PYTHONS ?= python3 python3.13 python3.12 python3.11 python3.14 python
 DEMO_WORLD ?= frozen_lake env.max_actions_per_turn=1 env.max_turns=10 agent.penalize_extra_actions=true sampling.max_tokens_base=12 model.threads=1
 DEMO_ARGS ?= selfplay.groups=600 selfplay.group_size=2 selfplay.deduplicate=true sft.epochs=4 sft.batch_size=32 sft.eval_worlds=8 \
 	practice.worlds=800 practice.whole=true practice.epochs=2 practice.rehearsal=0.25 ppo.steps=30 ppo.val_every=15 \

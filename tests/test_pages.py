@@ -42,10 +42,10 @@ def fenced(page: Path, *languages: str) -> list[str]:
 def commands(page: Path) -> Iterator[list[str]]:
     """Arguments of the ``spa`` commands in a page's blocks; those with a placeholder (``NAME``, ``[KEY=VALUE...]``) left out."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    variables = dict(re.findall(r'^ *([A-Z])="([^"]*)"', text, re.MULTILINE))
+    variables = dict(re.findall(r"^ *([A-Z])=\(([^)]*)\)", text, re.MULTILINE))
     prose = _FENCE.sub(lambda match: match[0] if match[2] in ("", "sh", "bash") else "", text)
     for line in re.findall(r"^(?: {4,}|\$ |)(spa [a-z].*)$", prose, re.MULTILINE):
-        command = re.sub(r"\$([A-Z])\b", lambda match: variables.get(match[1], match[0]), line)
+        command = re.sub(r'"\$\{([A-Z])\[@\]\}"', lambda match: variables.get(match[1], match[0]), line)
         for part in re.split(r" && | \| ", re.sub(r"\s+#.*", "", command).rstrip(" ;")):
             if part.startswith("spa ") and not re.search(r"\b(NAME|FILE|DIR|PATH|KEY=)|\.\.\.|<", part):
                 yield shlex.split(part)[1:]
@@ -60,6 +60,17 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, object]]:
             return " ".join(path), context.params
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
         path.append(command.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_can_be_pasted_into_zsh(page: Path) -> None:
+    """It takes unquoted brackets for patterns of file names, and splits no variable at spaces."""
+    blocks = _FENCE.sub(
+        lambda match: match[0] if match[2] in ("", "sh", "bash") else "", page.read_text(encoding="utf-8")
+    )
+    for line in re.findall(r"^(?: {4,}|\$ |)((?:spa|pip|hf|vllm|python) [a-z-].*(?:\\\n.*)*)", blocks, re.MULTILINE):
+        bare = re.sub(r"""'[^']*'|"[^"]*"|\s#.*""", "", line)
+        assert not re.search(r"=\[|\$[A-Z]|\.\[", bare), f"quote it: {line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -144,6 +144,8 @@ def test_two_variants_with_one_name_of_data_must_agree() -> None:
         check_variants(cfg, variants)
     with pytest.raises(ValueError, match="two variants are named 'a'"):
         check_variants(cfg, [variants[0], variants[0]])
+    with pytest.raises(ValueError, match="two variants are named 'A': 'a' is the same folder on some disks"):
+        check_variants(cfg, [variants[0], replace(variants[0], name="A")])
 
 
 def test_the_history_in_rows_and_a_playing_planner_make_other_data() -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, OPTConfig, OPTForCausalLM
 
+from spa.common.limits import installed_memory
 from spa.config.schema import SFTConfig
+from spa.models import memory
 from spa.models.memory import (
     Sizes,
     UnknownSizes,
@@ -171,6 +173,17 @@ def test_memory_that_torch_keeps_for_later_tensors_is_free(monkeypatch: pytest.M
 def test_free_memory_of_this_machine() -> None:
     free = free_memory(torch.device("cpu"))
     assert free is None or 10**6 < free < 10**15
+
+
+def test_free_memory_where_the_system_does_not_say_is_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_meminfo", lambda name: None)
+    monkeypatch.setattr(memory, "_cgroup_free", lambda: None)
+    assert free_memory(torch.device("cpu")) == installed_memory()
+    monkeypatch.setattr(memory, "installed_memory", lambda: None)
+    assert free_memory(torch.device("cpu")) is None
+
+
+def test_sizes_in_words() -> None:
     assert size(3 * 2**30) == "3.0 GiB"
     assert size(5 * 2**20) == "5 MiB"
 

@@ -1,4 +1,4 @@
-"""Atomic writes: a reader sees the old file or the new one, never half of one, also after a power failure.
+"""Atomic writes: a reader sees the old file or the new one, never half of one, also (on Linux) after a power failure.
 
 Incomplete files are named ``.NAME.RANDOM.tmp``; a killed process leaves them behind, and ``sweep`` removes them. A full disk or a
 missing permission is an ``OSError`` that names the file or folder to be written, whichever library was writing.

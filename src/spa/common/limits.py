@@ -1,7 +1,8 @@
-"""Time limits for code that we did not write. Imports no torch."""
+"""Time limits for code that we did not write, and the memory of this machine. Imports no torch."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def installed_memory() -> int | None:
+    """Bytes of memory of this machine, used or not; None on a system that does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 class TimeLimit(BaseException):

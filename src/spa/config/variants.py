@@ -57,8 +57,9 @@ def check_variants(cfg: Config, variants: Iterable[VariantConfig]) -> None:
     shared: dict[str, tuple[VariantConfig, Config]] = {}
     dreamt: dict[str, tuple[VariantConfig, Config]] = {}
     for variant in variants:
-        if variant.name in earlier:
-            raise ValueError(f"two variants are named {variant.name!r}")
+        if same := next((name for name in earlier if name.casefold() == variant.name.casefold()), None):
+            where = "" if same == variant.name else f": {same!r} is the same folder on some disks"
+            raise ValueError(f"two variants are named {variant.name!r}{where}")
         stage_3, source = variant_config(cfg, variant), source_config(cfg, variant)
         if shorter := earlier.get(variant.continues) or _known(cfg, variant.continues):
             _check_continues(cfg, variant, stage_3, shorter)

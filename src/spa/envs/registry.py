@@ -19,7 +19,7 @@ from spa.common.errors import error_message
 from spa.envs.adapter import AdaptedEnv, Playable
 from spa.envs.adapters import ADAPTERS
 from spa.envs.base import TextEnv
-from spa.envs.seeded import did_you_mean
+from spa.envs.seeded import did_you_mean, parameters_of
 
 ENTRY_POINT_GROUP = "spa.envs"
 
@@ -160,7 +160,7 @@ def _make_registered(name: str, settings: dict[str, Any]) -> TextEnv:
 
 @lru_cache(64)
 def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(make).parameters
+    return parameters_of(make)
 
 
 def _check_settings(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> None:

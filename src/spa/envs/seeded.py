@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import sys
 import traceback
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -230,6 +231,19 @@ def attempts(world_seed: int, limit: int) -> Iterator[np.random.Generator]:
 def pick(uniform: float, count: int) -> int:
     """An index below ``count`` from a number in [0, 1)."""
     return int(uniform * count)
+
+
+def parameters_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A callable's parameters by name.
+
+    Raises:
+        TypeError, ValueError: it has no signature.
+    """
+    if sys.version_info >= (3, 14):  # it would evaluate annotations, and fail at names for type checkers alone
+        from annotationlib import Format
+
+        return inspect.signature(make, annotation_format=Format.FORWARDREF).parameters
+    return inspect.signature(make).parameters
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

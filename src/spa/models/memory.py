@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from spa.common.errors import first_line
+from spa.common.limits import installed_memory
 from spa.scale import ranks
 
 GIB = 2**30
@@ -253,13 +254,14 @@ def _trusted(config: Any) -> bool:
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that a process can still allocate on a device, or None if unknown. On CUDA what torch keeps for itself is free, too;
-    ranks on one machine share that of a CPU.
+    ranks on one machine share that of a CPU, which is all its memory where the system does not say what is free (macOS).
     """
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
     values = [value for value in (_meminfo("MemAvailable"), _cgroup_free()) if value is not None]
-    return min(values) // ranks.on_machine() if values else None
+    free = min(values) if values else installed_memory()
+    return None if free is None else free // ranks.on_machine()
 
 
 def give_back() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spa import __version__
+from spa.common.limits import installed_memory
 from spa.common.secrets import redact
 from spa.config.schema import Config
 
@@ -125,10 +126,8 @@ def usable_cores() -> int:
 
 
 def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):
-        return None
+    memory = installed_memory()
+    return None if memory is None else round(memory / 2**30, 1)
 
 
 def _cpu_name() -> str:

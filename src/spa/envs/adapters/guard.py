@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import io
 import logging
 import random
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from spa.envs.seeded import did_you_mean, one_line
+from spa.envs.seeded import did_you_mean, one_line, parameters_of
 
 PATIENCE = 60.0  # seconds in a block, after which its world is taken to hang if another waits
 _lock, _since = threading.RLock(), 0.0
@@ -142,7 +141,7 @@ def find_name(world: str, name: str, known: Iterable[str]) -> None:
 
 def check_settings(world: str, settings: Iterable[str], make: Callable[..., Any], reserved: Iterable[str]) -> None:
     """Raises ValueError for a setting that is neither the adapter's ``own`` nor a named parameter of ``make``."""
-    named = (name for name, one in inspect.signature(make).parameters.items() if one.kind is not one.VAR_KEYWORD)
+    named = (name for name, one in parameters_of(make).items() if one.kind is not one.VAR_KEYWORD)
     known = [*reserved, *(name for name in named if name not in ("self", "render_mode"))]
     for name in settings:
         if name not in known:
