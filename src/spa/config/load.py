@@ -118,7 +118,7 @@ def check_variant(name: str) -> None:
         raise ValueError(
             "how long vanilla_longer trains depends on the variant that it is compared with: write vanilla_longer.yaml "
             "(sft: false, rl: true, continues: vanilla, settings: {ppo.steps: N}) and list it after vanilla: "
-            "variants=[vanilla,spa,vanilla_longer.yaml]"
+            "'variants=[vanilla,spa,vanilla_longer.yaml]'"
         )
     choose("variant", name, names_of("variant"))
 

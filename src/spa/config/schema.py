@@ -323,7 +323,7 @@ class EvalConfig:
             fitting = [k for k in self.ks if k <= self.samples] or [self.samples]
             raise ValueError(
                 f"eval.ks must be numbers from 1 to eval.samples ({self.samples}), not {self.ks}: set "
-                f"eval.ks=[{','.join(map(str, fitting))}]"
+                f"'eval.ks=[{','.join(map(str, fitting))}]'"
             )
         return self
 
@@ -436,7 +436,7 @@ class Config:
         if self.sampling.stop and self.engine.kind == "openai":
             raise ValueError(
                 "sampling.stop cannot be used with engine=openai, where a chat server leaves out the string it stops at: set "
-                "sampling.stop=[]"
+                "'sampling.stop=[]'"
             )
         for name in ("world_model_coef", "observation_reward", "prediction_reward"):
             if getattr(self.ppo, name) and not self.agent.think:

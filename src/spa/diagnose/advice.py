@@ -18,7 +18,7 @@ FAR = 2.0  # ratio of perplexity to that of guessing: above, states are unfamili
 GAIN = 0.05  # in Pass@1: five points
 MIN_TOP1 = 0.5  # share of states in which the truth beats its corruptions
 EXACT = 0.5  # share of exact imagined states: plans may be as deep as this is reached
-NOTHING = "nothing stands out: variants=[vanilla,spa] on two seeds or more tells whether the recipe helps"
+NOTHING = "nothing stands out: 'variants=[vanilla,spa]' on two seeds or more tells whether the recipe helps"
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,7 @@ def _base_rules(diagnosis: Diagnosis) -> Iterator[str]:
             "chance decides or the state does not say enough: plan with planner.samples above 1, and expect no exact predictions"
         )
     if coordinates_help(diagnosis.states):
-        yield "coordinates lower the states' perplexity clearly: variants=[vanilla,se,spa] tells whether they alone help"
+        yield "coordinates lower the states' perplexity clearly: 'variants=[vanilla,se,spa]' tells whether they alone help"
 
 
 def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
@@ -381,5 +381,5 @@ def _model_rules(diagnosis: Diagnosis) -> Iterator[str]:
     if isinstance(planned, Planned) and planner_pays:
         yield (
             f"the planner after a small stage 2 beats the base by {100 * planned.gain.mean:.0f} points: use "
-            "variants=[search,plan,spa_plan]"
+            "'variants=[search,plan,spa_plan]'"
         )

@@ -101,7 +101,7 @@ def check_source(cfg: Config) -> None:
     if play.filter and play.rows == "written" and not cfg.agent.think:
         raise ValueError(
             "stage 1 keeps responses that write states, and with agent.think=false there is no place for them: set "
-            "agent.think=true, or train without stages 1 and 2 (variants=[vanilla])"
+            "agent.think=true, or train without stages 1 and 2 ('variants=[vanilla]')"
         )
     if is_served(cfg) and play.warmup_rows:
         raise ValueError("selfplay.warmup_rows trains a model here, and with engine=openai a server plays: set it to 0")
