@@ -39,11 +39,16 @@ def fenced(page: Path, *languages: str) -> list[str]:
     return [body for _, language, body in _FENCE.findall(text) if language in languages]
 
 
+def shell_only(text: str) -> str:
+    """A page without the fenced blocks of other languages."""
+    return _FENCE.sub(lambda match: match[0] if match[2] in ("", "sh", "bash") else "", text)
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """Arguments of the ``spa`` commands in a page's blocks; those with a placeholder (``NAME``, ``[KEY=VALUE...]``) left out."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
     variables = dict(re.findall(r"^ *([A-Z])=\(([^)]*)\)", text, re.MULTILINE))
-    prose = _FENCE.sub(lambda match: match[0] if match[2] in ("", "sh", "bash") else "", text)
+    prose = shell_only(text)
     for line in re.findall(r"^(?: {4,}|\$ |)(spa [a-z].*)$", prose, re.MULTILINE):
         command = re.sub(r'"\$\{([A-Z])\[@\]\}"', lambda match: variables.get(match[1], match[0]), line)
         for part in re.split(r" && | \| ", re.sub(r"\s+#.*", "", command).rstrip(" ;")):
@@ -65,9 +70,7 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, object]]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_can_be_pasted_into_zsh(page: Path) -> None:
     """It takes unquoted brackets for patterns of file names, and splits no variable at spaces."""
-    blocks = _FENCE.sub(
-        lambda match: match[0] if match[2] in ("", "sh", "bash") else "", page.read_text(encoding="utf-8")
-    )
+    blocks = shell_only(page.read_text(encoding="utf-8"))
     for line in re.findall(r"^(?: {4,}|\$ |)((?:spa|pip|hf|vllm|python) [a-z-].*(?:\\\n.*)*)", blocks, re.MULTILINE):
         bare = re.sub(r"""'[^']*'|"[^"]*"|\s#.*""", "", line)
         assert not re.search(r"=\[|\$[A-Z]|\.\[", bare), f"quote it: {line}"

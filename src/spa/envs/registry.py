@@ -7,8 +7,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -158,17 +158,12 @@ def _make_registered(name: str, settings: dict[str, Any]) -> TextEnv:
     return _adapt(partial(gym.make, gym_id, disable_env_checker=True), name, settings)
 
 
-@lru_cache(64)
-def _parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return parameters_of(make)
-
-
 def _check_settings(make: Callable[..., Any], name: str, settings: dict[str, Any]) -> None:
     """Raises ValueError for a setting that the constructor does not have."""
     if not settings:
         return
     try:
-        parameters = _parameters(make)
+        parameters = parameters_of(make)
     except (TypeError, ValueError):  # a callable without a signature
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

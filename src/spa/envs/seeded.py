@@ -9,6 +9,7 @@ import sys
 import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -233,6 +234,7 @@ def pick(uniform: float, count: int) -> int:
     return int(uniform * count)
 
 
+@lru_cache(64)
 def parameters_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """A callable's parameters by name.
 

@@ -297,7 +297,7 @@ def _card(
 
 
 def _inline(value: object) -> str:
-    """A value of the run's or the base's files, as one line that a page shows and does not obey."""
+    """A value of the run's or the base's files, as one line of text without HTML."""
     return escape(" ".join(str(value).split()), quote=False)
 
 

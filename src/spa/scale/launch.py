@@ -132,7 +132,7 @@ def torchrun(cfg: Config, words: Sequence[str]) -> None:
         run_id=uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        # The default, the machine's full name, is one that macOS often cannot resolve.
+        # The default is the machine's full name, which macOS often cannot resolve.
         local_addr="localhost",
         max_restarts=0,  # it would start again after a user's mistake, too
         shutdown_timeout=END,
