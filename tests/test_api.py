@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -139,8 +141,8 @@ def test_a_call_leaves_the_process_as_it_was(
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert 0 < left < 300 and logging.is_progress_bar_enabled()
     assert capsys.readouterr() == ("", "")
-    spa.play("frozen_lake")
     assert torch.get_num_threads() == before
+    spa.play("frozen_lake")
     assert capsys.readouterr().err, "quiet is of its call alone"
 
 
@@ -152,6 +154,23 @@ def test_threads_may_play_at_once() -> None:
         together = list(pool.map(play, [1, 3, 2, 4]))
     alone = [play(worlds) for worlds in (1, 3, 2, 4)]
     assert [[one.turns for one in episodes] for episodes in together] == [[one.turns for one in each] for each in alone]
+
+
+def test_threads_may_run_at_once(run: spa.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    here, both = sys.stdout, threading.Barrier(2)
+
+    def again(quiet: bool) -> None:
+        both.wait()
+        spa.run(run.config, out=run.folder if quiet else other, resume=True, quiet=quiet)
+        assert sys.stdout is here
+
+    other = run.folder.with_name("other")
+    shutil.copytree(run.folder, other)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(again, [True, False]))
+    assert capsys.readouterr().out.count("Report:") == 1
+    spa.play("frozen_lake")
+    assert capsys.readouterr().err, "nobody is quiet any more"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +185,10 @@ def test_threads_may_play_at_once() -> None:
         (lambda: spa.load_config(Turn), "a world of your own is 'module:Class'"),
         (lambda: spa.load_config("frozen_lake", f"ppo.start={None}"), "ppo.start: write null for no value"),
         (lambda: spa.play("frozen_lake", worlds="2"), "worlds='2' and samples=1 must be whole numbers"),
+        (
+            lambda: spa.play("frozen_lake", samples=2, take_over=str),
+            "take_over plays each world once: leave out samples",
+        ),
         (lambda: spa.run("frozen_lake", out=""), "the folder of a run is empty"),
         (lambda: spa.Run(None), "the folder of a run is a path, not None"),
         (lambda: spa.play("frozen_lake", split=3), "unknown split 3; choose one of test"),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, redirect_stdout
+from contextlib import closing
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +81,13 @@ def run(
     """
     from spa import pipeline
     from spa.common.progress import quieted
+    from spa.models.load import own_threads
     from spa.runs.folder import default_folder
 
     cfg = _task(config, settings)
     folder = _folder(out) if out is not None else default_folder(cfg)
-    with quieted(quiet), redirect_stdout(StringIO() if quiet else sys.stdout):
-        pipeline.run(cfg, folder, resume=resume)
+    with quieted(quiet), own_threads():
+        pipeline.run(cfg, folder, resume=resume, table=not quiet)
     return Run(folder)
 
 
@@ -130,6 +129,7 @@ def play(
     from spa.common.progress import quieted
     from spa.config.seeds import first_seed
     from spa.evaluate.planned import planning_model
+    from spa.models.load import own_threads
     from spa.planning.play import play_with_planner
     from spa.preflight import check_planner
     from spa.runs.stage import model_of
@@ -138,6 +138,8 @@ def play(
         raise ValueError(
             f"worlds={worlds!r} and samples={samples!r} must be whole numbers from 1, skip={skip!r} one from 0"
         )
+    if take_over is not None and samples != 1:
+        raise ValueError("take_over plays each world once: leave out samples")
     if isinstance(model, Run):
         raise ValueError("model: a run has several models: use run.play('spa'), or model=run.model('spa')")
     path = model_of(str(model), "model") if model else None
@@ -156,7 +158,11 @@ def play(
             seen.add((episode.group, episode.member))
 
     told: dict[str, Any] = {"seed": cfg.seeds.run, "on_turn": tell if on_turn else None}
-    with quieted(quiet), closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy:
+    with (
+        quieted(quiet),
+        own_threads(),
+        closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy,
+    ):
         if take_over is not None:
             if cfg.agent.planner != "none":
                 raise ValueError("a planner cannot be taken over: add agent.planner=none")
@@ -324,8 +330,7 @@ class Run:
         """Writes ``report.html``; returns its path."""
         from spa import pipeline
 
-        with redirect_stdout(StringIO()):
-            return pipeline.report(self.folder)
+        return pipeline.report(self.folder, table=False)
 
     def _stage(self, variant: str | None, stage: str) -> Path:
         """The folder of a stage."""

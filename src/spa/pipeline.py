@@ -56,8 +56,8 @@ from spa.scale import ranks
 __all__ = ["evaluate", "generate", "plan", "ppo", "practice", "report", "run", "sft"]
 
 
-def run(cfg: Config, out: Path, *, resume: bool) -> None:
-    """Runs all stages for all variants, then writes the table and the report.
+def run(cfg: Config, out: Path, *, resume: bool, table: bool = True) -> None:
+    """Runs all stages for all variants, then writes the report and, with ``table``, prints the comparison.
 
     Raises:
         ValueError: the training of a variant collapsed or diverged; raised after the other variants have finished.
@@ -93,16 +93,18 @@ def run(cfg: Config, out: Path, *, resume: bool) -> None:
             else:
                 clock.begin(variants_folder(out) / variant.name / "eval")
                 evaluate(cfg, variant, out, model=None, resume=True, begun=True)
-        ranks.on_main(lambda: _conclude(cfg, out))
+        ranks.on_main(lambda: _conclude(cfg, out, table))
         if failed:
             first = {why: name for name, why in reversed(failed.items())}
             reasons = {name: why if name == first[why] else f"as {first[why]}" for name, why in failed.items()}
             raise ValueError("; ".join(f"variant {name} was not evaluated: {why}" for name, why in reasons.items()))
 
 
-def _conclude(cfg: Config, out: Path) -> None:
+def _conclude(cfg: Config, out: Path, table: bool) -> None:
     """Writes the report and tells the trackers the comparison."""
-    print(f"Report: {report(out)}")
+    path = report(out, table=table)
+    if table:
+        print(f"Report: {path}")
     if cfg.report.trackers:
         from spa.report.track import track_comparison
 
@@ -243,8 +245,11 @@ def _print_result(folder: Path) -> None:
         print(f"{render_text(comparison_table(results))}\nResult: {folder / 'result.json'}")
 
 
-def report(out: Path, episodes: int | None = None) -> Path:
-    """Writes ``report.html`` with ``episodes`` per variant (None: ``report.episodes``) and prints the comparison; returns the path.
+def report(out: Path, episodes: int | None = None, *, table: bool = True) -> Path:
+    """Writes ``report.html`` with ``episodes`` per variant (None: ``report.episodes``) and, with ``table``, prints the comparison.
+
+    Returns:
+        The path of the page.
 
     Raises:
         ValueError: ``out`` is not a run folder.
@@ -256,6 +261,8 @@ def report(out: Path, episodes: int | None = None) -> Path:
 
     data = collect(out, episodes)
     path = write_page(sealed(render_report(data)), out / "report.html")
+    if not table:
+        return path
     results = {name: variant.result for name, variant in data.variants.items() if variant.result is not None}
     if results:
         if curves := learning_curves(data):

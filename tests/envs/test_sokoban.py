@@ -367,6 +367,8 @@ def test_content_ignores_player_and_symbols():
     "settings, message",
     [
         ({"dim_room": 6}, "dim_room must be two integers"),
+        ({"dim_room": 6.5}, "dim_room must be two integers"),
+        ({"action_names": 4}, "action_names must be a list of names, got 4"),
         ({"dim_room": (0, 6)}, "dim_room must be an integer of at least 3, got 0"),
         ({"num_boxes": 0}, "num_boxes must be an integer of at least 1"),
         ({"dim_room": (4, 4), "num_boxes": 2}, "no space for num_boxes=2"),

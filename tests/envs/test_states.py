@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +46,8 @@ def test_wrong_coordinates_name_other_cells(name: str, seed: int) -> None:
         assert re.sub(r"\d,\d", "?", false) == re.sub(r"\d,\d", "?", true)  # the words are the same
         if positions(sentence):
             assert positions(false) != positions(sentence)
+        for cells in map(positions, re.findall(r"\(\d,\d\)(?:, \(\d,\d\))*", false)):
+            assert cells == sorted(cells)  # like the true ones
     # An object is never where it is said to be.
     if name == "frozen_lake":
         assert all(positions(a)[0] != positions(b)[0] for a, b in zip(right, wrong, strict=True))
@@ -99,6 +102,7 @@ BOARD = "| 1 2 3 4 | 3 4 1 2 | 2 1 4 . | 4 3 2 1 "
         ("frozen_lake", LAKE, LAKE.replace("P", "_").replace("G", "√"), True),
         ("frozen_lake", LAKE, LAKE.replace("_O__", "__O_"), False),  # a hole moved
         ("frozen_lake", LAKE, LAKE.replace("G", "_"), False),
+        ("frozen_lake", LAKE, LAKE.replace("G_", "_G"), False),  # the goal moved
         ("sudoku", BOARD, BOARD.replace(".", "3"), True),
         ("sudoku", BOARD, BOARD.replace(".", "4"), False),  # a conflict
         ("sudoku", BOARD, BOARD.replace("| 1", "| ."), False),  # a filled cell emptied
@@ -129,3 +133,14 @@ def test_a_world_that_cannot_say_says_none() -> None:
     assert Words().legal("a room") is None
     assert Words().num_cell_values is None
     assert {name: make_env(name).num_cell_values for name in WORLDS} == {"sokoban": 7, "frozen_lake": 6, "sudoku": 5}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_refused_state_leaves_no_episode(name: str) -> None:
+    env = make_env(name, state_format="coordinates", **SETTINGS[name])
+    other, _ = env.reset(seed=1)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="disagree"):
+        env.reset(options={"state": other + " And one more."})
+    with pytest.raises(ResetNeeded, match="call reset"):
+        env.step(env.sample_action(np.random.default_rng(0)))

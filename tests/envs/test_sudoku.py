@@ -9,7 +9,7 @@ import pytest
 
 from spa.envs import Sudoku
 from spa.envs.sudoku.generator import count_solutions, solved_board
-from spa.envs.sudoku.world import parse_action
+from spa.envs.sudoku.world import MAX_ACTION, parse_action
 
 # Every solved 4x4 board, found by trying: rows that are permutations, then columns and boxes checked.
 ROWS = list(itertools.permutations((1, 2, 3, 4)))
@@ -165,11 +165,19 @@ def test_validity():
         ("row 1 col 3 2 and row 2 col 3 1", None),
         ("1,3,99999999999999999999", None),
         ("row" * 10000, None),
+        ("1,3," + " " * (MAX_ACTION - 5) + "2", (1, 3, 2)),
+        ("1,3," + " " * (MAX_ACTION - 4) + "2", None),
         ("١,٣,٢", None),  # digits, but not these
     ],
 )
 def test_parsing(action, move):
     assert parse_action(action) == move
+
+
+def test_random_actions_reach_every_cell_and_digit():
+    rng = np.random.default_rng(0)
+    moves = [parse_action(Sudoku().sample_action(rng)) for _ in range(60)]
+    assert [set(column) for column in zip(*moves, strict=True)] == [{1, 2, 3, 4}] * 3
 
 
 def test_truncation():
@@ -195,6 +203,7 @@ def test_number_of_clues(num_clues):
     "settings, message",
     [
         ({"board_size": 5}, "board_size must be one of 4, 9, got 5"),
+        ({"board_size": [4, 4]}, "board_size must be one of 4, 9, got"),
         ({"difficulty": "foo"}, "difficulty must be one of 'easy', 'medium', 'hard', got 'foo'"),
         ({"difficulty": "Easy"}, "Did you mean 'easy'"),
         ({"max_steps": 0}, "max_steps must be"),

@@ -434,5 +434,7 @@ def test_without_proposals_nobody_is_asked_what_the_policy_would_do() -> None:
 
 
 def test_a_model_behind_a_chat_server_is_refused() -> None:
+    served = ServedPolicy(None, SamplingConfig())
+    assert "ServedPolicy" in repr(served)  # as an interpreter shows it
     with pytest.raises(ValueError, match="a planner continues partial responses: use engine=transformers or vllm"):
-        WorldModel(ServedPolicy(None, SamplingConfig()), TASK)
+        WorldModel(served, TASK)

@@ -69,7 +69,7 @@ def counter(bar: progress | None) -> OnTurn:
     return on_turn
 
 
-@dataclass
+@dataclass(repr=False, eq=False)  # a served one lacks fields
 class Policy:
     """``model`` is the torch module being trained; ``engine`` samples with its current weights (vLLM within ``playing``; without
     training it has no module)."""

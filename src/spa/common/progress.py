@@ -28,6 +28,7 @@ from spa.common.text import clean
 
 INTERVAL = 10.0  # seconds between plain lines
 _quiet = False
+_hushed = 0  # calls of ``quieted`` under way
 _open: list[progress] = []  # the bars in use, outermost first
 _display: Any = None  # their shared rich display: a terminal can have only one
 _last_line = 0.0  # time of the last plain line
@@ -40,7 +41,7 @@ _outlook: Outlook | None = None
 
 def is_quiet() -> bool:
     """Whether notes and bars are off."""
-    return _quiet
+    return _quiet or _hushed > 0
 
 
 def set_quiet(quiet: bool = True) -> None:
@@ -51,13 +52,15 @@ def set_quiet(quiet: bool = True) -> None:
 
 @contextmanager
 def quieted(quiet: bool) -> Iterator[None]:
-    """``set_quiet`` for a while."""
-    before = _quiet
-    set_quiet(quiet)
+    """Turns progress and notes off for a while if ``quiet``; several threads may, and are then quiet together."""
+    global _hushed
+    with _lock:
+        _hushed += quiet
     try:
         yield
     finally:
-        set_quiet(before)
+        with _lock:
+            _hushed -= quiet
 
 
 def set_outlook(outlook: Outlook | None) -> None:
@@ -69,7 +72,7 @@ def set_outlook(outlook: Outlook | None) -> None:
 
 def note(text: str, file: TextIO | None = None) -> None:
     """Prints a status line ("self-play: already done, skipped") on stderr; nothing when quiet."""
-    if not _quiet:
+    if not is_quiet():
         print(clean(redact(text)), file=file or sys.stderr, flush=True)
 
 
@@ -245,7 +248,7 @@ def _start_display(file: TextIO, clock: Callable[[], float]) -> Any:
     from rich.table import Column
 
     console = Console(file=file)
-    shown = not _quiet and file.isatty() and console.is_terminal and not console.is_dumb_terminal
+    shown = not is_quiet() and file.isatty() and console.is_terminal and not console.is_dumb_terminal
     display = bars.Progress(
         bars.TextColumn("{task.description}"),
         bars.BarColumn(bar_width=8, table_column=Column(width=8)),

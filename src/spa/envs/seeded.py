@@ -68,7 +68,7 @@ class SeededEnv(TextEnv):
         self.render_mode = render_mode
         self.max_steps = None if max_steps is None else at_least("max_steps", max_steps, 1)
         self._levels: tuple[Any, ...] = ()
-        self._running: bool | None = None  # None: never reset
+        self._running: bool | None = None  # None: never reset, or the last reset was refused
         self._steps = 0
         self._fingerprint = ""
         self._symmetric: dict[str, str] = {}
@@ -88,6 +88,7 @@ class SeededEnv(TextEnv):
         noise_seed = options.get("noise_seed")
         if noise_seed is not None:
             noise_seed = at_least("noise_seed", noise_seed, 0)
+        self._running = None  # a refused state or instance leaves no episode to go on with
         super().reset(seed=seed)
         # Drawn even where it is not needed, so that the sequence of worlds does not depend on the options. The raw
         # 64 bits, because numpy promises their stability across versions, which it does not for distributions.
@@ -117,7 +118,7 @@ class SeededEnv(TextEnv):
         """Plays one primitive move. Raises ``gymnasium.error.ResetNeeded`` before the first reset and after the end."""
         if not self._running:
             raise ResetNeeded(
-                f"{type(self).__name__} was never reset; call reset() first"
+                f"{type(self).__name__} has no episode; call reset() first"
                 if self._running is None
                 else f"this {type(self).__name__} episode has ended; call reset() before the next step()"
             )

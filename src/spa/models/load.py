@@ -27,6 +27,7 @@ from spa.scale import ranks
 
 _loading = threading.RLock()  # transformers patches torch while it loads a model
 _threads_before = 0  # torch's own number of threads, while a setting has another
+_calls = 0  # of ``own_threads`` under way
 # Put before templates that write the date, so that a run has the same prompts on every day, and so has what it exports.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model")  # what a tokenizer consists of
@@ -339,6 +340,21 @@ def set_threads(config: ModelConfig) -> None:
     elif _threads_before:
         torch.set_num_threads(_threads_before)
         _threads_before = 0
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Leaves torch with as many threads as it had, whatever ``model.threads`` is meanwhile; of calls at once the last does."""
+    global _calls
+    with _loading:
+        _calls += 1
+    try:
+        yield
+    finally:
+        with _loading:
+            _calls -= 1
+            if not _calls:
+                set_threads(ModelConfig())
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | os.PathLike[str], state: dict[str, Any] | None = None) -> None:

@@ -94,6 +94,8 @@ class Countdown(AnswerEnv):
         self.score, self.format_score = real_number("score", score, 0), real_number("format_score", format_score, 0)
         if self.format_score > self.score:
             raise ValueError(f"format_score must be at most score ({self.score:g}), got {format_score!r}")
+        if data is not None and (not isinstance(data, str) or not data):
+            raise ValueError(f"data must be a file or None, got {data!r}")
         self.data = data
         if data is None:
             generate(0, self.numbers, self.number_range, self.target_range)

@@ -26,6 +26,7 @@ _NUMBER = re.compile(
     r"(?P<rest>.*)"
 )
 _UNIT = re.compile(r"%|[A-Za-z%][A-Za-z./ -]*(?:\^?[23])?")
+_EXPONENT = re.compile(r"\^?[23]$")
 _ASSIGNMENT = re.compile(r"[A-Za-z]\s*=\s*(?=[^=]*$)")
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
 _SIMPLE_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([+-]?[0-9,]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9,]+)\s*\}|([0-9]))")
@@ -117,7 +118,7 @@ def _plain(text: str) -> str:
     text = text.translate(_SIGNS).translate(_LATEX).replace("{,}", ",").replace("\\$", "$").replace("\\%", "%")
     text = re.sub(r"\^\s*\{?\\circ\}?", "", text)
     text = re.sub(r"\\(?:cdot|times)(?![A-Za-z])", "*", _SPACING.sub(" ", text))
-    text = _WRAPPED.sub(r" \1 ", text)
+    text = re.sub(r"\s*\^(?:\{([0-9])\})?", r"^\1", _WRAPPED.sub(r" \1 ", text))
     text = _SIMPLE_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text)
     text = _FRACTION.sub(lambda m: f"{_grouped(m[1])}/{_grouped(m[2])}", text)
     text = re.sub(r"(\\sqrt|√)\s*([0-9]+)", r"\\sqrt{\2}", text)
@@ -162,7 +163,8 @@ def _unit(rest: str) -> tuple[int, frozenset[str]] | None:
         return None
     words = [word.strip(".-") for word in re.split(r"[ /]+", text.lower().replace("%", " % "))]
     words = [_UNITS.get(short := word.removesuffix("s") or word, short) for word in words if word]
-    if any(word in _NO_UNITS or (word.isalpha() and len(word) == 1 and word not in _SINGLE_LETTERS) for word in words):
+    bare = [_EXPONENT.sub("", word) for word in words]
+    if any(word in _NO_UNITS or (word.isalpha() and len(word) == 1 and word not in _SINGLE_LETTERS) for word in bare):
         return None
     times = _MULTIPLES[words.pop(0)] if words and words[0] in _MULTIPLES else 1
     return times, frozenset(words)
