@@ -61,7 +61,7 @@ def test_gymnasium_checks(name, state_format):
 def test_reset_and_step(name, state_format):
     env = make_env(name, state_format=state_format)
     assert isinstance(env, TextEnv) and env.state_format == state_format and env.rules
-    with pytest.raises(ResetNeeded, match="never reset"):
+    with pytest.raises(ResetNeeded, match="has no episode"):
         env.step("Up")
     for seed in range(20):
         state, info = env.reset(seed=seed)
