@@ -170,7 +170,7 @@ def test_a_state_says_all_there_is(name: str, options: dict[str, object]) -> Non
 @pytest.mark.parametrize("name, options", VARIANTS)
 def test_seeds_options_and_play_do_not_mix(name: str, options: dict[str, object]) -> None:
     env, rng = make_env(name, **options), np.random.default_rng(2)
-    with pytest.raises(ResetNeeded, match="never reset"):
+    with pytest.raises(ResetNeeded, match="has no episode"):
         env.step("7")
     first = env.reset(seed=5)[0]
     after = env.np_random.bit_generator.state
