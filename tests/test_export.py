@@ -323,6 +323,17 @@ def test_a_stage_is_not_taken_for_another(run, tmp_path, capsys) -> None:
     assert "variant vanilla" in (to / "README.md").read_text()
 
 
+def test_an_export_is_for_everyone_and_says_if_its_training_has_not_ended(run, tmp_path, capsys) -> None:
+    started = tmp_path / "started"
+    shutil.copytree(run, started)
+    (started / "variants" / "spa" / "ppo" / "done.json").unlink()
+    for source, name in ((run, "all"), (started, "half")):
+        assert main(["export", str(source), "--variant", "spa", "--to", str(tmp_path / name)]) == 0
+        assert ("has not ended: this is global_step_" in capsys.readouterr().err) == (name == "half")
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "all").iterdir() if file.is_file()}
+    assert len(modes) == 1  # as the umask says, the weights' too
+
+
 def test_other_models_of_the_run(run, tmp_path) -> None:
     ppo = run / "variants" / "vanilla" / "ppo"
     done = json.loads((ppo / "done.json").read_text())

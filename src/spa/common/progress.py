@@ -194,7 +194,8 @@ class progress:
             left = self._task.time_remaining if self.total and self.done < self.total else None
             if text := _outlook(self.description, left and (left, 1 - self.done / (self.total or 1))):
                 values["run"] = text
-        return ", ".join(f"{name} {v:.4g}" if isinstance(v, float) else f"{name} {v}" for name, v in values.items())
+        shown = {name: f"{round(v, 12):.4g}" if isinstance(v, float) else v for name, v in values.items()}  # no 1.7e-18
+        return ", ".join(f"{name} {value}" for name, value in shown.items())
 
     def _line(self) -> str:
         """``PPO: 3/100 (3%), 40 s, 21 min 33 s left, success 0.2``."""

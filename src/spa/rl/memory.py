@@ -179,7 +179,8 @@ def saving_settings(cfg: Config) -> dict[str, str]:
         "model.dtype=bfloat16": cfg.model.dtype == "float32",
         "ppo.critic=head ppo.critic_lora_rank=0": critic and bool(ppo.critic_lora_rank),
     }
-    return {name: "" for name, applies in helpful.items() if applies}
+    remarks = {"ppo.lora_rank=32": " (with ten times ppo.actor_lr)"}
+    return {name: remarks.get(name, "") for name, applies in helpful.items() if applies}
 
 
 def check_memory(cfg: Config, *, local_only: bool = False) -> None:
