@@ -18,6 +18,7 @@ from spa.agent.episode import read_episodes
 from spa.agent.response import parse_response
 from spa.cli import main
 from spa.common.manifest import MANIFEST, write_manifest
+from spa.common.progress import set_quiet
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
 from spa.models.export import export, find_checkpoint
@@ -324,6 +325,7 @@ def test_a_stage_is_not_taken_for_another(run, tmp_path, capsys) -> None:
 
 
 def test_an_export_is_for_everyone_and_says_if_its_training_has_not_ended(run, tmp_path, capsys) -> None:
+    set_quiet(False)  # as other tests left it
     started = tmp_path / "started"
     shutil.copytree(run, started)
     (started / "variants" / "spa" / "ppo" / "done.json").unlink()
