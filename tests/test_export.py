@@ -324,7 +324,7 @@ def test_a_stage_is_not_taken_for_another(run, tmp_path, capsys) -> None:
     assert "variant vanilla" in (to / "README.md").read_text()
 
 
-def test_an_export_is_for_everyone_and_says_if_its_training_has_not_ended(run, tmp_path, capsys) -> None:
+def test_an_export_is_for_everyone_and_says_if_its_training_has_not_ended(run, tmp_path, capsys, monkeypatch) -> None:
     set_quiet(False)  # as other tests left it
     started = tmp_path / "started"
     shutil.copytree(run, started)
@@ -332,6 +332,8 @@ def test_an_export_is_for_everyone_and_says_if_its_training_has_not_ended(run, t
     for source, name in ((run, "all"), (started, "half")):
         assert main(["export", str(source), "--variant", "spa", "--to", str(tmp_path / name)]) == 0
         assert ("has not ended: this is global_step_" in capsys.readouterr().err) == (name == "half")
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "all", "--to", "again"]) == 0
     modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "all").iterdir() if file.is_file()}
     assert len(modes) == 1  # as the umask says, the weights' too
 

@@ -343,7 +343,10 @@ def test_an_older_report_is_no_failure(run: Path, capsys: pytest.CaptureFixture[
     folder.open(folder.config(), "eval spa", resume=True)
     assert failures(run, capsys) == []
     main(["verify", str(run)])
-    assert "report.html: older than the last command, or of other --episodes; `spa report" in capsys.readouterr().out
+    assert (
+        "report.html: older than the last command, or written with other --episodes; `spa report"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_carriage_return_in_the_report_is_no_change(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,12 +81,12 @@ def run(
     """
     from spa import pipeline
     from spa.common.progress import quieted
-    from spa.models.load import own_threads
+    from spa.models.load import restoring_threads
     from spa.runs.folder import default_folder
 
     cfg = _task(config, settings)
     folder = _folder(out) if out is not None else default_folder(cfg)
-    with quieted(quiet), own_threads():
+    with quieted(quiet), restoring_threads():
         pipeline.run(cfg, folder, resume=resume, table=not quiet)
     return Run(folder)
 
@@ -129,7 +129,7 @@ def play(
     from spa.common.progress import quieted
     from spa.config.seeds import first_seed
     from spa.evaluate.planned import planning_model
-    from spa.models.load import own_threads
+    from spa.models.load import restoring_threads
     from spa.planning.play import play_with_planner
     from spa.preflight import check_planner
     from spa.runs.stage import model_of
@@ -160,7 +160,7 @@ def play(
     told: dict[str, Any] = {"seed": cfg.seeds.run, "on_turn": tell if on_turn else None}
     with (
         quieted(quiet),
-        own_threads(),
+        restoring_threads(),
         closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy,
     ):
         if take_over is not None:

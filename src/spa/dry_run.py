@@ -206,7 +206,7 @@ def _memory(stage: str, cfg: Config, estimate: Estimate) -> str:
     except UnknownSizes as error:
         return f"{stage} memory: not known ({error})"
     except ValueError:
-        return f"{stage} memory: not known before `hf download {cfg.model.path} config.json`"
+        return f"{stage} memory: not known until its config is there: hf download {cfg.model.path} config.json"
     more = f"; MORE than the {size(room)} free" if room is not None and not fits(cfg, need, room) else ""
     return f"{stage} memory{f' per process of {shards}' if shards > 1 else ''}: at most about {need}{more}"
 

@@ -307,4 +307,4 @@ def _report(folder: RunFolder) -> str:
         return "what `spa report` writes now"
     if not is_sealed(written):
         raise ValueError(f"changed since it was written; `spa report {folder.path}` writes it again")
-    return f"older than the last command, or of other --episodes; `spa report {folder.path}` writes it again"
+    return f"older than the last command, or written with other --episodes; `spa report {folder.path}` writes it again"

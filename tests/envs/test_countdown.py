@@ -260,6 +260,7 @@ def test_legality(state: str, before: str | None, legal: bool) -> None:
     "change, message",
     [
         ({"numbers": [1, 3]}, "numbers must be two integers, least and greatest, from 2 to 6"),
+        ({"data": 5}, "data must be a file or None, got 5"),
         ({"numbers": 3}, "numbers must be two integers"),
         ({"number_range": [9, 1]}, "number_range must be"),
         ({"target_range": "10"}, "target_range must be"),

@@ -44,7 +44,7 @@ def export(
     from spa.models.export import find_checkpoint
     from spa.models.hub import check_push, upload
     from spa.report.model_card import export_files
-    from spa.runs.record import DONE
+    from spa.runs.record import read_done
 
     choose("--which", which, _WHICH)
     if public and not push:
@@ -55,8 +55,8 @@ def export(
     files = export_files(checkpoint, None if sft else variant, adapter=adapter)
     write(checkpoint, to, files=files, dtype=dtype, adapter=adapter, force=force)
     print(f"{checkpoint} -> {to}")
-    stage = checkpoint.parents[1]
-    if step is None and checkpoint != source and (stage / "checkpoints").is_dir() and not (stage / DONE).is_file():
+    stage = checkpoint.parent.parent
+    if step is None and checkpoint != source and read_done(stage) is None:
         note(f"the training in {stage} has not ended: this is {checkpoint.name}")
     if push:
         print(f"{to} -> {upload(to, push, public=public)}")

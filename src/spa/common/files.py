@@ -64,7 +64,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             yield temporary
             temporary.chmod(0o777 & ~_UMASK)
             for path in [*temporary.rglob("*"), temporary]:
-                if path.is_file():  # safetensors' are the owner's alone
+                if path.is_file() and not path.is_symlink():  # safetensors' are the owner's alone
                     path.chmod(0o666 & ~_UMASK)
                 _sync(path)
             replaced = _put(temporary, target)

@@ -174,7 +174,7 @@ def _symbols(vocabulary: Vocabulary | None, meanings: Mapping[str, str]) -> dict
 
 
 def _actions(action_names: Sequence[str] | None, moves: tuple[str, ...]) -> tuple[str, ...]:
-    if action_names is not None and (isinstance(action_names, str) or not isinstance(action_names, Sequence)):
+    if action_names is not None and not isinstance(action_names, Iterable):
         raise ValueError(f"action_names must be a list of names, got {action_names!r}")
     names = moves if action_names is None else tuple(action_names)
     if not all(isinstance(name, str) and name.strip() == name and name for name in names):

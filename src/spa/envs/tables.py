@@ -19,7 +19,7 @@ Row = tuple[str, dict[str, Any]]
 """Where it stands (``"data.jsonl, line 3"``), and its columns."""
 
 
-def data_file(path: str) -> Path:
+def data_file(path: str | Path) -> Path:
     """The path of a data file that exists; otherwise ValueError."""
     file = expanded(path)
     if not file.is_file():

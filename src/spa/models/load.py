@@ -27,7 +27,7 @@ from spa.scale import ranks
 
 _loading = threading.RLock()  # transformers patches torch while it loads a model
 _threads_before = 0  # torch's own number of threads, while a setting has another
-_calls = 0  # of ``own_threads`` under way
+_calls = 0  # of ``restoring_threads`` under way
 # Put before templates that write the date, so that a run has the same prompts on every day, and so has what it exports.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 _SMALL = ("*.json", "*.jinja", "*.txt", "*.model")  # what a tokenizer consists of
@@ -343,7 +343,7 @@ def set_threads(config: ModelConfig) -> None:
 
 
 @contextmanager
-def own_threads() -> Iterator[None]:
+def restoring_threads() -> Iterator[None]:
     """Leaves torch with as many threads as it had, whatever ``model.threads`` is meanwhile; of calls at once the last does."""
     global _calls
     with _loading:

@@ -47,7 +47,6 @@ def saving_settings(cfg: Config, longest: int) -> dict[str, str]:
         "sft.lora_rank=16 model.dtype=bfloat16": cfg.model.dtype == "float32",
     }
     remarks = {f"sft.max_length={longest // 2}": f" (longest row: {longest})"}
-    remarks |= {name: " (with ten times sft.lr)" for name in helpful if "lora" in name}
     return {name: remarks.get(name, "") for name, applies in helpful.items() if applies}
 
 

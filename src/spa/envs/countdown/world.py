@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class Countdown(AnswerEnv):
         numbers: Sequence[int] = _DEFAULTS["numbers"],
         number_range: Sequence[int] = _DEFAULTS["number_range"],
         target_range: Sequence[int] = _DEFAULTS["target_range"],
-        data: str | None = None,
+        data: str | Path | None = None,
         max_tries: int = 1,
         score: float = 1.0,
         format_score: float = 0.1,
@@ -94,7 +95,7 @@ class Countdown(AnswerEnv):
         self.score, self.format_score = real_number("score", score, 0), real_number("format_score", format_score, 0)
         if self.format_score > self.score:
             raise ValueError(f"format_score must be at most score ({self.score:g}), got {format_score!r}")
-        if data is not None and (not isinstance(data, str) or not data):
+        if data is not None and not isinstance(data, (str, Path)):
             raise ValueError(f"data must be a file or None, got {data!r}")
         self.data = data
         if data is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -91,7 +91,7 @@ class Sokoban(GridEnv):
         state_format: str = "grid",
         render_mode: str | None = "ansi",
     ) -> None:
-        if not isinstance(dim_room, Sequence) or len(dim_room) != 2:
+        if not isinstance(dim_room, Collection) or len(dim_room) != 2:
             raise ValueError(f"dim_room must be two integers, rows and columns, got {dim_room!r}")
         height, width = (at_least("dim_room", side, 3) for side in dim_room)
         num_boxes = at_least("num_boxes", num_boxes, 1)

@@ -140,7 +140,7 @@ class Sudoku(SeededEnv):
         state_format: str = "grid",
         render_mode: str | None = "ansi",
     ) -> None:
-        if not isinstance(board_size, int) or isinstance(board_size, bool) or board_size not in CLUES:
+        if isinstance(board_size, bool) or board_size not in tuple(CLUES):
             raise ValueError(f"board_size must be one of {', '.join(map(str, CLUES))}, got {board_size!r}")
         super().__init__(state_format=state_format, max_steps=max_steps, render_mode=render_mode)
         self.size = int(board_size)
