@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "scales"
 
 @pytest.mark.parametrize("name", [*names_of("scale"), *map(str, sorted(DOCS.glob("*.yaml")))])
 def test_packaged_scales_resolve(name: str, tmp_path: Path) -> None:
-    least = {"real-small": 32, "diagnose": 128, "planning-worlds": 128}.get(Path(name).stem, 256)
+    least = {"real-small": 64, "diagnose": 128, "planning-worlds": 128}.get(Path(name).stem, 256)
     scale = load_scale(name)
     write_variants(scale, tmp_path)
     scale.bases = {base: [] for base in scale.bases}
