@@ -18,10 +18,10 @@ from spa.common.files import atomic_write
 from spa.common.names import choose
 from spa.common.progress import set_quiet
 from spa.evaluate.roles import PLANNED
+from spa.reproduce.numbers_file import from_json, join, read_numbers, to_json
 from spa.reproduce.page import figure_files
 from spa.reproduce.results import Numbers, VariantNumbers, compute, evaluated
 from spa.reproduce.scale import Scale, load_scale
-from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
 
 ROOT = Path(__file__).parents[1]

@@ -11,10 +11,10 @@ import pytest
 from spa.cli import main
 from spa.common.lock import locked
 from spa.config.load import to_yaml
+from spa.reproduce.numbers_file import from_json, join, to_json
 from spa.reproduce.page import write_reproduction
 from spa.reproduce.results import collect_cells
 from spa.reproduce.scale import Cell, cells, load_scale
-from spa.reproduce.stored import from_json, join, to_json
 from spa.reproduce.table import markdown
 from tests.test_reproduce import WORLDS, result, rows_of, scale_file
 

@@ -70,9 +70,11 @@ def test_the_recipe_runs_and_resumes(tmp_path: Path, settings: list[str]) -> Non
     words += ["--out", str(out), "--quiet"]
     assert main(words) == 0
     logs = sorted(out.glob("variants/*/ppo/metrics.jsonl"))
-    assert all(
-        np.isfinite(row["actor/grad_norm"]) for log in logs for row in read_metrics(log) if "actor/grad_norm" in row
-    )
+    assert logs
+    for log in logs:
+        norms = [row["actor/grad_norm"] for row in read_metrics(log) if "actor/grad_norm" in row]
+        assert norms
+        assert np.isfinite(norms).all()
     for log in logs:  # as after a kill in the second step
         (log.parent / "done.json").unlink()
         shutil.rmtree(log.parent / "checkpoints" / "global_step_2")

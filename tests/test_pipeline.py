@@ -192,6 +192,14 @@ def test_another_runs_checkpoint_is_another_model(run_folder, copied, capsys, mo
     assert f"holds the evaluation of {other}, not of {copied}" in capsys.readouterr().err
 
 
+def test_a_checkpoint_evaluated_without_its_variant_is_said_to_be(run_folder, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("spa.evaluate.play.evaluate_model", lambda *args: {})
+    for variant, said in (([], True), (["--variant", "spa"], False)):
+        stage = str(run_folder / "variants/spa/ppo")
+        assert spa("eval", "frozen_lake", "--model", stage, *variant, "--out", str(tmp_path / f"new-{said}")) == 0
+        assert (f"trained in the run {run_folder}" in capsys.readouterr().err) is said
+
+
 @pytest.mark.slow
 def test_a_lost_stage_is_made_again_bit_for_bit(run_folder, tmp_path) -> None:
     """The same seed gives the same run, also when only part of it is repeated."""

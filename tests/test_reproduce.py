@@ -21,11 +21,11 @@ from spa.config.variants import variants_of
 from spa.evaluate.summary import EvalResult, WorldResult
 from spa.reproduce.bases import write_variants
 from spa.reproduce.jobs import at_once, run_cells
+from spa.reproduce.numbers_file import from_json, join, read_numbers, to_json
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
 from spa.reproduce.results import Numbers, collect_cells, compute
 from spa.reproduce.scale import Cell, cells, load_scale
-from spa.reproduce.stored import from_json, join, read_numbers, to_json
 from spa.reproduce.table import markdown
 from spa.runs.folder import RunFolder
 from tests.test_pipeline import SMALL

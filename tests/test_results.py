@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from spa.cli import main
+from spa.reproduce.numbers_file import to_json
 from spa.reproduce.results import Numbers
-from spa.reproduce.stored import to_json
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

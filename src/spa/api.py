@@ -157,7 +157,7 @@ def play(
         if ended:
             seen.add((episode.group, episode.member))
 
-    told: dict[str, Any] = {"seed": cfg.seeds.run, "on_turn": tell if on_turn else None}
+    play_settings: dict[str, Any] = {"seed": cfg.seeds.run, "on_turn": tell if on_turn else None}
     with (
         quieted(quiet),
         restoring_threads(),
@@ -166,13 +166,15 @@ def play(
         if take_over is not None:
             if cfg.agent.planner != "none":
                 raise ValueError("a planner cannot be taken over: add agent.planner=none")
-            episodes = play_with_person(policy, task, chosen, take_over, **told)
+            episodes = play_with_person(policy, task, chosen, take_over, **play_settings)
         elif cfg.agent.planner == "none":
-            episodes = policy.play(task, chosen, samples=samples, **told)
+            episodes = policy.play(task, chosen, samples=samples, **play_settings)
         else:
             with planning_model(cfg, policy, task) as world_model:
                 kind = cfg.agent.planner
-                episodes = play_with_planner(world_model, task, chosen, kind, cfg.planner, group_size=samples, **told)
+                episodes = play_with_planner(
+                    world_model, task, chosen, kind, cfg.planner, group_size=samples, **play_settings
+                )
     for episode in episodes if on_turn else ():
         if (episode.group, episode.member) not in seen:
             tell(episode, True)

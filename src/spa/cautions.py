@@ -10,6 +10,7 @@ from pathlib import Path
 from spa.agent.episode import read_episodes
 from spa.agent.task import Task
 from spa.agent.worlds import content_of
+from spa.common.files import expanded
 from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_GROUPS, WITH_VALUES
 from spa.config.variants import sft_variants, source_config, variant_config
@@ -23,6 +24,11 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
     for tuned in (source_config(cfg, each) for each in sft_variants(cfg, stage, variants)):
         if tuned.model.dtype == "bfloat16" and not tuned.sft.lora_rank:
             yield f"stage 2: {vanish} sft.lora_rank=32"
+    if stage == "eval" and [each.name for each in variants] == ["base"] and (run := _run_around(cfg.model.path)):
+        yield (
+            f"{cfg.model.path} was trained in the run {run}, but is asked as an untrained model, in the config's state format: "
+            "name its variant with --variant"
+        )
     for variant in variants if stage == "run" else ():
         each = variant_config(cfg, variant)
         learns = variant.sft and source_config(cfg, variant).selfplay.rows == "transitions"
@@ -58,6 +64,14 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
                 f"variant {variant.name}: this world writes states in one way, not as {variant.state_format}: without "
                 "stage 2 this is plain RL"
             )
+
+
+def _run_around(model: str) -> Path | None:
+    """The run whose checkpoint a model is, if it is one."""
+    folder = expanded(model).absolute()
+    if folder.parent.name != "checkpoints":  # an export is asked as its card says
+        return None
+    return next((parent for parent in folder.parents if (parent / "run.json").is_file()), None)
 
 
 def split_by_symmetry(cfg: Config) -> str:
@@ -101,7 +115,7 @@ def changed_world(source: Config, selfplay: Path) -> str:
         return ""
     task = Task(replace(source.env, state_format=source.selfplay.state_format), source.agent)
     recorded: list[tuple[str, float]] = []
-    found: list[tuple[str, float]] = []
+    replayed: list[tuple[str, float]] = []
     env = task.make_env()
     try:
         state, info = env.reset(seed=played.seed, options={"noise_seed": played.noise_seed})
@@ -111,12 +125,12 @@ def changed_world(source: Config, selfplay: Path) -> str:
                 recorded += zip((*turn.between, turn.next_state), turn.rewards, strict=False)
                 for action in turn.executed:
                     state, reward, *_ = env.step(action)
-                    found.append((state, reward))
+                    replayed.append((state, reward))
     except WorldError:  # which the stage itself reports
         return ""
     finally:
         env.close()
-    if begins and found == recorded:
+    if begins and replayed == recorded:
         return ""
     return (
         f"world {task.env.id!r} has changed since {selfplay} was played: seed {played.seed} {'goes on' if begins else 'begins'} "

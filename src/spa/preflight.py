@@ -113,7 +113,7 @@ def check_command(
         ValueError: a check failed, or ``out`` lacks what an earlier stage makes.
     """
     from spa.agent.policy import make_task
-    from spa.agent.written import check_tokenizer
+    from spa.agent.text_checks import check_tokenizer
     from spa.rl.curriculum import training_tasks
 
     launch.check(cfg, variants)
@@ -138,8 +138,8 @@ def check_command(
     changed = (changed_world(source_config(cfg, each), folder) for folder, each in played.items())
     tasks = [make_task(cfg), *(training_tasks(cfg) if cfg.curriculum.mixture else [])] if chat is not None else []
     unwritten = [check_tokenizer(chat, task) for task in tasks if chat is not None]
-    told = [*cautions(cfg, stage, variants), *filter(None, [*unwritten, split_by_symmetry(cfg), *changed])]
-    for text in dict.fromkeys(told):
+    notes = [*cautions(cfg, stage, variants), *filter(None, [*unwritten, split_by_symmetry(cfg), *changed])]
+    for text in dict.fromkeys(notes):
         note(f"note: {text}")
 
 
@@ -464,7 +464,7 @@ def check_tasks(cfg: Config, variants: Sequence[VariantConfig]) -> None:
         ValueError: they are not, or cannot; the message names the variant.
     """
     from spa.agent.policy import make_task
-    from spa.agent.written import check_states
+    from spa.agent.text_checks import check_states
     from spa.rl.curriculum import is_real, training_tasks
 
     check_names(make_task(cfg).started_env().actions, cfg.agent.action_sep)

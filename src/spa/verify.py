@@ -32,7 +32,7 @@ from spa.rl.curriculum import is_real, training_tasks
 from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.provenance import git_state
-from spa.runs.record import DONE, damaged_files, read_done
+from spa.runs.record import DONE, SECONDS, damaged_files, read_done
 from spa.runs.schedule import planned_stages
 from spa.sft.selfplay import episode_statistics, rows_for_training, selfplay_task
 
@@ -90,7 +90,7 @@ def verify(out: Path) -> Iterator[Check]:
 
 def stages(out: Path) -> list[Path]:
     """The stage folders of a run, finished or not, and those inside others (rounds of practice)."""
-    marks = ("done.json", "seconds.json", "checkpoints", "metrics.jsonl")
+    marks = (DONE, SECONDS, "checkpoints", "metrics.jsonl")
     folders = {path.parent for mark in marks for path in out.rglob(mark)}
     return sorted(folder for folder in folders if folder != out and "checkpoints" not in folder.relative_to(out).parts)
 
@@ -272,7 +272,7 @@ def _result(evaluation: Path, probed: Task) -> str:
         raise ValueError(
             f"{evaluation / 'done.json'} lists {len(played)} test worlds, result.json has {len(stored.worlds)}"
         )
-    _same({key: again.metrics[key] for key in done if key.startswith("pass@")}, done, evaluation / "done.json")
+    _same({key: again.metrics[key] for key in done if key.startswith("pass@")}, done, evaluation / DONE)
     return f"Pass@1 {again.metrics['pass@1']:.3f}, as {len(episodes)} episodes give it"
 
 

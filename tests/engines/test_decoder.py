@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spa.config.schema import SFTConfig
-from spa.engines import cascade, packed
+from spa.engines import cascade, prepacked
 from spa.engines import decoder as module
 from spa.engines.decoder import Chunk, Decoder, supports
 from spa.models.lora import add_lora
@@ -100,7 +100,7 @@ def test_adapters_and_weights_too_large_to_join() -> None:
 
 
 def test_large_products_are_not_joined(monkeypatch) -> None:
-    monkeypatch.setattr(packed, "_JOIN", 10)
+    monkeypatch.setattr(prepacked, "_JOIN", 10)
     model, row = network("qwen3"), list(range(20))
     decoder = opened(model)
     assert all(layer.qkv is None and layer.gate_up is None for layer in decoder.layers)
@@ -110,8 +110,8 @@ def test_large_products_are_not_joined(monkeypatch) -> None:
 @pytest.fixture
 def packs(monkeypatch) -> None:
     """Packs small weights, too."""
-    monkeypatch.setattr(packed, "BLOCKED", 0)
-    if not packed.can_pack(network()):
+    monkeypatch.setattr(prepacked, "BLOCKED", 0)
+    if not prepacked.can_prepack(network()):
         pytest.skip("no packed products on this machine")
 
 
@@ -130,7 +130,7 @@ def test_packed_weights_give_the_same_logits(packs, family: str) -> None:
 
 
 def test_weights_too_large_to_join_are_packed_apart(packs, monkeypatch) -> None:
-    monkeypatch.setattr(packed, "_JOIN", 10)
+    monkeypatch.setattr(prepacked, "_JOIN", 10)
     model, row = network("qwen2"), list(range(20))
     decoder, expected = opened(model), whole(model, row)
     monkeypatch.delattr(torch.nn.Linear, "forward")  # no plain product is left
@@ -140,8 +140,8 @@ def test_weights_too_large_to_join_are_packed_apart(packs, monkeypatch) -> None:
 @pytest.mark.parametrize("most", [10, 2**22])
 def test_each_weight_is_packed_once(packs, monkeypatch, most: int) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(packed, "_JOIN", most)
-    monkeypatch.setattr(packed, "_blocked", lambda weight, bias: sizes.append(weight.numel()) or torch.nn.Identity())
+    monkeypatch.setattr(prepacked, "_JOIN", most)
+    monkeypatch.setattr(prepacked, "_blocked", lambda weight, bias: sizes.append(weight.numel()) or torch.nn.Identity())
     model = network()
     Decoder(model).refresh()
     assert sum(sizes) == sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
@@ -149,11 +149,11 @@ def test_each_weight_is_packed_once(packs, monkeypatch, most: int) -> None:
 
 def test_weights_are_packed_only_where_memory_allows(packs, monkeypatch) -> None:
     weights = sum(parameter.nbytes for parameter in network().parameters())
-    monkeypatch.setattr(packed, "free_memory", lambda device: 4 * weights)
-    assert not packed.can_pack(network())
-    monkeypatch.setattr(packed, "free_memory", lambda device: 5 * weights)
-    assert packed.can_pack(network())
-    assert not packed.can_pack(network().bfloat16())
+    monkeypatch.setattr(prepacked, "free_memory", lambda device: 4 * weights)
+    assert not prepacked.can_prepack(network())
+    monkeypatch.setattr(prepacked, "free_memory", lambda device: 5 * weights)
+    assert prepacked.can_prepack(network())
+    assert not prepacked.can_prepack(network().bfloat16())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

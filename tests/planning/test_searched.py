@@ -13,7 +13,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
 from spa.evaluate.planned import evaluate_planner
-from spa.evaluate.searched import Searched
+from spa.evaluate.search_accuracy import Searched
 from spa.planning.play import play_with_planner
 from spa.planning.search import Imagined, Move
 from spa.planning.world_model import Headers, WorldModel

@@ -25,9 +25,9 @@ from tests.report.test_compare import make_run
 from spa.agent.episode import Episode
 from spa.report.compare import compare_runs
 from spa.report.html import render_report, write_page
+from spa.reproduce.numbers_file import read_numbers
 from spa.reproduce.page import write_reproduction
 from spa.reproduce.scale import load_scale
-from spa.reproduce.stored import read_numbers
 from spa.runs.metrics import MetricsLog
 
 pytestmark = pytest.mark.browser

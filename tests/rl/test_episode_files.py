@@ -9,7 +9,7 @@ import pytest
 from spa.agent.episode import Episode
 from spa.rl.batch import train_sequences
 from spa.rl.episode_files import some_of_each, write_step
-from spa.rl.recorded import record_estimates
+from spa.rl.estimates import record_estimates
 from tests.rl.test_batch import scripted
 from tests.scripted import CHAT
 

@@ -216,7 +216,7 @@ def test_adamw_has_its_settings() -> None:
 def test_warm_up_is_linear_in_optimizer_steps(episodes) -> None:
     policy, one = make(warmup_steps=4, mini_batches=1, actor_lr=1e-4, critic_lr=1e-3)
     rates = [step(policy, one, episodes)["charts/learning_rate"] for _ in range(5)]
-    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
+    assert rates == pytest.approx([0.25e-4, 0.5e-4, 0.75e-4, 1e-4, 1e-4])
 
 
 @pytest.mark.parametrize("critic", ["head", "model"])

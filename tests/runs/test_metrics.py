@@ -191,6 +191,7 @@ def test_wandb_needs_a_key_before_the_run(monkeypatch: pytest.MonkeyPatch) -> No
     check_trackers(["wandb"])
 
 
+@pytest.mark.integration
 def test_a_resumed_tensorboard_has_no_step_twice(tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for steps, resumed_at in (((1, 2, 3, 4, 5), None), ((4, 5, 6), 3)):

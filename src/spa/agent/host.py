@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +15,7 @@ from spa.agent.task import Task
 from spa.agent.worlds import content_of
 from spa.common.progress import leave_to_parent
 from spa.common.signals import die_with_parent
-from spa.engines.processes import can_fork
+from spa.engines.processes import can_fork, start_fork
 from spa.envs.checked import Step, WorldError, guarded
 
 T = TypeVar("T")
@@ -114,9 +113,7 @@ class ProcessHost:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_host, args=(self.task, theirs), daemon=True)
-        with warnings.catch_warnings():  # about forking with threads: ours wait
-            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-            self._process.start()
+        start_fork(self._process)
         theirs.close()
 
     def start(self, seed: int, noise_seed: int) -> Started:

@@ -1,7 +1,5 @@
 """The response format: its tags, parsing (spans and actions) and writing. Imports no torch.
 
-Every other module imports the tags from here.
-
 Model output is never evaluated; a malformed response is data (``format_ok`` False), not an exception. Tags are searched
 in one forward pass: a lazy ``.*?`` between two tags would take quadratic or cubic time if a model repeats a tag.
 """

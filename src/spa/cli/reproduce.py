@@ -51,10 +51,10 @@ def reproduce(
     from spa.config.schema import Config
     from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
+    from spa.reproduce.numbers_file import fewer, read_numbers, to_json
     from spa.reproduce.page import write_reproduction
     from spa.reproduce.results import Numbers, collect_cells, is_its_run
     from spa.reproduce.scale import cells, check_versus, load_scale
-    from spa.reproduce.stored import fewer, read_numbers, to_json
     from spa.reproduce.table import markdown
     from spa.runs.provenance import usable_cores
 

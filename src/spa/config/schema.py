@@ -438,6 +438,8 @@ class Config:
                 "sampling.stop cannot be used with engine=openai, where a chat server leaves out the string it stops at: set "
                 "'sampling.stop=[]'"
             )
+        if self.agent.prompt == "world_model" and not self.agent.think:
+            raise ValueError("agent.prompt=world_model asks for states in the think block: it needs agent.think=true")
         for name in ("world_model_coef", "observation_reward", "prediction_reward"):
             if getattr(self.ppo, name) and not self.agent.think:
                 raise ValueError(f"ppo.{name} is about states in the think block: it needs agent.think=true")

@@ -1,4 +1,4 @@
-"""Random streams of a run. Every use of randomness is seeded by (seeds.run, purpose, step): resuming needs no saved state."""
+"""Random streams of a run, each seeded from seeds.run and from what is drawn (purpose and step): resuming needs no saved state."""
 
 from __future__ import annotations
 

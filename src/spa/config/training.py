@@ -142,7 +142,8 @@ class PPOConfig:
     mini_batches: Positive = setting(1, "Optimizer steps per pass.")
     target_kl: NonNegative = setting(0.0, "Stop on a batch at this KL from the policy that played; 0 = off.")
     loss_mask: Literal["sampled", "answer", "all"] = setting(
-        "sampled", "Trained tokens; answer: of the answer span; all: context too (the original's default)."
+        "sampled",
+        "Trained tokens; answer: those of the answer, all where there is none; all: also context (the original: not the system).",
     )
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         setting("token-mean", "How token losses become one loss.")

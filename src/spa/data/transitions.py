@@ -260,10 +260,10 @@ def repeat_rare(rows: Sequence[Row], share: float) -> list[Row]:
     A world model that sees a win once in three hundred moves never predicts one, so search in it has no goal. Of more than eight
     different outcomes those count as one that have rewards of the same sign and agree in whether the world ended.
     """
-    told = [row for row in rows if is_move(row)]
-    many = len({row.extra["outcome"] for row in told}) > _MOST_OUTCOMES
+    moves = [row for row in rows if is_move(row)]
+    many = len({row.extra["outcome"] for row in moves}) > _MOST_OUTCOMES
     by_outcome: dict[str, list[Row]] = {}
-    for row in told:
+    for row in moves:
         outcome = row.extra["outcome"]
         by_outcome.setdefault(_kind(outcome) if many else outcome, []).append(row)
     wanted = math.ceil(share * len(rows))

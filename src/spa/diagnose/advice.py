@@ -152,10 +152,8 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
-# Each part returns its figures and what they suggest.
-
-
 def base_part(base: Base) -> tuple[str, str]:
+    """Figures and suggestion: the untrained model beside random moves."""
     chance = "none to compare" if base.random is None else f"{100 * base.random:.1f}"
     figures = (
         f"in the format {_share(base.format_rate)}, turns with a valid action {_share(base.valid_turns)}, "
@@ -176,6 +174,7 @@ def base_part(base: Base) -> tuple[str, str]:
 
 
 def states_part(states: States) -> tuple[str, str]:
+    """Figures and suggestion: how familiar states are to the model."""
     shown = {"raw": states.raw, "with coordinates": states.coordinates}
     values = {title: value for title, value in shown.items() if value is not None}
     if not values:
@@ -207,6 +206,7 @@ def coordinates_help(states: States) -> bool:
 
 
 def hidden_part(hidden: Outcomes) -> tuple[str, str]:
+    """Figures and suggestion: whether equal states and actions have equal outcomes."""
     suggestions = {
         "certain": "nothing hidden was found: predictions can be exact",
         "chance": "chance decides: no prediction can always be right; planner.samples=4 or so asks for several outcomes",
@@ -219,6 +219,7 @@ def hidden_part(hidden: Outcomes) -> tuple[str, str]:
 
 
 def world_model_part(learned: Learned | str) -> tuple[str, str]:
+    """Figures and suggestion: the predictions after a small stage 2."""
     if isinstance(learned, str):
         return f"not measured: {learned}", "nothing can be said of a world model"
     walks = ", ".join(f"{_share(learned.imagined[depth])} at depth {depth}" for depth in shown_depths(learned.imagined))
@@ -253,6 +254,7 @@ def plan_depth(learned: Learned) -> int:
 
 
 def planner_part(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Figures and suggestion: what a planner over these predictions wins."""
     planned, base = diagnosis.planned, diagnosis.base
     if isinstance(planned, str):
         return f"not measured: {planned}", "the paper's recipe needs no planner"
@@ -284,6 +286,7 @@ def pays(diagnosis: Diagnosis) -> bool:
 
 
 def time_part(diagnosis: Diagnosis) -> tuple[str, str]:
+    """Figures and suggestion: the time of the variants."""
     rows = []
     for time in diagnosis.times:
         steps = {"an episode of stage 1": time.episode, "a step of stage 2": time.sft_step, "a PPO step": time.ppo_step}

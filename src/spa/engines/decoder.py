@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spa.engines import cascade
-from spa.engines.packed import Linear, can_pack, joined, linear
+from spa.engines.prepacked import Linear, can_prepack, joined, linear
 from spa.models.families import is_llama_like
 from spa.models.memory import cache_bytes
 
@@ -71,9 +71,9 @@ class Decoder:
 
     def refresh(self) -> None:
         """Reads the model's current weights."""
-        pack = can_pack(self.model)
-        self.layers = [_Layer.of(layer, pack) for layer in self.model.model.layers]
-        self.head = linear(self.model.lm_head, pack)
+        prepack = can_prepack(self.model)
+        self.layers = [_Layer.of(layer, prepack) for layer in self.model.model.layers]
+        self.head = linear(self.model.lm_head, prepack)
 
     def allocate(self, slots: int, capacity: int) -> None:
         """Allocates at least ``slots`` rows of ``capacity`` tokens, preserving the contents."""
@@ -304,10 +304,10 @@ class _Layer:
     down: Linear
 
     @classmethod
-    def of(cls, layer: Any, pack: bool) -> _Layer:
+    def of(cls, layer: Any, prepack: bool) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         inputs, inner = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
-        qkv, gate_up = joined(inputs, pack), joined(inner, pack)
+        qkv, gate_up = joined(inputs, prepack), joined(inner, prepack)
         return cls(
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
@@ -315,10 +315,10 @@ class _Layer:
             mlp,
             qkv,
             gate_up,
-            tuple(linear(module, pack and qkv is None) for module in inputs),  # one blocked copy is enough
-            tuple(linear(module, pack and gate_up is None) for module in inner),
-            linear(attention.o_proj, pack),
-            linear(mlp.down_proj, pack),
+            tuple(linear(module, prepack and qkv is None) for module in inputs),  # one blocked copy is enough
+            tuple(linear(module, prepack and gate_up is None) for module in inner),
+            linear(attention.o_proj, prepack),
+            linear(mlp.down_proj, prepack),
         )
 
     def project(self, x_ND: Tensor, heads: int, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,13 @@ def can_fork() -> bool:
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
 
 
+def start_fork(process: multiprocessing.context.ForkProcess) -> None:
+    """Starts a forked process without Python's warning about other threads: torch's are idle, and ours wait."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        process.start()
+
+
 def in_processes(work: Callable[[int], T], count: int) -> list[T]:
     """``[work(0), ..., work(count - 1)]``: number 0 in this process, every other one in its own fork.
 
@@ -44,9 +51,7 @@ def in_processes(work: Callable[[int], T], count: int) -> list[T]:
         for number in range(1, count):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=_run, args=(work, number, sender), daemon=True)
-            with warnings.catch_warnings():  # Python 3.12 warns about forking with threads: torch's are idle
-                warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-                process.start()
+            start_fork(process)
             sender.close()
             started.append((process, receiver))
         begun = time.perf_counter()

@@ -97,7 +97,7 @@ class TransformersEngine(Engine):
         """As ``Engine.serve``.
 
         Raises:
-            ValueError: an empty context, sampling values out of range, or ``sampling.stop`` without a tokenizer.
+            ValueError: an empty context, or ``sampling.stop`` without a tokenizer.
             BrokenModel: logits that are not finite.
         """
         stops = Stops(stop_ids, sampling.stop, self.tokenizer)

@@ -94,7 +94,7 @@ class VLLMEngine(Engine):
         """As ``Engine.serve``, with at most ``sampling.batch_size`` sessions at once.
 
         Raises:
-            ValueError: an empty context or one that vLLM refuses (too long), or sampling values out of range.
+            ValueError: an empty context or one that vLLM refuses (too long).
             BrokenModel: log-probs that are not finite.
         """
         assert self._current, "the weights have to be pushed before vLLM plays again"

@@ -1,4 +1,4 @@
-"""The contract of a world: text in, text out, seeded. It supplies words for a prompt, and knows no tags, tokens or models."""
+"""The contract of a world: text in, text out, seeded. It supplies words for a prompt, and knows no tokens or models."""
 
 from __future__ import annotations
 

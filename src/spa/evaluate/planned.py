@@ -25,7 +25,7 @@ from spa.envs.checked import CheckedEnv
 from spa.evaluate.calibration import corruptions
 from spa.evaluate.play import in_chunks
 from spa.evaluate.roles import PLANNED
-from spa.evaluate.searched import Searched
+from spa.evaluate.search_accuracy import Searched
 from spa.evaluate.summary import EvalResult
 from spa.models.folders import identity
 from spa.planning.journal import journaled

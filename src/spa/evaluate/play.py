@@ -42,7 +42,7 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
         the stage's record: model, Pass@k, world keys.
 
     Raises:
-        ValueError: an unusable model, world or setting, or every episode failed (the first error is named).
+        ValueError: an unusable model, world or setting; also what ``play_chunks`` raises.
     """
     with closing(Policy.load(cfg, model, engine=local_engine(cfg) if model else cfg.engine)) as policy:
         return _evaluate(cfg, variant, model, policy, out)

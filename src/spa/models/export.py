@@ -96,11 +96,11 @@ def _stage(run: Path, variant: str | None, sft: bool) -> Path:
         raise ValueError(f"variant {variant} of {run} has no stage 2")
     if sft:
         folder = sft_folder(run, record.variant(variant)) if variant else run / "sft"
-        own = sorted(path.name for path in run.glob("sft-*"))
-        if not folder.is_dir() and (variant or len(own) != 1):
-            has = f"; it has {', '.join(own)}: choose one with --variant" if own else ""
+        sft_folders = sorted(path.name for path in run.glob("sft-*"))
+        if not folder.is_dir() and (variant or len(sft_folders) != 1):
+            has = f"; it has {', '.join(sft_folders)}: choose one with --variant" if sft_folders else ""
             raise ValueError(f"{run} has no SFT model" + (f" of variant {variant}" if variant else "") + has)
-        return folder if folder.is_dir() else run / own[0]
+        return folder if folder.is_dir() else run / sft_folders[0]
     if variant and variant in names and not (chosen := record.variant(variant)).rl:
         found = _without_rl(run, chosen)
         if found is None:

@@ -94,11 +94,10 @@ class TokenBatch:
 
 
 class Scores(NamedTuple):
-    """For N scored tokens: float32 log-probs and entropies (N,) in nats, and the hidden states (N, D) that predict them."""
+    """For N scored tokens: float32 log-probs and entropies (N,) in nats."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
-    hidden_ND: Tensor
 
 
 def prepare(model: Any, stage: str, *, packing: bool, compile: bool) -> None:
@@ -183,7 +182,7 @@ def score(
         logprobs_N, entropy_N = token_logprobs(
             model, hidden_ND, batch.targets_N, temperature=temperature, entropy=entropy
         )
-    return Scores(logprobs_N, entropy_N, hidden_ND)
+    return Scores(logprobs_N, entropy_N)
 
 
 @torch.no_grad()

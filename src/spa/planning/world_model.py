@@ -229,6 +229,8 @@ class WorldModel:
         place = dict.fromkeys(sessions, 0)
         state: dict[int, tuple[str, float]] = {}
         done: dict[tuple[Asked[Move], int], Imagined] = {}
+        before: dict[int, list[int]] = {}
+        begun: dict[int, str] = {}  # the end of the question with which an answer begins
         usage = Usage(questions=len(queries))
 
         def asked(session: int) -> Move:
@@ -280,8 +282,6 @@ class WorldModel:
                 return following(session, Imagined(next_state, 0.0, False, 0.0))
             return read(session, ids, before[session])
 
-        before: dict[int, list[int]] = {}
-        begun: dict[int, str] = {}  # the end of the question with which an answer begins
         contexts = {session: ids for session in sessions if (ids := next_question(session)) is not None}
         self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
         return [done[key] for key in queries], usage

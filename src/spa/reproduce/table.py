@@ -92,7 +92,7 @@ def note(numbers: Numbers) -> str:
         "are on the same seeds and worlds. "
         f"Actions a turn are those of each seed on the test worlds, one figure where all agree{_TOKENS if any_tokens else ''}. "
         "Time is that of the variant's own stages, self-play and SFT included, validation left out. "
-        "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes."
+        "The paper: Pass@1 / Pass@8 after 1,000 PPO steps of 256 episodes in the original's worlds, whose lake is slippery."
     )
 
 

@@ -96,15 +96,15 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
     if cfg.engine.kind != "transformers" or parameters < TOO_SMALL:
         return []
     played = [source_config(cfg, variant) for variant in selfplay_variants(cfg, command, variants)]
-    given = [(source_config(cfg, each), given_data(cfg, each)) for each in sft_variants(cfg, command, variants)]
-    tuned = [source for source, rows in given if rows is None]
+    sft_sources = [(source_config(cfg, each), given_data(cfg, each)) for each in sft_variants(cfg, command, variants)]
+    tuned = [source for source, rows in sft_sources if rows is None]
     practised = [source_config(cfg, variant) for variant in practice_variants(cfg, command, variants)]
     trained, tested = command in ("run", "ppo"), command in ("run", "eval")
     variant_cfgs = [(variant, played_config(cfg, variant)) for variant in variants if trained or tested]
     try:
         chat = Chat(load_tokenizer(cfg.model.path, cfg.model, local_only=True), forced=forced_tag(cfg.agent.think))
         data = [(source, selfplay_lengths(source, chat)) for source in _distinct([*played, *tuned, *practised])]
-        rows = [(source, _given_tokens(source, str(file), chat)) for source, file in _distinct(given) if file]
+        rows = [(source, _given_tokens(source, str(file), chat)) for source, file in _distinct(sft_sources) if file]
         plays = {variant.name: lengths(variant_cfg, chat) for variant, variant_cfg in variant_cfgs}
     except ValueError:
         return []
@@ -321,9 +321,9 @@ def _ppo(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> 
         passes += ppo.epochs * _pass(cfg, ppo.critic_lora_rank, parameters, speed)
     scored = bool(values) + ppo.needs_reference  # without gradients, before the update
     passes += scored * 2 * parameters / speed.many / EFFICIENCY
-    kept = 1.0 if ppo.filter == "off" else ppo.filter_ratio
+    kept_share = 1.0 if ppo.filter == "off" else ppo.filter_ratio
     played = _play(episode, episodes + validated, parameters, speed_in(cfg.model.dtype))
-    return ppo.steps * (played + kept * episodes * episode.trained * passes)
+    return ppo.steps * (played + kept_share * episodes * episode.trained * passes)
 
 
 def _given_tokens(cfg: Config, data: str, chat: Chat) -> int:

@@ -67,9 +67,6 @@ def make_critic(config: PPOConfig, actor: Any, *, seed: int = 0) -> Critic | Non
     """The critic that the estimator needs (None if it needs none), with its own adapters if configured.
 
     Must be called before the actor gets adapters: a critic's network is a copy of it.
-
-    Raises:
-        ValueError: an estimator that needs values with ``critic="none"``.
     """
     if config.estimator not in WITH_VALUES:
         return None

@@ -47,8 +47,10 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
 def _mixture(cfg: Config) -> list[EnvConfig]:
     """The worlds of the mixture: the run's own as the run has it, the others as in their configs but for how they are run."""
     blocks = {name: env_block(name) for name in cfg.curriculum.mixture}
-    own = _config_of(cfg.env, blocks)
-    everywhere = own and cfg.env.disjoint != env_block(own).disjoint  # it was set; otherwise it is the world's own
+    own_block = _config_of(cfg.env, blocks)
+    everywhere = (
+        own_block and cfg.env.disjoint != env_block(own_block).disjoint
+    )  # it was set; otherwise it is the world's own
 
     def mixed(block: EnvConfig) -> EnvConfig:
         joined = joining(block, cfg.env)
@@ -58,7 +60,7 @@ def _mixture(cfg: Config) -> list[EnvConfig]:
             else joined
         )
 
-    return [cfg.env if name == own else mixed(block) for name, block in blocks.items()]
+    return [cfg.env if name == own_block else mixed(block) for name, block in blocks.items()]
 
 
 def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
@@ -101,11 +103,11 @@ def task_labels(cfg: Config, tasks: Sequence[Task]) -> list[str]:
     tags = [task.tag for task in tasks]
     if not cfg.curriculum.mixture:
         return tags
-    own = [] if any(_same_world(task.env, cfg.env) for task in tasks) else [cfg.env.tag]
+    unlisted = [] if any(_same_world(task.env, cfg.env) for task in tasks) else [cfg.env.tag]
     paths = [str(Path(name).with_suffix("")) if is_file_name(name) else name for name in cfg.curriculum.mixture]
     stems = [Path(path).name for path in paths]
     names = [stem if stems.count(stem) == 1 else path for stem, path in zip(stems, paths, strict=True)]
-    labels = [tag if (tags + own).count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
+    labels = [tag if (tags + unlisted).count(tag) == 1 else name for tag, name in zip(tags, names, strict=True)]
     return [
         label if labels.count(label) == 1 else key for label, key in zip(labels, cfg.curriculum.mixture, strict=True)
     ]

@@ -65,7 +65,7 @@ class PPOTrainer:
         task: the validation task, and the training task unless ``config.curriculum`` sets others.
         probe: the task with the world-model prompt, for measuring the world model at each validation; or None.
         log: called with (step, metrics) after each step; step 0 is the validation before training.
-        on_step: called with the number of steps done, for a progress bar.
+        on_step: called with (step, metrics) after each step.
         start: the model that RL starts from, also the reference model; None for ``config.model.path``.
     """
 

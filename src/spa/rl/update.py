@@ -20,11 +20,11 @@ from spa.models.score import autocast, batches, score
 from spa.rl.advantages import estimate
 from spa.rl.batch import Array, MicroBatch, TrainSequence, micro_batches, parts, train_sequences, trained_tokens
 from spa.rl.correction import correct
+from spa.rl.estimates import record_estimates
 from spa.rl.health import TrainingFailed
 from spa.rl.learner import Learner
 from spa.rl.losses import kl_penalty, policy_loss, silenced, token_weights, value_loss
 from spa.rl.metrics import Sums, values_explained
-from spa.rl.recorded import record_estimates
 from spa.rl.rewards import normalize, token_rewards, turn_rewards
 from spa.scale import ranks
 from spa.sft.train import loss_sums
@@ -90,7 +90,7 @@ def update(
             "train/sequence_tokens": float(sum(len(sequence.ids) for sequence in sequences)),
             "train/updates": float(sums.num_steps),
             "train/kl_stop": float(sums.stopped),
-            "charts/learning_rate": max(group["lr"] for group in learner.optimizer.param_groups),
+            "charts/learning_rate": learner.optimizer.param_groups[0]["lr"],
         }
     )
 
@@ -287,7 +287,7 @@ Losses = dict[str, tuple[float, Tensor]]  # name -> (coefficient, loss of each t
 
 def _policy_losses(learner: Learner, batch: MicroBatch, hidden_ND: Tensor, tokens: dict[str, float]) -> Losses:
     config, actor, temperature = learner.config, learner.actor, learner.temperature
-    logprobs_N, entropy_N, _ = score(
+    logprobs_N, entropy_N = score(
         actor, batch.tokens, temperature=temperature, entropy=True, precision=config.precision, hidden_ND=hidden_ND
     )
     assert entropy_N is not None

@@ -28,7 +28,7 @@ from spa.config.overrides import from_mapping
 from spa.config.schema import Config, PPOConfig, PracticeConfig, SFTConfig, VariantConfig
 from spa.config.variants import check_variants, selfplay_name, sft_name, variant_config, variant_named
 from spa.runs.provenance import changes, provenance
-from spa.runs.record import DONE
+from spa.runs.record import DONE, SECONDS
 
 TASK = "spa.yaml"  # in an exported model's folder: the task that it was trained for, a config file
 # A run may be resumed with other values of these. They do not change the results, except in the last digits (model.device and
@@ -429,7 +429,7 @@ class RunFolder:
 
 def _is_foreign(folder: Path) -> bool:
     """Whether a folder holds something, but nothing by which a stage could be told."""
-    marks = (DONE, "seconds.json", "metrics.jsonl", "episodes.jsonl", "checkpoints")
+    marks = (DONE, SECONDS, "metrics.jsonl", "episodes.jsonl", "checkpoints")
     return folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in marks)
 
 

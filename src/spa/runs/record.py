@@ -18,6 +18,7 @@ from spa.common.manifest import digests, find_damage, own_digest
 from spa.common.typed import Finite, Whole, parse
 
 DONE = "done.json"
+SECONDS = "seconds.json"  # the elapsed time of an unfinished stage
 PLAYED = "episodes.played.jsonl"  # all episodes of a stage 1 that selects its rows again
 # Checkpoints have manifests of their own; trackers write when they like.
 _NOT_RECORDED = ("checkpoints", "tensorboard", "wandb", DONE)
@@ -36,7 +37,7 @@ class _Record(TypedDict, total=False):
 
 def unfinished_work(folder: Path) -> list[Path]:
     """What an unfinished stage resumes from, in ``folder``; useless once it has its record, and not before."""
-    names = ("*.partial.jsonl", PLAYED, "warmup", "seconds.json", "*answers.jsonl")
+    names = ("*.partial.jsonl", PLAYED, "warmup", SECONDS, "*answers.jsonl")
     return [path for name in names for path in folder.glob(name)]
 
 

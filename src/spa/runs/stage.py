@@ -18,7 +18,7 @@ from spa.common.progress import duration, note
 from spa.common.secrets import redact, shown
 from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog
-from spa.runs.record import DONE, PLAYED, damaged_files, model_in, read_done, unfinished_work, write_record
+from spa.runs.record import DONE, PLAYED, SECONDS, damaged_files, model_in, read_done, unfinished_work, write_record
 from spa.runs.trackers import make_trackers
 from spa.scale import ranks
 
@@ -50,8 +50,8 @@ def reopen_as(source: Path, folder: Path) -> None:
     done = read_done(source)
     assert done is not None, f"{source} is not finished"
     with atomic_folder(folder) as partial:
-        shutil.copytree(source, partial, ignore=shutil.ignore_patterns("done.json"), dirs_exist_ok=True)
-        atomic_write(partial / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
+        shutil.copytree(source, partial, ignore=shutil.ignore_patterns(DONE), dirs_exist_ok=True)
+        atomic_write(partial / SECONDS, json.dumps(Elapsed.from_record(done).record()))
 
 
 def reopen_episodes(folder: Path) -> None:
@@ -67,8 +67,8 @@ def reopen_episodes(folder: Path) -> None:
         except OSError:  # a file system without hard links
             shutil.copyfile(episodes, partial)
         partial.replace(folder / PLAYED)
-    atomic_write(folder / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
-    (folder / "done.json").unlink()
+    atomic_write(folder / SECONDS, json.dumps(Elapsed.from_record(done).record()))
+    (folder / DONE).unlink()
 
 
 def _whole_record(folder: Path, remake: bool) -> tuple[dict[str, Any] | None, bool]:
@@ -95,7 +95,7 @@ def _whole_record(folder: Path, remake: bool) -> tuple[dict[str, Any] | None, bo
     again = remake and bool(lines)
     if not (again or broken):
         return done, False
-    atomic_write(folder / "seconds.json", json.dumps(Elapsed.from_record(done).record()))
+    atomic_write(folder / SECONDS, json.dumps(Elapsed.from_record(done).record()))
     (folder / DONE).unlink()
     return None, again
 
@@ -149,7 +149,7 @@ class Stage:
         return False, checkpoint is not None
 
     def _elapsed_before(self, continued: bool) -> Elapsed:
-        path = self.folder / "seconds.json"
+        path = self.folder / SECONDS
         if not continued or not path.is_file():
             return Elapsed()
         try:
@@ -174,7 +174,7 @@ class Stage:
             elapsed = self._elapsed()
             if elapsed.wall - stored >= _LOST:
                 stored = elapsed.wall
-                atomic_write(self.folder / "seconds.json", json.dumps(elapsed.record()))
+                atomic_write(self.folder / SECONDS, json.dumps(elapsed.record()))
 
         with storing_time(store):
             yield

@@ -20,7 +20,7 @@ from spa.models.load import context_length, load_config, load_tokenizer
 from spa.models.lora import add_lora
 from spa.scale import ranks
 from spa.sft.memory import check_memory
-from spa.sft.shown import Measured, shown
+from spa.sft.prediction_samples import Measured, shown
 from spa.sft.train import Log, SFTTrainer, check_validation
 
 

@@ -67,7 +67,8 @@ class SFTTrainer:
         val: examples whose mean loss selects the best checkpoint and triggers early stopping; may be empty.
         log: called with (step, metrics).
         measure: returns metrics of the model at a step, logged every ``sft.eval_every`` steps.
-        on_step: called with (step, loss) after every step.
+
+    ``on_step``, if set, is called with (step, loss) after every step.
 
     Raises:
         ValueError: settings that need validation data when there is none, or a model that cannot be packed.
@@ -85,13 +86,13 @@ class SFTTrainer:
         seed: int,
         log: Log,
         measure: Callable[[int], dict[str, float]] | None = None,
-        on_step: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         check_validation(config, bool(val))
         self.model, self.tokenizer = model, tokenizer
         self.train_set, self.val_set = train, val
         self.config, self.out, self.seed = config, out, seed
-        self.log, self.measure, self.on_step = log, measure, on_step
+        self.log, self.measure = log, measure
+        self.on_step: Callable[[int, float], None] = lambda step, loss: None
         # An example may hold several rows; a step takes enough examples for about ``batch_size`` rows.
         self.step_size = max(1, round(config.batch_size * len(train) / max(1, sum(e.rows for e in train))))
         self.per_epoch = -(-len(train) // self.step_size)

@@ -25,7 +25,7 @@ _FREE = 4  # blocked copies of all weights must fit this many times into the fre
 _TOKENS = 64  # a hint: other numbers of tokens are as fast
 
 
-def can_pack(model: Any) -> bool:
+def can_prepack(model: Any) -> bool:
     """Whether a blocked copy of all weights is possible and fits into memory."""
     ops = torch.ops.mkldnn
     if model.device.type != "cpu" or model.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
@@ -36,15 +36,15 @@ def can_pack(model: Any) -> bool:
     return free is None or _FREE * sum(parameter.nbytes for parameter in model.parameters()) < free
 
 
-def linear(module: Any, pack: bool) -> Linear:
-    """The layer itself, or with ``pack`` the same with blocked weights if it is a plain, large one."""
-    if type(module) is not torch.nn.Linear or not pack or module.weight.numel() < BLOCKED:
+def linear(module: Any, prepack: bool) -> Linear:
+    """The layer itself, or with ``prepack`` the same with blocked weights if it is a plain, large one."""
+    if type(module) is not torch.nn.Linear or not prepack or module.weight.numel() < BLOCKED:
         result: Linear = module
         return result
     return _blocked(module.weight, module.bias)
 
 
-def joined(modules: Sequence[Any], pack: bool) -> Linear | None:
+def joined(modules: Sequence[Any], prepack: bool) -> Linear | None:
     """One layer with the outputs of all, one after the other; None if they are not plain, or too large."""
     if any(type(module) is not torch.nn.Linear for module in modules):  # adapters
         return None
@@ -54,7 +54,9 @@ def joined(modules: Sequence[Any], pack: bool) -> Linear | None:
     if 0 < len(biases) < len(modules):
         return None
     weight, bias = torch.cat([module.weight for module in modules]), torch.cat(biases) if biases else None
-    return _blocked(weight, bias) if pack and weight.numel() >= BLOCKED else partial(F.linear, weight=weight, bias=bias)
+    return (
+        _blocked(weight, bias) if prepack and weight.numel() >= BLOCKED else partial(F.linear, weight=weight, bias=bias)
+    )
 
 
 def _blocked(weight_OI: Tensor, bias_O: Tensor | None) -> Linear:

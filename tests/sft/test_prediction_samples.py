@@ -6,7 +6,7 @@ import pytest
 
 from spa.agent.episode import Episode, Turn
 from spa.evaluate.world_model import world_model_metrics
-from spa.sft.shown import Measured, shown
+from spa.sft.prediction_samples import Measured, shown
 from spa.sft.stage2 import measure
 from tests.scripted import tiny_config, tiny_policy
 

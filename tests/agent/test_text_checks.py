@@ -9,7 +9,7 @@ from tokenizers import normalizers
 
 from spa.agent.chat import Chat
 from spa.agent.policy import make_task
-from spa.agent.written import check_tokenizer
+from spa.agent.text_checks import check_tokenizer
 from spa.cli import main
 from spa.config.load import load_config
 from spa.config.schema import ModelConfig
