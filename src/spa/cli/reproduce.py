@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spa.common.secrets import redact
+
+if TYPE_CHECKING:
+    from spa.config.schema import Config
+    from spa.reproduce.results import Numbers
+    from spa.reproduce.scale import Cell, Scale
 
 
 def reproduce(
@@ -48,12 +54,11 @@ def reproduce(
     from spa.common.names import choose
     from spa.common.signals import interruptible
     from spa.config.overrides import split_override
-    from spa.config.schema import Config
     from spa.reproduce.bases import check_own, make_bases, write_variants
     from spa.reproduce.jobs import at_once, run_cells
     from spa.reproduce.numbers_file import fewer, read_numbers, to_json
     from spa.reproduce.page import write_reproduction
-    from spa.reproduce.results import Numbers, collect_cells, is_its_run
+    from spa.reproduce.results import collect_cells, is_its_run
     from spa.reproduce.scale import cells, check_versus, load_scale
     from spa.reproduce.table import markdown
     from spa.runs.provenance import usable_cores
@@ -116,23 +121,8 @@ def reproduce(
     for cell, cfg in zip(runs, configs, strict=False):
         check_own(chosen, cell.world, cfg)
     if dry_run:
-        from spa.config.variants import variants_of
-        from spa.dry_run import imports, plan
-
         print(f"{len(runs)} run{'s' * (len(runs) > 1)} in {folder}")
-        for name in chosen.worlds:
-            for variant in chosen.variants_of(name):
-                if definition := chosen.own_variants_of(name).get(variant):
-                    text = ", ".join(f"{key}={value}" for key, value in definition.items())
-                    print(f"{name}, variant {variant}: {text}")
-                elif variant in chosen.bases:
-                    text = " ".join(chosen.bases[variant])
-                    print(f"{name}, variant {variant}: from the model of spa pretrain {text}")
-        for cell, cfg in zip(runs, configs, strict=False):
-            print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
-            for line in imports(cfg, variants_of(cfg)):
-                print(redact(line), flush=True)
-            print(redact("\n".join(plan(cfg, "run", variants_of(cfg)))))
+        _print_plans(chosen, runs[: len(configs)], configs)
         return
     if not only_table:
         write_variants(chosen, folder)
@@ -153,3 +143,22 @@ def reproduce(
         print(redact(f"failed: {failure}"))
     if failures:
         raise typer.Exit(1)
+
+
+def _print_plans(scale: Scale, runs: Sequence[Cell], configs: Sequence[Config]) -> None:
+    """The scale's own variants, and for each world its command and what that would do."""
+    from spa.config.variants import variants_of
+    from spa.dry_run import imports, plan
+
+    for name in scale.worlds:
+        for variant in scale.variants_of(name):
+            if definition := scale.own_variants_of(name).get(variant):
+                text = ", ".join(f"{key}={value}" for key, value in definition.items())
+                print(f"{name}, variant {variant}: {text}")
+            elif variant in scale.bases:
+                print(f"{name}, variant {variant}: from the model of spa pretrain {' '.join(scale.bases[variant])}")
+    for cell, cfg in zip(runs, configs, strict=True):
+        print(redact(f"\n{cell.world}: spa run {cell.config} {' '.join(cell.settings)}"))
+        for line in imports(cfg, variants_of(cfg)):
+            print(redact(line), flush=True)
+        print(redact("\n".join(plan(cfg, "run", variants_of(cfg)))))

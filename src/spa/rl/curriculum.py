@@ -48,9 +48,8 @@ def _mixture(cfg: Config) -> list[EnvConfig]:
     """The worlds of the mixture: the run's own as the run has it, the others as in their configs but for how they are run."""
     blocks = {name: env_block(name) for name in cfg.curriculum.mixture}
     own_block = _config_of(cfg.env, blocks)
-    everywhere = (
-        own_block and cfg.env.disjoint != env_block(own_block).disjoint
-    )  # it was set; otherwise it is the world's own
+    # Set for the run; otherwise it is each world's own.
+    everywhere = own_block and cfg.env.disjoint != env_block(own_block).disjoint
 
     def mixed(block: EnvConfig) -> EnvConfig:
         joined = joining(block, cfg.env)
