@@ -202,7 +202,7 @@ def compare_runs(folders: Sequence[str | Path]) -> RunComparison:
     """
     paths = [Path(folder) for folder in folders]
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
-        raise ValueError("compare at least two different run folders: spa compare runs/a runs/b")
+        raise ValueError("compare at least two different run folders")
     groups = _groups(paths)
     every = [group.results.keys() for group in groups]
     names = [name for name in dict.fromkeys(n for names in every for n in names) if sum(name in n for n in every) > 1]
