@@ -196,7 +196,7 @@ def test_a_checkpoint_evaluated_without_its_variant_is_said_to_be(run_folder, tm
     monkeypatch.setattr("spa.evaluate.play.evaluate_model", lambda *args: {})
     for variant, said in (([], True), (["--variant", "spa"], False)):
         stage = str(run_folder / "variants/spa/ppo")
-        assert spa("eval", "frozen_lake", "--model", stage, *variant, "--out", str(tmp_path / f"new-{said}")) == 0
+        assert main(["eval", "frozen_lake", "--model", stage, *variant, "--out", str(tmp_path / f"new-{said}")]) == 0
         assert (f"trained in the run {run_folder}" in capsys.readouterr().err) is said
 
 
