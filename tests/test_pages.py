@@ -20,7 +20,7 @@ import yaml
 
 from spa.cli.app import app
 from spa.cli.arguments import split_words
-from spa.config.load import load_config
+from spa.config.load import load_config, names_of
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -145,8 +145,15 @@ def test_the_messages_of_the_errors_page_are_the_programs() -> None:
 def test_every_page_is_in_the_sites_navigation() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     shown = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
-    assert {str(page.relative_to(ROOT / "docs")) for page in DOCS} <= shown
+    assert {str(page.relative_to(ROOT / "docs")) for page in DOCS} - shown == set(), "add these to nav in mkdocs.yml"
     assert all((ROOT / page).is_file() or (ROOT / "docs" / page).is_file() for page in shown)
+
+
+@pytest.mark.parametrize("group", ["env", "model", "engine", "algorithm"])
+def test_every_name_is_in_the_table_of_names(group: str) -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if f"`{group}=NAME`)" in line.partition(" | ")[0])
+    assert set(names_of(group)) - set(re.findall(r"`([\w.-]+)`", row)) == set(), "add these to 'Names'"
 
 
 @pytest.mark.slow

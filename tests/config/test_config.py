@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
+from importlib.metadata import EntryPoint, EntryPoints
 from itertools import cycle
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def test_every_config_and_every_model_compose(name: str, model: str) -> None:
     assert type(config.ppo) is PPOConfig
     assert config.name == name
     assert (config.model.path == "builtin:tiny") == (model == "tiny")
+    # A world's file scales rewards for the tiny model, whose critic shares its trunk.
+    assert config.ppo.reward_scale == 1.0 or model == "tiny"
 
 
 def test_the_papers_models_keep_the_papers_settings() -> None:
@@ -420,7 +423,14 @@ def test_explain_names_files_of_your_own(tmp_path: Path) -> None:
 
 
 def test_every_setting_is_read() -> None:
-    assert [name for name in setting_names(Config) if not readers(name)] == []
+    assert [name for name in setting_names(Config) if not readers(name)] == [], "nothing reads these settings"
+
+
+def test_an_installed_world_is_not_yet_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = EntryPoints([EntryPoint("vault", "vault:Vault", "spa.envs")])
+    monkeypatch.setattr("spa.config.load.entry_points", lambda group: installed)
+    with pytest.raises(ValueError, match=r"'vault' is a world: name it in a config of yours, as env\.id"):
+        load_config("vault", [])
 
 
 @pytest.mark.parametrize("name", ["world_model_coef", "observation_reward", "prediction_reward"])

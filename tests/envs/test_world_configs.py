@@ -17,6 +17,7 @@ from spa.config.load import load_config, names_of
 from spa.config.schema import AgentConfig, EnvConfig
 from spa.envs import STATE_FORMATS, Sokoban, make_env
 
+GOLDEN = Path(__file__).with_name("golden_instructions.json")
 # The original's tags and what it says of them.
 TAGS = {
     "sokoban": ("SimpleSokoban", {"dim_room": [6, 6], "num_boxes": 1}),
@@ -115,8 +116,13 @@ def test_only_slippery_lakes_are_said_to_be_slippery() -> None:
 
 
 def test_golden_instructions() -> None:
-    """The instructions of every packaged config stay as they are, to the byte (``golden_instructions.json`` has their SHA-256)."""
-    golden = json.loads(Path(__file__).with_name("golden_instructions.json").read_text())
+    """The instructions of every packaged config stay as they are, to the byte. ``python -m tests.envs.test_world_configs`` records
+    those of new configs, and others where a change is meant."""
+    assert digests_of_instructions() == json.loads(GOLDEN.read_text()), "record them anew: see this test's docstring"
+
+
+def digests_of_instructions() -> dict[str, str]:
+    """Config, state format and prompt -> the beginning of the instruction's SHA-256."""
     digests = {}
     for name in names_of("env"):
         for state_format in STATE_FORMATS:
@@ -125,4 +131,8 @@ def test_golden_instructions() -> None:
             for prompt in ("base", "world_model"):
                 text = instruction(config, prompt, env)
                 digests[f"{name} {state_format} {prompt}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert digests == golden
+    return digests
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(json.dumps(digests_of_instructions(), indent=0) + "\n")

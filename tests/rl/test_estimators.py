@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
 from spa.config.training import WHITENED, WITH_GROUPS, WITH_VALUES
+from spa.report.model_card import ALGORITHMS
 from spa.rl.advantages import ESTIMATORS, _turn_ends, bi_level_gae, estimate, gae, turn_gae, whiten
 from spa.rl.batch import TrainSequence
 from spa.rl.losses import policy_loss
@@ -45,6 +46,18 @@ def loop_gae(rewards, values, gamma: float, lam: float) -> list[float]:
 def test_the_config_knows_the_estimators() -> None:
     assert set(choices(PPOConfig, "estimator")) == set(ESTIMATORS)
     assert {*WITH_VALUES, *WITH_GROUPS, *WHITENED} <= set(ESTIMATORS)
+    assert set(ALGORITHMS) == set(ESTIMATORS), "a model card needs a name for each"
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_config_knows_which_estimators_compare_episodes_of_a_world(name: str) -> None:
+    def advantages(other: float) -> list[np.ndarray]:
+        scores = ([1.0, 0], [other, 0], [2.0, 1])
+        batch = [tokens(np.array([score]), np.zeros(1), [0], int(group)) for score, group in scores]
+        return [advantages for advantages, _ in ESTIMATORS[name](batch, PPOConfig(estimator=name))]
+
+    compares = any((a != b).any() for a, b in zip(advantages(0.0)[::2], advantages(5.0)[::2], strict=True))
+    assert compares == (name in WITH_GROUPS)
 
 
 # Turn level

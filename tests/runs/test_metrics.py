@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.common.progress import set_quiet
+from spa.config.overrides import choices
+from spa.config.schema import Config
 from spa.runs.metrics import MetricsLog, read_metrics
-from spa.runs.trackers import Tracker, Trackers, check_trackers, make_trackers
+from spa.runs.trackers import TRACKERS, Tracker, Trackers, check_trackers, make_trackers
 
 
 class Recorder:
@@ -128,6 +130,10 @@ def test_a_damaged_middle_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "m").write_text('{"step": 1}\noops\n{"step": 2}\n')
     with pytest.raises(ValueError, match="line 2 is damaged"):
         read_metrics(tmp_path / "m")
+
+
+def test_every_tracker_has_a_name_in_the_settings() -> None:
+    assert set(TRACKERS) == set(choices(Config, "report.trackers"))
 
 
 def test_trackers_get_the_finite_numbers_and_how_it_ended(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ class Policy:
                 limit = 0.05  # ranks gather weights in it, so the check's forward pass is rounded, too
             limit = engine.max_logprob_diff or limit
             return cls(model, tokenizer, chat, vllm, config.sampling, limit)
+        assert engine is None or engine.kind == "transformers", "an engine that is not made here"
         from spa.engines.transformers import TransformersEngine
 
         model = load_model(config.model, path)

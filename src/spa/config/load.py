@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from importlib import resources
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,8 @@ def choice_of(group: str, name: str) -> str:
     hint = f" Did you mean {near!r}?" if near else ""
     what = "config" if group == "env" else group
     more = "; a checkpoint is given as a folder or as a hub name with a slash" if group == "model" else ""
+    if group == "env" and name in entry_points(group="spa.envs").names:
+        hint = f" {name!r} is a world: name it in a config of yours, as env.id"
     raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(names)}{more}.{hint}")
 
 

@@ -135,7 +135,7 @@ class PPOConfig:
     )
     lam: Share = setting(1.0, "Lambda of GAE.")
     high_level_gamma: Share = setting(0.95, "bi_level_gae: discount per turn.")
-    whiten_advantages: Flag | None = setting(None, "null = all but grpo, dr_grpo and rloo.")
+    whiten_advantages: Flag | None = setting(None, f"null = for {', '.join(WHITENED)}.")
 
     # Loss
     epochs: Positive = setting(1, "Passes over a batch.")

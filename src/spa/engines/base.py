@@ -257,7 +257,7 @@ def check_engine(config: EngineConfig, *, trained: bool = False) -> None:
                 raise ValueError(f"engine=openai needs engine.{name}")
     if trained and config.kind == "vllm" and config.tensor_parallel > 1:
         raise ValueError("in training vLLM runs within the process that trains: set engine.tensor_parallel=1")
-    if config.kind != "transformers" and config.kind not in sys.modules and find_spec(config.kind) is None:
+    if config.kind in ("vllm", "openai") and config.kind not in sys.modules and find_spec(config.kind) is None:
         raise ValueError(f"engine={config.kind} needs another package: pip install 'spa-agent[{config.kind}]'")
     if config.kind == "openai":
         _check_proxies()

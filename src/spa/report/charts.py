@@ -192,39 +192,34 @@ def learning_charts(variants: Variants, sft: Stages2, colors: Mapping[str, str])
     return charts + chart("World model during SFT", "On held-out worlds.", lines, Axes("optimizer step", "accuracy"))
 
 
-_DIAGNOSTICS = (
-    ("losses/entropy", "Entropy", "Of the sampling distribution, nats per token."),
-    ("losses/approx_kl", "Approximate KL", "Policy before and after the update, nats per token."),
-    ("losses/clipfrac", "Clip fraction", "Share of tokens whose ratio was clipped."),
-    ("losses/explained_variance", "Explained variance", "Of the returns by the critic; 1 is perfect."),
-    ("losses/policy_loss", "Policy loss", ""),
-    ("losses/value_loss", "Value loss", ""),
-    ("train/format_rate", "Format rate", "Share of training turns with the right format."),
-    ("train/score", "Training score", "Rewards and format penalties, mean over episodes."),
-    ("losses/world_model", "World-model loss", "Auxiliary loss on true states, nats per token."),
-    ("losses/kl_loss", "KL to the reference", "As in the loss."),
-    ("rollout/kept", "Groups kept", "Share of the groups that are trained on."),
-    ("rollout/zero_std", "Groups without a difference", "Share of groups whose episodes all score alike."),
-    ("curriculum/level", "Curriculum level", "0 is the easiest."),
-    ("curriculum/success", "Success at the level", "Of the training worlds of that level: it decides on the next."),
-    ("train/repetition", "Loops", "Share of the responses that end in a loop."),
-)
-
-
-_SHARES = (
-    "curriculum/success",
-    "losses/clipfrac",
-    "train/format_rate",
-    "rollout/kept",
-    "rollout/zero_std",
-    "train/repetition",
+_DIAGNOSTICS = (  # metric, title, what it is, whether it is a share
+    ("losses/entropy", "Entropy", "Of the sampling distribution, nats per token.", False),
+    ("losses/approx_kl", "Approximate KL", "Policy before and after the update, nats per token.", False),
+    ("losses/clipfrac", "Clip fraction", "Share of tokens whose ratio was clipped.", True),
+    ("losses/explained_variance", "Explained variance", "Of the returns by the critic; 1 is perfect.", False),
+    ("losses/policy_loss", "Policy loss", "", False),
+    ("losses/value_loss", "Value loss", "", False),
+    ("train/format_rate", "Format rate", "Share of training turns with the right format.", True),
+    ("train/score", "Training score", "Rewards and format penalties, mean over episodes.", False),
+    ("losses/world_model", "World-model loss", "Auxiliary loss on true states, nats per token.", False),
+    ("losses/kl_loss", "KL to the reference", "As in the loss.", False),
+    ("rollout/kept", "Groups kept", "Share of the groups that are trained on.", True),
+    ("rollout/zero_std", "Groups without a difference", "Share of groups whose episodes all score alike.", True),
+    ("curriculum/level", "Curriculum level", "0 is the easiest.", False),
+    (
+        "curriculum/success",
+        "Success at the level",
+        "Of the training worlds of that level: it decides on the next.",
+        True,
+    ),
+    ("train/repetition", "Loops", "Share of the responses that end in a loop.", True),
 )
 
 
 def diagnostic_charts(variants: Variants, colors: Mapping[str, str]) -> list[Chart]:
     """The curves of the collapsible section: health of the PPO updates."""
     charts: list[Chart] = []
-    for name, title, note in _DIAGNOSTICS:
+    for name, title, note, share in _DIAGNOSTICS:
         lines = _by_variant(variants, colors, name)
-        charts += chart(title, note, lines, Axes("PPO step", "", share=name in _SHARES))
+        charts += chart(title, note, lines, Axes("PPO step", "", share=share))
     return charts

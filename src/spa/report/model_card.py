@@ -61,7 +61,7 @@ output = model.generate(
 print(forced + tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 """
 _LOAD = "model = AutoModelForCausalLM.from_pretrained(folder)"
-_ALGORITHMS = {  # by ppo.estimator
+ALGORITHMS = {  # by ppo.estimator
     "gae": "PPO",
     "turn_gae": "turn-level PPO",
     "bi_level_gae": "PPO with bi-level GAE",
@@ -121,7 +121,7 @@ class Origin:
                 steps.append("practice in imagination")
         if rl:
             other = "" if steps or self.starts_from_base() else " from another model"
-            steps.append(_ALGORITHMS[self.trained.ppo.estimator] + other)
+            steps.append(ALGORITHMS[self.trained.ppo.estimator] + other)
         return steps
 
 

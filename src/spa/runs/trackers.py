@@ -159,17 +159,16 @@ def make_trackers(
     """Starts the trackers ``names``; a note says which could not be started.
 
     Args:
-        names: from ``tensorboard``, ``wandb``, ``trackio``.
+        names: from ``TRACKERS``.
         folder: for trackers that write files; the name of the run's folder, which this or an outer one is, precedes ``name``.
         name: what it is in the run, such as a stage.
         config: the resolved config as nested dictionaries.
         resumed_at: the step of the checkpoint that training goes on from.
     """
-    makers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
     here = Path(folder).absolute()
     group = next((redact(each.name) for each in (here, *here.parents) if (each / "run.json").is_file()), "")
     run = _Run(Path(folder), f"{group}: {name}" if group else name, group, config or {}, resumed_at)
-    return Trackers({tracker: partial(makers[tracker], run) for tracker in names})
+    return Trackers({tracker: partial(TRACKERS[tracker], run) for tracker in names})
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -205,3 +204,7 @@ def _import(module: str, extra: str) -> Any:
 
 def _missing(extra: str) -> str:
     return f"report.trackers: {extra} is not installed; install it with: pip install 'spa-agent[{extra}]'"
+
+
+# The names are also those of the packages and of the extras.
+TRACKERS: dict[str, Callable[[_Run], Tracker]] = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
