@@ -45,6 +45,7 @@ def run(out: Path, settings: Sequence[str]) -> dict[str, int]:
     return waits
 
 
+@pytest.mark.slow
 def test_a_rollout_waits_for_sampled_tokens_alone(tmp_path: Path) -> None:
     waits = run(tmp_path / "run", ["variants=[vanilla]", "ppo.critic=model", "ppo.kl_loss_coef=0.01"])
     assert waits.keys() >= {"engines/transformers.py:run tolist"}

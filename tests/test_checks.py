@@ -313,7 +313,8 @@ def test_a_model_without_weights_or_tokenizer_or_with_damaged_weights(capsys, tm
     assert "has no tokenizer" in refused(capsys, tmp_path / "r", *run)
 
 
-def test_a_planners_model_that_is_nowhere(capsys, tmp_path) -> None:
+def test_a_planners_model_that_is_nowhere(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     settings = ["frozen_lake", *SMALL, "planner.model=/nope/x"]
     line = refused(capsys, tmp_path / "r", "run", *settings, "variants=[search]")
     assert line.startswith("Error: planner.model: ") and "/nope/x" in line

@@ -124,6 +124,7 @@ def test_variants_measured_again_replace_the_old_ones_everywhere(
     )
 
 
+@pytest.mark.slow
 def test_nothing_old_of_a_variant_measured_again_is_kept(
     copy: dict[str, Any], publish: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
