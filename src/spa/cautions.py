@@ -15,6 +15,7 @@ from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_GROUPS, WITH_VALUES
 from spa.config.variants import sft_variants, source_config, variant_config
 from spa.envs.checked import WorldError
+from spa.runs.record import run_around
 
 
 def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iterator[str]:
@@ -24,7 +25,7 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
     for tuned in (source_config(cfg, each) for each in sft_variants(cfg, stage, variants)):
         if tuned.model.dtype == "bfloat16" and not tuned.sft.lora_rank:
             yield f"stage 2: {vanish} sft.lora_rank=32"
-    if stage == "eval" and [each.name for each in variants] == ["base"] and (run := _run_around(cfg.model.path)):
+    if stage == "eval" and [each.name for each in variants] == ["base"] and (run := _run_of(cfg.model.path)):
         yield (
             f"{cfg.model.path} was trained in the run {run}, but is asked as an untrained model, in the config's state format: "
             "name its variant with --variant"
@@ -66,12 +67,10 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
             )
 
 
-def _run_around(model: str) -> Path | None:
-    """The run whose checkpoint a model is, if it is one."""
+def _run_of(model: str) -> Path | None:
+    """The run whose checkpoint a model is, if it is one; an export within a run is none."""
     folder = expanded(model).absolute()
-    if folder.parent.name != "checkpoints":  # an export is asked as its card says
-        return None
-    return next((parent for parent in folder.parents if (parent / "run.json").is_file()), None)
+    return run_around(folder) if folder.parent.name == "checkpoints" else None
 
 
 def split_by_symmetry(cfg: Config) -> str:

@@ -269,9 +269,7 @@ def _result(evaluation: Path, probed: Task) -> str:
     done = read_done(evaluation) or {}
     played = (done.get("worlds") or {}).get("test")
     if played is not None and set(played) != {world.content for world in stored.worlds}:
-        raise ValueError(
-            f"{evaluation / 'done.json'} lists {len(played)} test worlds, result.json has {len(stored.worlds)}"
-        )
+        raise ValueError(f"{evaluation / DONE} lists {len(played)} test worlds, result.json has {len(stored.worlds)}")
     _same({key: again.metrics[key] for key in done if key.startswith("pass@")}, done, evaluation / DONE)
     return f"Pass@1 {again.metrics['pass@1']:.3f}, as {len(episodes)} episodes give it"
 

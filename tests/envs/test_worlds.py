@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spa.envs import STATE_FORMATS, TextEnv, env_names, make_env
+from spa.envs.check import check_world
 from spa.envs.registry import BUILT_IN
 from spa.envs.sokoban.generator import make_room
 
@@ -43,6 +44,15 @@ def fingerprint() -> list[list[str]]:
                     break
             played.append(states)
     return played
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_check_of_the_contract_fails_nowhere(name):
+    """Some have warnings, such as that ice is slippery."""
+    if name == "webshop":
+        pytest.importorskip("bm25s")
+    findings = check_world(lambda: make_env(name), episodes=60, seeds=3)
+    assert [one.line() for one in findings if not (one.ok or one.warning)] == []
 
 
 @pytest.mark.parametrize("name, state_format", VARIANTS)

@@ -143,7 +143,7 @@ class PPOConfig:
     target_kl: NonNegative = setting(0.0, "Stop on a batch at this KL from the policy that played; 0 = off.")
     loss_mask: Literal["sampled", "answer", "all"] = setting(
         "sampled",
-        "Trained tokens; answer: those of the answer, all where there is none; all: also context (the original: not the system).",
+        "Trained tokens; answer: the answer's, or all if there is none; all: context too (the original: but the system message).",
     )
     loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         setting("token-mean", "How token losses become one loss.")

@@ -47,9 +47,9 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
 def _mixture(cfg: Config) -> list[EnvConfig]:
     """The worlds of the mixture: the run's own as the run has it, the others as in their configs but for how they are run."""
     blocks = {name: env_block(name) for name in cfg.curriculum.mixture}
-    own_block = _config_of(cfg.env, blocks)
+    own_name = _config_of(cfg.env, blocks)
     # Set for the run; otherwise it is each world's own.
-    everywhere = own_block and cfg.env.disjoint != env_block(own_block).disjoint
+    everywhere = own_name and cfg.env.disjoint != env_block(own_name).disjoint
 
     def mixed(block: EnvConfig) -> EnvConfig:
         joined = joining(block, cfg.env)
@@ -59,7 +59,7 @@ def _mixture(cfg: Config) -> list[EnvConfig]:
             else joined
         )
 
-    return [cfg.env if name == own_block else mixed(block) for name, block in blocks.items()]
+    return [cfg.env if name == own_name else mixed(block) for name, block in blocks.items()]
 
 
 def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:

@@ -70,10 +70,15 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     return data
 
 
+def run_around(path: Path) -> Path | None:
+    """The run that a path is of or lies in, if any: the next folder upwards with ``run.json``."""
+    return next((each for each in (path, *path.parents) if (each / "run.json").is_file()), None)
+
+
 def model_in(folder: Path, done: Mapping[str, Any]) -> Path:
     """The model that a finished stage's record names. Raises ValueError if that is outside of its run."""
     here = Path(os.path.normpath(folder.absolute()))
-    run = next((parent for parent in (here, *here.parents) if (parent / "run.json").is_file()), here)
+    run = run_around(here) or here
     if not Path(os.path.normpath(here / str(done["model"]))).is_relative_to(run):
         raise ValueError(f"{folder / DONE} names the model {done['model']}, which is outside of {run}")
     return folder / str(done["model"])

@@ -22,6 +22,7 @@ from spa.common.files import atomic_write
 from spa.common.progress import is_quiet, note
 from spa.common.secrets import redact
 from spa.common.tables import markdown_table
+from spa.runs.record import run_around
 
 PROJECT = "spa"
 Cell = str | float | bool
@@ -165,8 +166,8 @@ def make_trackers(
         config: the resolved config as nested dictionaries.
         resumed_at: the step of the checkpoint that training goes on from.
     """
-    here = Path(folder).absolute()
-    group = next((redact(each.name) for each in (here, *here.parents) if (each / "run.json").is_file()), "")
+    around = run_around(Path(folder).absolute())
+    group = redact(around.name) if around else ""
     run = _Run(Path(folder), f"{group}: {name}" if group else name, group, config or {}, resumed_at)
     return Trackers({tracker: partial(TRACKERS[tracker], run) for tracker in names})
 
