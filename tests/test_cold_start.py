@@ -182,6 +182,7 @@ def test_where_a_server_refuses_to_be_asked_again_the_reply_stays() -> None:
     server = OneTemperature([BAD, GOOD])
     (episode,) = play_jobs(server, task, [Job(WORLDS[0], 0, 0)], SamplingConfig(temperature=1.0), seed=0)
     assert (episode.status, [turn.executed for turn in episode.turns]) == ("truncated", [[], ["Left"]])
+    assert [turn.tries for turn in episode.turns] == [1, 1]
     with pytest.raises(Refused):
         converse(server, task, Job(WORLDS[0], 0, 0), SamplingConfig(temperature=0.5), seed=0, stop=threading.Event())
 

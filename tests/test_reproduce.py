@@ -24,7 +24,7 @@ from spa.reproduce.jobs import at_once, run_cells
 from spa.reproduce.numbers_file import from_json, join, read_numbers, to_json
 from spa.reproduce.page import charts, write_reproduction
 from spa.reproduce.paper import paper_numbers
-from spa.reproduce.results import Numbers, collect_cells, compute
+from spa.reproduce.results import Numbers, VariantNumbers, collect_cells, compute
 from spa.reproduce.scale import Cell, cells, load_scale
 from spa.reproduce.table import markdown
 from spa.runs.folder import RunFolder
@@ -117,6 +117,15 @@ def test_means_differences_times_and_curves(finished: list[Cell]) -> None:
     assert json.loads(to_json({"lake": variants}))["lake"]["spa"]["by_seed"]["1"] == pytest.approx(5 / 8 * 11 / 12)
 
 
+def test_the_judged_variant_is_compared_with_every_control() -> None:
+    """The verdict asks for them, whatever else a scale compares."""
+    wins = {"base": 0, "vanilla": 1, "spa": 3, "shuffled": 2, "self_belief": 1}
+    entries = {name: VariantNumbers("same", 4, {0: [won] * 6, 1: [won] * 6}) for name, won in wins.items()}
+    compute({"lake": entries}, ["vanilla"])
+    assert set(entries["spa"].differences) == {"base", "vanilla", "shuffled", "self_belief"}
+    assert set(entries["shuffled"].differences) == {"vanilla"}
+
+
 def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_path: Path, capsys) -> None:
     numbers = {"lake": collect_cells(finished, versus=["vanilla", "base"])["lake"]}
     path, scale = tmp_path / "numbers.json", scale_file(tmp_path, worlds={"lake": {"config": "frozen_lake"}})
@@ -147,6 +156,8 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
     damaged["lake"]["spa"]["seconds"] = {"PPO": None}
     words = json.loads(whole)
     words["lake"]["spa"]["tokens_by_seed"] = {"0": "x"}
+    listed = json.loads(whole)
+    listed["lake"]["spa"] |= {"worlds": {}, "settings": [1]}
     endless = json.loads(whole)
     endless["lake"]["spa"]["cpu_seconds"] = {"PPO": float("nan")}
     path.write_text(whole)
@@ -159,6 +170,7 @@ def test_numbers_in_a_file_give_the_same_table_again(finished: list[Cell], tmp_p
         whole.replace('"samples": 8', '"samples": Infinity'),
         whole.replace('"samples": 8', '"samples": 1'),
         json.dumps(words),
+        json.dumps(listed),
         json.dumps(endless),
     ):
         path.write_text(text)

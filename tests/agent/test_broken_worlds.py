@@ -415,6 +415,17 @@ def test_a_run_goes_on_with_few_failures_and_stops_with_many() -> None:
     Failures("training", 0.5).add([bad] * 60 + [good] * 200)  # of one batch, whose order does not count
 
 
+def test_a_resumed_run_remembers_which_failures_it_has_told_of(capsys) -> None:
+    before, after = Failures("training", 0.5), Failures("training", 0.5)
+    bad = Episode("T", 2, 0, status="error", error="step: no")
+    before.add([bad])
+    before.say()
+    after.load_state(json.loads(json.dumps(before.state())))
+    after.say()
+    assert capsys.readouterr().err.count("1 of 1 episodes failed; the first: seed 2: step: no") == 1
+    assert str(after) == str(before)
+
+
 class Sometimes(Fine):
     """Fails in a share of the worlds."""
 

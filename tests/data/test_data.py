@@ -449,8 +449,8 @@ def test_the_picture_shows_the_mask_and_all_of_the_text(loss: str, thought: str)
 
 
 def test_plain_text_marks_trained_tokens() -> None:
-    text = plain(pieces(row("<think>Up</think> <answer>Up</answer>"), CHAT, train_end=False))
-    assert text.endswith("assistant\n{<think>}[Up</think>] [<answer>Up</answer>]<|im_end|>")
+    text = plain(pieces(row("<think>Up</think> <answer>Up</answer>"), CHAT))
+    assert text.endswith("assistant\n{<think>}[Up</think>] [<answer>Up</answer><|im_end|>]")
 
 
 def test_nothing_written_reaches_a_terminal_as_code() -> None:

@@ -101,6 +101,8 @@ def test_the_same(one: str, other: str) -> None:
         ("5 or 6", "5"),
         ("5^2", "5"),
         ("2*3", "6"),  # an answer is a result
+        ("6 times 3", "6"),
+        ("7 minus 3", "7"),
         ("\\frac{1}{23}", "\\frac{12}{3}"),
         ("1/0", "0"),
         ("(1, 2)", "(2, 1)"),

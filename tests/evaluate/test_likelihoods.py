@@ -188,6 +188,7 @@ def test_free_text_swaps_words_and_a_world_without_states_has_no_other_move() ->
     made = list(changes(Words(), "a red\ndoor", "a wall", rng))
     assert sorted(made) == ["a door\nred", "door red\na", "red a\ndoor"]  # white space stays where it is
     assert list(changes(Words(), "door", "a wall", rng)) == []
+    assert list(changes(Words(), "    @\nexit", "a wall", rng)) == ["    exit\n@"]  # at its ends, too
     turn = Turn(0, "a wall", "", "", "a red door", executed=["go"])
     assert {kind for kind, _ in corrupted(Words(), turn, rng)} == {"stay", "swap"}
 

@@ -148,9 +148,15 @@ def test_two_groups() -> None:
     assert two_groups([0.1, 0.6]) is None, "two seeds always are two groups"
     assert two_groups([0.40, 0.44, 0.47, 0.41]) is None
     assert two_groups([0.1, 0.2, 0.3, 0.4, 0.5]) is None, "a wide but even spread"
+    assert two_groups([0.15, 0.16, 0.55]) == ([0.15, 0.16], [0.55])
+    assert two_groups([0.58, 0.698, 0.813]) is None, "the largest gap of three seeds is always half of their range"
+
+
+@pytest.mark.parametrize(("seeds", "most"), [(3, 0.45), (4, 0.2), *((count, 0.07) for count in (5, 6, 7, 8, 9, 12))])
+def test_normal_seeds_seldom_look_like_two_groups(seeds: int, most: float) -> None:
     rng = np.random.default_rng(0)
-    normal = [two_groups(list(rng.normal(0.4, 0.044, 6))) is not None for _ in range(1000)]
-    assert np.mean(normal) < 0.05
+    flagged = [two_groups(list(rng.normal(0.5, 0.2, seeds))) is not None for _ in range(2000)]
+    assert np.mean(flagged) < most
 
 
 @pytest.mark.parametrize(("worlds", "width"), [(8, 0.3694), (256, 0.0143)])

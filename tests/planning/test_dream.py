@@ -12,6 +12,7 @@ from gymnasium.error import ResetNeeded
 from spa.agent.policy import Policy, make_task
 from spa.agent.task import Task
 from spa.agent.worlds import WorldSource, split_of
+from spa.config.fields import Prompt, StateFormat
 from spa.config.load import load_config
 from spa.config.schema import CurriculumConfig, PlannerConfig
 from spa.envs.frozen_lake.world import FrozenLake
@@ -127,11 +128,16 @@ def test_the_curriculum_mixes_real_and_imagined_worlds(path: str) -> None:
 
 
 @pytest.mark.parametrize("world", ["frozen_lake", f"{Told.__module__}:Told"])
-def test_imagined_worlds_are_put_in_the_words_of_the_real_one(path: str, world: str) -> None:
-    cfg = load_config("frozen_lake", ["curriculum.imagined=0.5", "agent.style=paper", f"env.id={world}"])
+@pytest.mark.parametrize("prompt", ["base", "world_model"])
+@pytest.mark.parametrize("state_format", ["grid", "coordinates"])
+def test_imagined_worlds_are_put_in_the_words_of_the_real_one(
+    path: str, world: str, prompt: Prompt, state_format: StateFormat
+) -> None:
+    settings = ["curriculum.imagined=0.5", "agent.style=paper", "agent.action_sep=;", f"env.id={world}"]
+    cfg = load_config("frozen_lake", settings)
     cfg.env.instruction = None
     cfg.curriculum.imagined_file = path
-    real, imagined = training_tasks(cfg, state_format="grid")
+    real, imagined = training_tasks(cfg, state_format=state_format, prompt=prompt)
     headers = []
     for task in (real, imagined):
         env = task.make_env()

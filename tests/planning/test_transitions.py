@@ -22,6 +22,7 @@ from spa.agent.worlds import World
 from spa.config.schema import AgentConfig, EnvConfig, SelfPlayConfig
 from spa.data.ground_truth import Row
 from spa.data.layouts import read_rows, write_rows
+from spa.data.select import select_rows
 from spa.data.transitions import (
     RESPONSE_FORMATS,
     STARTS_OF_OUTCOMES,
@@ -379,3 +380,14 @@ def test_equal_moves_under_other_rules_are_other_moves(tmp_path: Path, style: st
     write_rows(tmp_path / "rows.parquet", rows)
     for moves in (rows, read_rows(tmp_path / "rows.parquet")[0]):
         assert len(each_move_once(moves)) == told * len({row.response for row in rows})
+
+
+def test_a_file_with_plain_rows_keeps_each_move_once_too() -> None:
+    task = Task(LAKE, AgentConfig(style="terse", window=1, prompt="world_model"))
+    plain = [Row("Lake", [{"role": "user", "content": "go"}], answer, {}) for answer in ("Up", "Down", "Up")]
+    moves = transition_rows([played(task)], task)
+    kept, dropped = select_rows(
+        [*moves, plain[0], *moves, *plain[1:]], SelfPlayConfig(filter=False, deduplicate=True), 0
+    )
+    assert kept == [*each_move_once(moves), *plain[:2]]
+    assert sum(dropped.values()) == 2 * len(moves) - len(each_move_once(moves)) + 1

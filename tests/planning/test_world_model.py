@@ -427,6 +427,17 @@ def test_the_player_proposes_and_the_world_model_predicts() -> None:
     assert len(player_engine.contexts) == 1
 
 
+def test_the_policy_that_proposes_is_prompted_in_its_own_tokens() -> None:
+    """And works in as many processes as its engine wants, not the world model's."""
+    engine = Scripted(lambda number: "Up</think><answer>Up</answer>")
+    player, chat = player_of(engine), merging_chat()
+    policy = Policy(None, chat.tokenizer, chat, None, SamplingConfig())  # type: ignore[arg-type]
+    model = WorldModel(policy, TASK, proposals=1, player=player)
+    assert model.ask([Choice(STARTS[0], 3)]) == [{"Up": 1.0}]
+    (((context,),),) = (engine.contexts,)
+    assert STARTS[0] in CHAT.decode(context)
+
+
 def test_without_proposals_nobody_is_asked_what_the_policy_would_do() -> None:
     engine = Scripted(lambda number: "")
     assert WorldModel(player_of(engine), TASK).ask([Choice(STARTS[0], 3), Choice(STARTS[1], 3)]) == [{}, {}]
@@ -436,5 +447,8 @@ def test_without_proposals_nobody_is_asked_what_the_policy_would_do() -> None:
 def test_a_model_behind_a_chat_server_is_refused() -> None:
     served = ServedPolicy(None, SamplingConfig())
     assert "ServedPolicy" in repr(served)  # as an interpreter shows it
-    with pytest.raises(ValueError, match="a planner continues partial responses: use engine=transformers or vllm"):
+    refusal = "a planner continues partial responses: use engine=transformers or vllm"
+    with pytest.raises(ValueError, match=refusal):
         WorldModel(served, TASK)
+    with pytest.raises(ValueError, match=refusal):
+        WorldModel(player_of(Scripted(lambda number: "")), TASK, player=served)

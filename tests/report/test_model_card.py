@@ -35,7 +35,14 @@ def run(tmp_path: Path) -> Path:
     for folder in (run, tmp_path / "elsewhere"):
         make_checkpoint(folder / MODEL)
     (run / "config.yaml").write_text(to_yaml(load_config("frozen_lake", [f"model.path={base}", "variants=[vanilla]"])))
+    (run / "run.json").write_text("{}")
     return run
+
+
+def test_a_config_of_another_project_above_the_model_is_not_its_run(run: Path) -> None:
+    (run / "run.json").unlink()
+    (run / "config.yaml").write_text("lr: 3\n")
+    assert "README.md" in export_files(run / MODEL)
 
 
 @pytest.mark.parametrize(

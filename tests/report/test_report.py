@@ -151,6 +151,8 @@ def test_differing_cells_are_marked() -> None:
     from spa.report.turns import mark_differences
 
     assert [text for line in mark_differences("#_\n_#", "#_\nP#") for text, differs in line if differs] == ["_"]
+    moved = mark_differences("  @\nexit", "    @\nexit")
+    assert any(differs for _, differs in moved[0]), "blanks may be the map"
 
 
 @pytest.mark.parametrize(
@@ -194,3 +196,15 @@ def test_each_figure_stands_under_its_own_heading() -> None:
     assert table is not None and table.header[0] == "Pass@1 - base"
     shown = {variant: dict(zip(table.header, line, strict=True)) for variant, line in table.rows}
     assert shown == {row.variant: dict(zip(header, line, strict=True)) for row, line in zip(rows, cells, strict=True)}
+
+
+def test_white_space_that_is_the_state_is_not_cut_off() -> None:
+    from spa.report.boards import Alphabet
+    from spa.report.predictions import _examples
+    from spa.report.turns import view
+
+    turn = Turn(0, "  @", "", "", "   @", executed=["Right"], observation="\n  @\n", prediction=" @")
+    seen = view(Episode("Lake", 0, 0, turns=[turn]))
+    assert [side.exact for side in seen.turns[0].sides] == [True, False]
+    assert any(differs for _, differs in seen.turns[0].sides[1].written[0])
+    assert len(list(_examples([Episode("Lake", 0, 0, turns=[turn])], Alphabet()))) == 1, "the move changed the map"

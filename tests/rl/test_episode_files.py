@@ -68,3 +68,12 @@ def test_advantages_and_values_are_kept_with_the_tokens_of_their_turn(one_sequen
         "advantages": [[float(turn)] * lengths[turn] for turn in (0, 1)],
         "values": [[turn + 0.5] * lengths[turn] for turn in (0, 1)],
     }
+
+
+def test_a_file_of_another_name_is_left_alone(tmp_path: Path) -> None:
+    copy = tmp_path / "episodes" / "step_000001 (copy).jsonl"
+    copy.parent.mkdir()
+    copy.write_text("")
+    for step in range(1, 5):
+        write_step(tmp_path, step, [Episode("T", step, 0)], 2)
+    assert copy.is_file()

@@ -178,7 +178,7 @@ class Nothing:
         ({"critic": "model", "world_model_coef": 1.0, "world_model_fraction": 1.0}, True),  # has a loss of its own
     ],
 )
-def test_where_every_score_is_equal_the_policy_stays_as_it_is(tmp_path, changes, learns: bool) -> None:
+def test_where_every_score_is_equal_the_policy_stays_as_it_is(tmp_path, capsys, changes, learns: bool) -> None:
     config = tiny_config(steps=1, val_every=0, filter="off", **changes)
     config.env = EnvConfig(id=f"{__name__}:Nothing", tag="Nothing", max_turns=2, disjoint="content")
     config.agent.format_penalty = 0.0
@@ -187,6 +187,9 @@ def test_where_every_score_is_equal_the_policy_stays_as_it_is(tmp_path, changes,
     run.trainer.train()
     metrics = run.logged[0][1]
     assert torch.equal(before, run.weights()) != learns
+    told = capsys.readouterr().err
+    assert ("the policy is not updated" in told) != learns
+    assert ("the policy is updated by the world-model loss alone" in told) == bool(config.ppo.world_model_coef)
     assert metrics["rollout/all_equal"] == (not config.ppo.kl_reward_coef)
     assert "losses/policy_loss" not in metrics or config.ppo.kl_reward_coef
     assert metrics["charts/skipped_steps"] == (config.ppo.critic == "none")

@@ -68,6 +68,7 @@ def converse(
                 except Refused:
                     if reply is None:
                         raise
+                    play.episode.turns[-1].tries -= 1
                     break  # some models take no other temperature: the reply that was rejected stays
                 if not play.try_again(reply.text):
                     break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from spa.agent.episode import Episode
 from spa.common.progress import note
@@ -77,6 +78,13 @@ class Failures:
         failures = cls(what, limit, len(episodes))
         failures.add(episodes)
         failures.say()
+
+    def state(self) -> list[Any]:
+        """What a checkpoint keeps."""
+        return [self.seen, self.count, self._first, self._said]
+
+    def load_state(self, state: list[Any]) -> None:
+        self.seen, self.count, self._first, self._said = state
 
     def __str__(self) -> str:
         return f"{self.what}: {self.count} of {self.total or self.seen} {self.unit} failed; the first: {' | '.join(self._first)}"

@@ -83,19 +83,19 @@ class WorldSource:
     in two splits; with ``"symmetry"`` neither do its rotations and mirror images, if the world reports them
     (``info["symmetry"]``). A world that declares its split in ``info["split"]`` is used there (``split_of``). ``unique`` also
     skips worlds that this source has already returned (evaluation).
-    ``cursor`` is the offset of the next candidate: save it and pass it to resume.
+    ``cursor`` is the offset of the next candidate: save it and set it to resume.
 
     Raises:
         ValueError: unknown split, a world that declares an unknown split, or too few distinct worlds.
     """
 
-    def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False, cursor: int = 0) -> None:
+    def __init__(self, task: Task, split: str, first_seed: int, *, unique: bool = False) -> None:
         self.task = task
         self.split = choose("split", split, SPLITS)
         self.disjoint = task.env.disjoint
         self.first_seed = first_seed
         self.unique = unique and self.disjoint != "seed"  # when split by seed alone, worlds may repeat
-        self.cursor = cursor
+        self.cursor = 0
         self.failure = ""  # of the last world that could not be reset
         self._env = task.make_env()
         self._taken: set[str] = set()

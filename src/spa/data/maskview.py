@@ -30,13 +30,13 @@ class Piece:
     kind: str
 
 
-def pieces(row: Row, chat: Chat, *, loss: str = "think_answer", train_end: bool = True) -> list[Piece]:
-    """The tokens of a row as SFT sees them.
+def pieces(row: Row, chat: Chat, *, loss: str = "think_answer") -> list[Piece]:
+    """The tokens of a row as SFT sees them with ``sft.train_end``.
 
     Raises:
         ValueError: as ``encode_row``.
     """
-    example = encode_row(row, chat, loss=loss, train_end=train_end)
+    example = encode_row(row, chat, loss=loss, train_end=True)
     response = mask_states(row.response) if loss == "masked" else row.response
     encoded = chat.encode_response(response)
     start = len(example.ids) - len(encoded.ids) - 1

@@ -22,10 +22,10 @@ _STREAM = 0xBA1A
 
 
 def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[list[Row], Counter[str]]:
-    """The rows kept by ``play``'s settings, in order, and counts of dropped rows by reason.
+    """The rows kept by ``play``'s settings, and counts of dropped rows by reason.
 
-    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate`` (where all rows are
-    transitions: each move once), ``balance``. Balancing samples without replacement to cap each class at the median class size
+    In this order: ``filter`` (the reasons of ``row_rejection``), ``success_only``, ``deduplicate`` (of transitions each move once,
+    and these first), ``balance``. Balancing samples without replacement to cap each class at the median class size
     (rounded up), reproducibly for a ``seed``.
 
     Raises:
@@ -46,7 +46,8 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
         reasons += Counter({"not won": len(remaining) - len(won)})
         remaining = won
     if play.deduplicate:
-        unique = each_move_once(remaining) if all(map(is_move, remaining)) else deduplicate(remaining)
+        unique = each_move_once(remaining)
+        unique = [*filter(is_move, unique), *deduplicate([row for row in unique if not is_move(row)])]
         reasons += Counter({"duplicate": len(remaining) - len(unique)})
         remaining = unique
     if play.balance != "none":

@@ -243,8 +243,9 @@ def _headers(episodes: Iterable[Episode], task: Task) -> dict[int, str]:
 
 
 def each_move_once(rows: Sequence[Row]) -> list[Row]:
-    """Transition rows without repetitions, then the other rows. Prompts of a move may differ in the number of actions left, which
-    does not affect it; under another header, such as the rules of another world, a move is another one."""
+    """Transition rows without repetitions, in the order of each move's last, then the other rows. Prompts of a move may differ in
+    the number of actions left, which does not affect it; under another header, such as the rules of another world, a move is
+    another one."""
     moves = {(_header(row), row.response): row for row in reversed(rows) if is_move(row)}
     return [*list(moves.values())[::-1], *(row for row in rows if not is_move(row))]
 

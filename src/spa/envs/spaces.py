@@ -9,10 +9,10 @@ from gymnasium.spaces import Text
 
 
 class AnyText(Text):
-    """Text in any script, up to a length. Samples are made of ``charset``."""
+    """Text in any script, up to a length. Samples are of printable ASCII."""
 
-    def __init__(self, max_length: int, *, min_length: int = 0, charset: str = string.printable) -> None:
-        super().__init__(max_length, min_length=min_length, charset=charset)
+    def __init__(self, max_length: int) -> None:
+        super().__init__(max_length, min_length=0, charset=string.printable)
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length

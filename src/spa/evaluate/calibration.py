@@ -249,8 +249,9 @@ def _rendered(env: TextEnv, grid: str, like: str, noise_seed: int) -> str | None
 
 
 def _swapped_words(state: str, rng: np.random.Generator) -> Iterator[str]:
-    pieces = re.split(r"(\s+)", state.strip())  # words at even indices, the white space between them at odd ones
-    words = [2 * number for number in _some((len(pieces) + 1) // 2, rng)]
+    pieces = re.split(r"(\s+)", state)  # words at even indices, the white space between them at odd ones
+    places = [place for place in range(0, len(pieces), 2) if pieces[place]]
+    words = [places[number] for number in _some(len(places), rng)]
     pairs = [(i, j) for n, i in enumerate(words) for j in words[:n] if pieces[i] != pieces[j]]
     for number in rng.permutation(len(pairs))[:_LOOKS]:
         i, j = pairs[number]

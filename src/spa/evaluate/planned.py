@@ -12,7 +12,7 @@ import numpy as np
 from spa.agent.episode import Episode, write_episodes
 from spa.agent.episode_store import EpisodeStore, Key
 from spa.agent.failures import Failures
-from spa.agent.policy import Policy, local_engine
+from spa.agent.policy import Policy
 from spa.agent.rollout import OnTurn
 from spa.agent.task import Task
 from spa.agent.worlds import World
@@ -114,7 +114,7 @@ def planning_model(cfg: Config, policy: Policy, task: Task) -> Iterator[WorldMod
     planner, seed = cfg.planner, stream_seed(cfg.seeds.run, PLANNER, 0)
     other = None
     if planner.model not in (None, SIMULATOR):
-        other = Policy.load(cfg, model_of(planner.model, "planner.model"), engine=local_engine(cfg))
+        other = Policy.load(cfg, model_of(planner.model, "planner.model"))
     kind = Simulator if planner.model == SIMULATOR else WorldModel
     try:
         yield kind(

@@ -82,7 +82,7 @@ class Plan:
 
     ``path`` is the likeliest planned path: actions and their imagined results. Its first action is present even if no answer
     about it is believed; it is empty if the world lists no actions and the policy proposes none. ``values`` are those of the
-    actions in the current state. ``questions`` counts the questions asked, including those answered from the cache.
+    actions in the current state. ``questions`` counts the moves and values asked about, including those answered from the cache.
     """
 
     path: list[tuple[str, Imagined]]
@@ -222,7 +222,7 @@ def lookahead(
     if not gains:
         return Plan([("", NOTHING)])
     at_root = gains[0]
-    return _decided(at_root, graph.path(gains, _best(at_root, rng), config.depth), graph)
+    return _decided(at_root, graph.path(gains, _best(at_root, rng), depth), graph)
 
 
 def expand(

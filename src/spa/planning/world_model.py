@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
+from spa.agent.chat import Chat
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
 from spa.agent.response import parse_response
 from spa.agent.task import Task
@@ -88,7 +89,7 @@ class WorldModel:
         seed: int = 0,
         player: Policy | None = None,
     ) -> None:
-        if isinstance(policy, ServedPolicy):
+        if isinstance(policy, ServedPolicy) or isinstance(player, ServedPolicy):
             raise ValueError(
                 "a planner continues partial responses: use engine=transformers or vllm, not a chat server"
             )
@@ -144,7 +145,7 @@ class WorldModel:
         predicted = self.predict([move for move, _ in moves], [headers for _, headers in moves])
         self._known.update(zip(moves, predicted, strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
-        self._known.update(zip(worths, self._spread(self._value, worths, self._reading(0.0)), strict=True))
+        self._known.update(zip(worths, self._spread(self.policy, self._value, worths, self._reading(0.0)), strict=True))
 
     def answered(self) -> dict[Move, tuple[Imagined, ...]]:
         """What is in the cache about moves in worlds with the headers of the world of seed 0."""
@@ -168,7 +169,7 @@ class WorldModel:
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
         queries = [(one, sample) for one in self._with_headers(moves, headers) for sample in range(self.samples)]
-        answers = self._spread(self._imagine, queries, sampling)
+        answers = self._spread(self.policy, self._imagine, queries, sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 
     @property
@@ -292,7 +293,7 @@ class WorldModel:
             return [{} for _ in choices]
         sampling = sampling_for(self._plain_task, self.player.sampling)
         queries = [(one, sample) for one in choices for sample in range(self.proposals)]
-        named = self._spread(self._propose, queries, sampling)
+        named = self._spread(self.player, self._propose, queries, sampling)
         shares = []
         for start in range(0, len(named), self.proposals):
             counts = Counter(name for name in named[start : start + self.proposals] if name is not None)
@@ -305,7 +306,7 @@ class WorldModel:
         chat, agent = self.player.chat, self._plain_task.agent
         sessions = [self._session(choice, sample, headers) for (choice, headers), sample in queries]
         contexts = {
-            session: [*self._prompt(self._plain_task, *choice, headers.base), *chat.forced_ids]
+            session: [*_prompt(chat, self._plain_task, *choice, headers.base), *chat.forced_ids]
             for session, ((choice, headers), _) in zip(sessions, queries, strict=True)
         }
         texts, usage = self._continue(self.player, contexts, sampling)
@@ -351,10 +352,7 @@ class WorldModel:
 
     def _question_prompt(self, state: str, headers: Headers) -> list[int]:
         task = self._world_model_task
-        return self._prompt(task, state, task.env.max_actions, headers.world_model)
-
-    def _prompt(self, task: Task, state: str, actions_left: int, header: str) -> list[int]:
-        return self.policy.chat.opening(task.system, header + task.turn_text(1, state, actions_left))
+        return _prompt(self.policy.chat, task, state, task.env.max_actions, headers.world_model)
 
     def _session(self, question: tuple[object, ...], sample: int, headers: Headers | None = None) -> int:
         """A session number from which the engine samples for this question and sample, independent of other questions.
@@ -367,15 +365,16 @@ class WorldModel:
 
     def _spread(
         self,
+        policy: Policy,
         answer: Callable[[Sequence[Q], SamplingConfig], tuple[list[T], Usage]],
         queries: Sequence[Q],
         sampling: SamplingConfig,
     ) -> list[T]:
-        """``answer``'s results for all queries, in several processes where that is faster."""
+        """``answer``'s results for all queries, in several processes where that is faster; ``policy`` is the one it asks."""
         count = len(queries)
         if not count:
             return []
-        engine = self.policy.engine
+        engine = policy.engine
         processes = engine.split(sampling, count, 1)
 
         def work(number: int) -> tuple[list[T], Usage]:
@@ -386,6 +385,10 @@ class WorldModel:
         for _, usage in parts:
             self.usage += usage
         return [parts[place % processes][0][place // processes] for place in range(count)]
+
+
+def _prompt(chat: Chat, task: Task, state: str, actions_left: int, header: str) -> list[int]:
+    return chat.opening(task.system, header + task.turn_text(1, state, actions_left))
 
 
 def _read(answer: str, begun: str) -> tuple[str, bool]:

@@ -36,7 +36,7 @@ from spa.models.folders import resolve_path
 from spa.models.load import load_tokenizer
 from spa.runs.folder import TASK, RunFolder, variant_names, variants_folder
 from spa.runs.products import is_of_model
-from spa.runs.record import read_done, taught_nothing
+from spa.runs.record import read_done, run_around, taught_nothing
 from spa.runs.trainings import trainings
 
 _SNIPPET = """\
@@ -183,7 +183,7 @@ def _check_adapter(checkpoint: Path, origin: Origin) -> None:
 
 def _origin(checkpoint: Path, variant_name: str | None) -> Origin | None:
     stage = checkpoint.resolve().parent.parent
-    run = next((parent for parent in stage.parents if (parent / "config.yaml").is_file()), None)
+    run = run_around(stage)
     # An export that lies in a run is none of its stages.
     if run is None or checkpoint.resolve().parent.name != "checkpoints":
         return None
@@ -309,6 +309,8 @@ def _results(checkpoint: Path, origin: Origin) -> list[str]:
         return []
     paths = {name: folder / name / "eval" / "result.json" for name in variant_names(origin.run, origin.config)}
     results = {name: EvalResult.read(path) for name, path in paths.items() if path.is_file()}
+    if not results:
+        return []
     rows = comparison_table(results, trained=trainings(origin.run))
     header, cells = comparison_cells(rows)
     table = markdown_table(["variant", *header], [[row.variant, *line] for row, line in zip(rows, cells, strict=True)])

@@ -9,7 +9,7 @@ from itertools import islice
 from markupsafe import Markup
 
 from spa.agent.episode import Episode, Turn
-from spa.envs.states import bare, cell_accuracy, exact
+from spa.envs.states import bare, cell_accuracy, exact, same
 from spa.evaluate.roles import BASE, MAIN_VARIANTS, PLANNED
 from spa.report.boards import Alphabet, board
 from spa.report.data import SelfPlay, VariantReport
@@ -52,7 +52,7 @@ def _examples(episodes: Sequence[Episode], letters: Alphabet) -> Iterator[Exampl
     for episode in episodes:
         for turn in episode.turns:
             written = expected(turn)
-            if written is not None and turn.executed and turn.next_state.strip() != turn.state.strip():
+            if written is not None and turn.executed and not same(turn.next_state, turn.state):
                 yield _example(episode.seed, turn, written, letters)
                 break
 

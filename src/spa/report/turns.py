@@ -10,7 +10,7 @@ from itertools import groupby, zip_longest
 
 from spa.agent.episode import Episode, Turn
 from spa.agent.response import TAG
-from spa.envs.states import cell_accuracy, exact, grid_part
+from spa.envs.states import bare, cell_accuracy, exact, grid_part
 
 Segment = tuple[str, bool]
 """Text and whether it differs from the other side."""
@@ -108,7 +108,7 @@ def mark_differences(text: str, other: str) -> list[list[Segment]]:
     Grid lines are compared by character (cell), later lines by word; a very long line, and the end of a very long text, as a
     whole. Lines beyond the end of ``other`` form one segment.
     """
-    lines, others = text.strip().splitlines(), other.strip().splitlines()
+    lines, others = text.strip("\n").splitlines(), other.strip("\n").splitlines()
     height = max(len(grid_part(text).splitlines()), len(grid_part(other).splitlines()))
     marked: list[list[Segment]] = []
     left = _COMPARED
@@ -137,17 +137,19 @@ class Side:
     cells: float | None  # share of grid cells right; None without a grid
 
 
-def _side(title: str, truth_title: str, written: str | None, true_state: str) -> Side:
+def _side(title: str, truth_title: str, written: str | None, true_state: str, other: str) -> Side:
+    """``other``: the state before or after the true one."""
     truth = cut(true_state)
     if written is None:
-        plain: list[list[Segment]] = [[(line, False)] for line in truth.strip().splitlines()]
+        plain: list[list[Segment]] = [[(line, False)] for line in truth.strip("\n").splitlines()]
         return Side(title, truth_title, None, plain, False, None)
+    shown = cut(bare(written, true_state, other))
     return Side(
         title,
         truth_title,
-        mark_differences(cut(written), truth),
-        mark_differences(truth, cut(written)),
-        exact(written, true_state),
+        mark_differences(shown, truth),
+        mark_differences(truth, shown),
+        exact(written, true_state, other),
         cell_accuracy(written, true_state),
     )
 
@@ -176,8 +178,8 @@ def view(episode: Episode) -> EpisodeView:
     for number, turn in enumerate(episode.turns, 1):
         sides = []
         if turn.observation is not None or turn.prediction is not None:
-            sides.append(_side("observation", "true state", turn.observation, turn.state))
-            sides.append(_side("prediction", "true next state", turn.prediction, turn.next_state))
+            sides.append(_side("observation", "true state", turn.observation, turn.state, turn.next_state))
+            sides.append(_side("prediction", "true next state", turn.prediction, turn.next_state, turn.state))
         turns.append(TurnView(number, turn, mark_response(cut(turn.response)), sides))
     return EpisodeView(episode, turns, episode.total_reward, sum(len(turn.executed) for turn in episode.turns))
 

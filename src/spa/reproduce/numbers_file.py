@@ -6,14 +6,14 @@ A file holds the measurements (successes in every test world) and the numbers co
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from spa.common.names import choose
 from spa.common.progress import note
+from spa.common.typed import parse
 from spa.evaluate.roles import PLANNED
 from spa.reproduce.results import Curve, Numbers, VariantNumbers, compute, evaluated, unequal
 from spa.reproduce.scale import Scale
@@ -35,43 +35,23 @@ def from_json(text: str) -> Numbers:
         ValueError: an invalid file; the message says what is wrong.
     """
     try:
-        data = json.loads(text, parse_constant=_number)
-        return {world: {name: _read(entry) for name, entry in variants.items()} for world, variants in data.items()}
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not the numbers of a reproduction: {type(error).__name__}: {error}") from error
+        numbers = parse(Numbers, text)
+        for variants in numbers.values():
+            for entry in variants.values():
+                entry.passes, entry.differences, entry.by_seed = {}, {}, {}
+                _check(entry)
+    except ValueError as error:
+        raise ValueError(f"not the numbers of a reproduction: {error}") from error
+    return numbers
 
 
-def _read(data: Mapping[str, Any]) -> VariantNumbers:
-    derived = ("passes", "differences", "by_seed")
-    entry = VariantNumbers(**{name: value for name, value in data.items() if name not in derived})
-    entry.successes = {int(seed): [int(wins) for wins in row.split()] for seed, row in data["successes"].items()}
-    entry.curves = {name: _curve(curve) for name, curve in entry.curves.items()}
-    entry.curves_by_seed = {name: [_curve(curve) for curve in curves] for name, curves in entry.curves_by_seed.items()}
-    entry.samples = int(entry.samples)
-    for measured in ("seconds", "cpu_seconds", "actions"):
-        setattr(entry, measured, {name: float(_number(value)) for name, value in getattr(entry, measured).items()})
-    for measured in ("actions_by_seed", "tokens_by_seed", "cut_off_by_seed", "reward_by_seed"):
-        setattr(entry, measured, {int(seed): _number(value) for seed, value in getattr(entry, measured).items()})
-    entry.world_model = {name: _number(value) for name, value in entry.world_model.items()}
-    entry.failed = {int(seed): str(why) for seed, why in entry.failed.items()}
+def _check(entry: VariantNumbers) -> None:
     if entry.failed and not entry.successes:
-        return entry
-    if len({len(row) for row in entry.successes.values()}) != 1 or not entry.samples:
+        return
+    if len({len(row) for row in entry.successes.values()}) != 1 or entry.samples < 1:
         raise ValueError("every seed must have the same worlds")
     if not all(0 <= wins <= entry.samples for row in entry.successes.values() for wins in row):
         raise ValueError(f"a world was won more often than its {entry.samples} samples, or less than never")
-    return entry
-
-
-def _curve(points: Iterable[tuple[Any, Any]]) -> Curve:
-    return [(_number(step), _number(value)) for step, value in points]
-
-
-def _number(value: Any) -> Any:
-    """``value``. Raises ValueError if it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return value
 
 
 def read_numbers(paths: Sequence[Path], scale: Scale, asked: Sequence[str] = ()) -> Numbers:

@@ -7,19 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, ConfigDict
 
 from spa.agent.worlds import content_key
 from spa.common.clock import Elapsed
 from spa.common.progress import note
 from spa.common.secrets import shown
+from spa.common.typed import KNOWN_KEYS, Finite, Whole
 from spa.config.load import load_variant
 from spa.config.schema import Config, VariantConfig
 from spa.config.variants import variant_config
 from spa.evaluate.bootstrap import Interval
 from spa.evaluate.passk import pass_at_k
+from spa.evaluate.roles import CONTROLS
 from spa.evaluate.summary import EvalResult
 from spa.evaluate.two_way import two_way
 from spa.evaluate.verdict import counterparts, main_variant
@@ -29,7 +33,9 @@ from spa.runs.folder import RunFolder, changed_settings, failure, variants_folde
 from spa.runs.metrics import read_metrics
 from spa.runs.trainings import stage_records
 
-Curve = list[tuple[float, float]]
+Number = Whole | Finite
+Curve = list[tuple[Number, Number]]
+Wins = Annotated[list[int], BeforeValidator(lambda row: [*map(int, row.split())] if isinstance(row, str) else row)]
 
 
 @dataclass
@@ -57,22 +63,24 @@ class VariantNumbers:
         failed: by seed, why it has no result: its run ended with an error. A variant that failed in all seeds has this alone.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
+
     worlds: str = ""
     samples: int = 0
-    successes: dict[int, list[int]] = field(default_factory=dict)
+    successes: dict[int, Wins] = field(default_factory=dict)
     passes: dict[int, Interval] = field(default_factory=dict)
     differences: dict[str, dict[int, Interval]] = field(default_factory=dict)
     by_seed: dict[int, float] = field(default_factory=dict)
-    actions_by_seed: dict[int, float] = field(default_factory=dict)
-    tokens_by_seed: dict[int, float] = field(default_factory=dict)
-    cut_off_by_seed: dict[int, float] = field(default_factory=dict)
-    reward_by_seed: dict[int, float] = field(default_factory=dict)
-    actions: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    actions_by_seed: dict[int, Number] = field(default_factory=dict)
+    tokens_by_seed: dict[int, Number] = field(default_factory=dict)
+    cut_off_by_seed: dict[int, Number] = field(default_factory=dict)
+    reward_by_seed: dict[int, Number] = field(default_factory=dict)
+    actions: dict[str, Number] = field(default_factory=dict)
+    seconds: dict[str, Number] = field(default_factory=dict)
+    cpu_seconds: dict[str, Number] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     curves_by_seed: dict[str, list[Curve]] = field(default_factory=dict)
-    world_model: dict[str, float] = field(default_factory=dict)
+    world_model: dict[str, Number] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -156,7 +164,7 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
         judged, rivals = main_variant(means), counterparts(means)
         for variant, entry in variants.items():
             entry.differences = {}
-            for name in dict.fromkeys([*versus, *(rivals if variant == judged else [])]):
+            for name in dict.fromkeys([*versus, *([*rivals, *CONTROLS] if variant == judged else [])]):
                 other = variants.get(name)
                 both = [seed for seed in entry.seeds if other is not None and seed in other.successes]
                 if other is not None and other is not entry and both:

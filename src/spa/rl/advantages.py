@@ -43,12 +43,9 @@ def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Pair:
     return advantages, advantages + values
 
 
-def _pieces(length: int, ends: Sequence[int]) -> list[slice]:
-    """The token segments that end at each of ``ends`` (inclusive, ascending), and any segment after the last one."""
-    cuts = [0, *(end + 1 for end in ends)]
-    if cuts[-1] < length:
-        cuts.append(length)
-    return [slice(a, b) for a, b in pairwise(cuts)]
+def _pieces(ends: Sequence[int]) -> list[slice]:
+    """The token segments that end at each of ``ends`` (inclusive, ascending)."""
+    return [slice(a, b) for a, b in pairwise([0, *(end + 1 for end in ends)])]
 
 
 def _turn_ends(episode: TrainSequence) -> list[int]:
@@ -63,7 +60,7 @@ def turn_gae(episode: TrainSequence, gamma: float, lam: float) -> Pair:
 
     All tokens of a turn get the turn's advantage and return.
     """
-    pieces = _pieces(len(episode.rewards), _turn_ends(episode))
+    pieces = _pieces(_turn_ends(episode))
     rewards = np.array([episode.rewards[piece].sum() for piece in pieces])
     values = np.array([episode.values[piece][0] for piece in pieces])
     turn_advantages, turn_returns = gae(rewards, values, gamma, lam)
@@ -80,13 +77,12 @@ def bi_level_gae(episode: TrainSequence, gamma: float, lam: float, high_gamma: f
     """
     ends = _turn_ends(episode)
     rewards, values = episode.rewards.copy(), episode.values
-    for piece in _pieces(len(rewards), ends):  # a turn's reward counts where the turn ends
+    for piece in _pieces(ends):  # a turn's reward counts where the turn ends
         total = rewards[piece].sum()
         rewards[piece] = 0.0
         rewards[piece.stop - 1] = total
-    if ends:
-        _, rewards[ends] = gae(rewards[ends], values[ends], high_gamma, lam)
-    parts = [gae(rewards[piece], values[piece], gamma, lam)[0] for piece in _pieces(len(rewards), ends)]
+    _, rewards[ends] = gae(rewards[ends], values[ends], high_gamma, lam)
+    parts = [gae(rewards[piece], values[piece], gamma, lam)[0] for piece in _pieces(ends)]
     advantages = np.concatenate(parts)
     return advantages, advantages + values
 

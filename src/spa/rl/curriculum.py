@@ -16,8 +16,6 @@ from spa.config.fields import Prompt, StateFormat
 from spa.config.load import OPERATION, conf_folder, env_block, is_file_name, joining, names_of, read_yaml
 from spa.config.schema import Config, EnvConfig
 from spa.config.seeds import first_seed
-from spa.envs import make_env
-from spa.envs.checked import CheckedEnv
 
 IMAGINED = "spa.planning.dream:ImaginedWorld"
 
@@ -39,7 +37,7 @@ def training_tasks(cfg: Config, *, state_format: StateFormat | None = None, prom
         blocks = [dataclasses.replace(cfg.env, settings={**cfg.env.settings, **level}) for level in levels]
         blocks.append(cfg.env)
     if cfg.curriculum.imagined and cfg.curriculum.imagined_file:
-        blocks.append(_imagined(cfg, state_format or cfg.env.state_format))
+        blocks.append(_imagined(cfg, state_format))
     configs = [dataclasses.replace(cfg, env=block) for block in blocks]
     return [make_task(one, state_format=state_format, prompt=prompt) for one in configs]
 
@@ -77,13 +75,18 @@ def _config_of(env: EnvConfig, mixed: Mapping[str, EnvConfig]) -> str | None:
     return min((name for name in same if not (is_file_name(name) and changed(name))), key=changed, default=None)
 
 
-def _imagined(cfg: Config, state_format: str) -> EnvConfig:
+def _imagined(cfg: Config, state_format: StateFormat | None) -> EnvConfig:
     """The imagined worlds of a run, prompted like the real ones."""
     from spa.agent.prompt import instruction
 
-    real = CheckedEnv(lambda: make_env(cfg.env.id, **cfg.env.settings), cfg.env.step_timeout)
-    real.reset(seed=0)  # some worlds have their rules from then on
-    instructions = {mode: instruction(cfg.env, mode, real) for mode in ("base", "world_model")}
+    task = make_task(cfg, state_format=state_format)
+    real = task.started_env()  # some worlds have their rules from then on
+    try:
+        instructions = {
+            mode: instruction(cfg.env, mode, real, cfg.agent.action_sep) for mode in ("base", "world_model")
+        }
+    finally:
+        real.close()
     path = os.path.expanduser(str(cfg.curriculum.imagined_file))
     settings = {"path": path, "world": cfg.env.id, "settings": dict(cfg.env.settings)}
     return dataclasses.replace(
@@ -91,7 +94,7 @@ def _imagined(cfg: Config, state_format: str) -> EnvConfig:
         id=IMAGINED,
         disjoint="seed",  # all are of training worlds
         tag=f"{cfg.env.tag}Imagined",
-        settings={**settings, "state_format": state_format},
+        settings={**settings, "state_format": task.env.state_format},
         instruction=instructions["base"],
         instruction_world_model=instructions["world_model"],
     )

@@ -37,6 +37,9 @@ def write_step(out: Path, step: int, episodes: Iterable[Episode], most: int) -> 
     while (step - 1) // stride + 2 > max(most, 2) and stride < step:
         stride *= 2
     for path in (out / "episodes").glob("step_*.jsonl"):
-        number = int(path.stem.removeprefix("step_"))
+        name = path.stem.removeprefix("step_")
+        if not name.isdecimal():
+            continue  # not ours
+        number = int(name)
         if number != step and (number - 1) % stride:
             path.unlink()

@@ -217,7 +217,7 @@ class PPOTrainer:
             else:
                 self._count_empty(episodes)
                 alike = not all(episode.failed for episode in episodes)
-                self._say_alike(alike, step, critic=False)
+                self._say_alike(alike, step, "not updated")
                 metrics |= {"rollout/all_equal": 1.0} if alike else {}
         finally:  # after the update, which adds its estimates; also where it fails, to see what was played
             if config.log_episodes and ranks.is_main():
@@ -289,10 +289,11 @@ class PPOTrainer:
         warming_up = self.learner.critic is not None and step <= config.critic_warmup
         rewards = [turn_rewards(episode, config) for episode in episodes]
         alike = nothing_to_learn(rewards, [episode.group for episode in episodes], config)
-        self._say_alike(alike, step, critic=self.learner.critic is not None)
         examples: list[Example] = []
         if config.world_model_coef and not warming_up:  # made once: a world need not answer all ranks alike
             examples = ranks.on_main(lambda: self._world_model_examples(episodes, tasks, step))
+        learns = "not updated" if self.learner.critic is None else "not updated, only the critic is"
+        self._say_alike(alike, step, "updated by the world-model loss alone" if examples else learns)
         if alike and self.learner.critic is None and not examples:
             self.skipped_steps += 1
             return {"rollout/all_equal": 1.0}
@@ -326,14 +327,11 @@ class PPOTrainer:
             context=self.policy.engine.context_length,
         )
 
-    def _say_alike(self, alike: bool, step: int, *, critic: bool) -> None:
-        """Counts steps in a row without an informative group; says so at the first, the tenth, the hundredth ...
-
-        ``critic``: whether there is one, which is updated.
-        """
+    def _say_alike(self, alike: bool, step: int, learns: str) -> None:
+        """Counts steps in a row without an informative group; says so, and what the policy ``learns`` all the same, at the first,
+        the tenth, the hundredth ..."""
         self.alike_steps = self.alike_steps + 1 if alike else 0
         if alike and self.alike_steps in (1, 10, 100, 1000):
-            learns = "not updated, only the critic is" if critic else "not updated"
             row = f" ({self.alike_steps} steps in a row)" if self.alike_steps > 1 else ""
             note(f"PPO, step {step}: in every group all episodes score the same, so the policy is {learns}{row}")
 
@@ -349,7 +347,11 @@ class PPOTrainer:
 
     def _check_health(self, metrics: dict[str, float]) -> None:
         collapsed = self.health.observe(self.step, metrics)
-        if self.step == self.config.ppo.collapse_patience and self.health.best_valid == 0:
+        if (
+            self.step == self.config.ppo.collapse_patience
+            and self.health.best_valid == 0
+            and "train/valid_rate" in metrics
+        ):
             plain = "set agent.prompt_after_sft=world_model, " if self.task.agent.prompt == "base" else ""
             text = (
                 f"no turn of the first {self.step} steps had a valid action (see episodes/); the model does not answer this prompt "
@@ -421,7 +423,7 @@ class PPOTrainer:
             "played": sorted(self.played.items()),
             "curriculum": self.curriculum.state(),
             "health": self.health.state(),
-            "failed": [[failures.seen, failures.count] for failures in self.failures],
+            "failed": [failures.state() for failures in self.failures],
         }
         folder, learner = checkpoint_folder(self.out, self.step), self.learner
         if ranks.world() > 1:
@@ -445,7 +447,7 @@ class PPOTrainer:
         self.curriculum.load_state(state["curriculum"])
         self.health.load_state(state["health"])
         for failures, counts in zip(self.failures, state["failed"], strict=True):
-            failures.seen, failures.count = counts
+            failures.load_state(counts)
         if self.config.ppo.critic_lora_rank and not self.config.ppo.lora_rank:
             # The critic's network was copied from the initial model.
             load_weights(self.policy.model, folder, self.config.model)

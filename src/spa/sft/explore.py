@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from spa.agent.episode import Episode
-from spa.agent.host import Host, Hosts
+from spa.agent.host import Hosts
 from spa.agent.play import Play
 from spa.agent.random_engine import blank_response, fixed_thought
 from spa.agent.rollout import OnTurn
@@ -43,17 +43,14 @@ def play_exploring(
         ValueError: the world has free-text actions and no ``sample_action``.
     """
     episodes = []
-    thought = fixed_thought(task.make_env()) if task.agent.prompt == "world_model" else ""
+    thought = fixed_thought(task.started_env()) if task.agent.prompt == "world_model" else ""
     with Hosts(task, 1) as hosts:
+        host = hosts.processes[0] if hosts.processes else None
         for group, world in enumerate(worlds):
             known: Known = {}
             draw = _Draws(task, world)
             for member in range(group_size):
-
-                def start(key: tuple[int, int], host: Host, world: World = world) -> Play:
-                    return Play.start(task, world, *key, host)
-
-                (play,) = hosts.start(start, [(group, member)])
+                play = Play.start(task, world, group, member, host)
                 rng = np.random.default_rng(np.random.SeedSequence([seed, group, member]))
                 episodes.append(_play(play, thought, known, draw, rng, on_turn))
             draw.close()

@@ -140,7 +140,7 @@ def find_name(world: str, name: str, known: Iterable[str]) -> None:
 
 
 def check_settings(world: str, settings: Iterable[str], make: Callable[..., Any], reserved: Iterable[str]) -> None:
-    """Raises ValueError for a setting that is neither the adapter's ``own`` nor a named parameter of ``make``."""
+    """Raises ValueError for a setting that is neither ``reserved`` for the adapter nor a named parameter of ``make``."""
     named = (name for name, one in parameters_of(make).items() if one.kind is not one.VAR_KEYWORD)
     known = [*reserved, *(name for name in named if name not in ("self", "render_mode"))]
     for name in settings:

@@ -25,7 +25,7 @@ _NUMBER = re.compile(
     rf"|(?P<decimal>{_WHOLE}(?:\.[0-9]*)?|\.[0-9]+))"
     r"(?P<rest>.*)"
 )
-_UNIT = re.compile(r"%|[A-Za-z%][A-Za-z./ -]*(?:\^?[23])?")
+_UNIT = re.compile(r"%|[A-Za-z%](?:[A-Za-z./ -]*[A-Za-z%.])?(?:\^?[23])?")
 _EXPONENT = re.compile(r"\^?[23]$")
 _ASSIGNMENT = re.compile(r"[A-Za-z]\s*=\s*(?=[^=]*$)")
 _WRAPPED = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
