@@ -61,7 +61,8 @@ def test_published_sizes(name: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_are_counted_exactly(tmp_path: Path, family: str, tied: bool) -> None:
-    model = network(family, tie_word_embeddings=tied)
+    biased = {"llama": {"mlp_bias": True, "attention_bias": True}, "mistral": {"attention_bias": True}}.get(family, {})
+    model = network(family, tie_word_embeddings=tied, **(biased if tied else {}))
     model.config.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert count_parameters(config) == sum(p.numel() for p in model.parameters())

@@ -189,6 +189,7 @@ def test_model_as_an_existing_folder_without_slash(tmp_path: Path, monkeypatch: 
         ("sokoban", ["seeds.test=-1"], "seeds.test must be a whole number, 0 or more"),
         ("sokoban", ["report.trackers=[wandb,mlflow]"], r"report.trackers\[1\] must be .* not 'mlflow'"),
         ("sokoban", ["model.path="], "model.path must not be empty"),
+        ("sokoban", [r"env.instruction=Solve ${\frac{1}{2}}$"], r"env.instruction: '\$\{' begins a reference such as"),
         ("no/such.yaml", [], "no config file no/such.yaml"),
         ("docs/scales", [], "docs/scales is a folder, not a config: a run is given with --out docs/scales"),
     ],
@@ -243,7 +244,16 @@ def test_values_survive_being_written(steps: int, rate: float, on: bool, sizes: 
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["model=qwen2.5-3b", "env.settings.x={a: 1}", "variants=[se]", "sft.data=a b"]]
+    "overrides",
+    [
+        [],
+        ["model=qwen2.5-3b", "env.settings.x={a: 1}", "variants=[se]", "sft.data=a b"],
+        [
+            "name=12e4",
+            "model.revision=1234e56",
+            "env.settings={level: '1e3', other: '.5e-3', third: 1.5E+3, share: 1e-3}",
+        ],
+    ],
 )
 def test_yaml_round_trip(tmp_path: Path, overrides: list[str]) -> None:
     config = load_config("sudoku", overrides)
@@ -259,6 +269,20 @@ def test_saved_config_with_another_world_does_not_inherit_settings(tmp_path: Pat
     assert config.env.settings == {"size": 5}
     assert (config.env.max_actions, config.ppo.steps, config.ppo.groups, config.ppo.critic) == (10, 7, 2, "head")
     assert load_config(path, ["model=qwen2.5-0.5b"]).model.path.startswith("Qwen/")
+
+
+def test_a_dotted_setting_beside_its_block_counts(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "env.id: sokoban\nenv: {tag: Mine}\nmodel.path: /nowhere/x\nmodel: {threads: 2}\n", encoding="utf-8"
+    )
+    config = load_config(path)
+    assert (config.env.id, config.env.settings, config.agent.style) == ("sokoban", {}, "paper"), "not the tiny model's"
+
+
+@pytest.mark.parametrize("world", ["gym:ALE/Pong-v5", "my.package:my/Vault-v0"])
+def test_a_worlds_id_with_a_namespace_is_no_file(world: str) -> None:
+    assert load_config(world).env.id == world
 
 
 def test_a_file_of_ones_own_lies_over_the_chosen_files(tmp_path: Path) -> None:

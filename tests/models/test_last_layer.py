@@ -132,3 +132,8 @@ def test_other_layers_are_left_alone(calls: list[int]) -> None:
 def test_nearly_all_states_are_read_from_the_whole_layer(calls: list[int]) -> None:
     compare(network("llama"), [[1, 2, 3, 4]], [[0, 1, 2, 3]])
     assert not calls
+
+
+def test_a_pass_without_a_position_asked_for_is_a_whole_one() -> None:
+    _, places = pack([PROMPT])
+    assert Reads.of(places, [np.array([], dtype=np.int64)], Layout.of(places)) is None

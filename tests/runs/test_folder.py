@@ -157,6 +157,8 @@ def test_what_changes_no_result_may_change(tmp_path: Path, cfg: Config) -> None:
     [
         ("sft.eval_worlds", "sft-plan/metrics.jsonl"),
         ("sft.batch_size", "sft/metrics.jsonl"),
+        ("sft.window", "selfplay/episodes.jsonl"),
+        ("sft.window", "sft/metrics.jsonl"),
         ("ppo.steps", "variants/spa/ppo/metrics.jsonl"),
         ("ppo.val_worlds", "variants/spa/ppo/metrics.jsonl"),
         ("practice.worlds", "practice-plan/round_1/plans/done.json"),
@@ -187,6 +189,20 @@ def test_rows_are_not_selected_anew_under_what_was_trained_on_them(tmp_path: Pat
     (tmp_path / made / "seconds.json").write_text("{}")
     with pytest.raises(ValueError, match=f"selfplay.success_only select the rows of stage 1, on which {made} in"):
         folder.check(other, "run", True)
+
+
+def test_what_decides_on_sampling_again_stays_until_stage_1_is_finished(tmp_path: Path, cfg: Config) -> None:
+    cfg = load_config("sokoban", ["selfplay.policy=model", "selfplay.tries=4"])
+    folder = RunFolder(tmp_path).open(cfg, "generate", resume=False)
+    other = load_config("sokoban", ["selfplay.policy=model", "selfplay.tries=4", "selfplay.filter=false"])
+    folder.check(other, "generate", True)
+    (tmp_path / "selfplay").mkdir()
+    with pytest.raises(
+        ValueError, match=r"selfplay.filter decides which responses are sampled again, and .* is not finished"
+    ):
+        folder.check(other, "generate", True)
+    (tmp_path / "selfplay" / "done.json").write_text("{}")
+    folder.check(other, "generate", True)
 
 
 def test_resume_of_nothing_starts(tmp_path: Path, cfg: Config) -> None:

@@ -263,6 +263,23 @@ def test_a_rank_that_a_signal_ended_was_lost(tmp_path: Path, code: int, name: st
     assert isinstance(error, launch.Lost) and str(error) == f"rank 1 was killed by {name}"
 
 
+def test_ranks_that_are_started_again_take_the_settings_that_the_run_has_saved(tmp_path: Path, monkeypatch) -> None:
+    """A hub's model may be in the cache by then, and its preset another."""
+    started: list[list[str]] = []
+
+    def lost(cfg: Config, words: list[str]) -> None:
+        started.append(words)
+        if len(started) == 2:
+            (tmp_path / "config.yaml").touch()
+        raise launch.Lost("rank 1 was lost")
+
+    monkeypatch.setattr(launch, "torchrun", lost)
+    cfg = load_config("frozen_lake", ["launcher=torchrun", "nproc=2", "scale.restarts=2"])
+    with pytest.raises(ValueError, match="rank 1 was lost"):
+        launch.start(cfg, ["run", "frozen_lake"], tmp_path, ["run", "--resume"])
+    assert started == [["run", "frozen_lake"], ["run", "frozen_lake", "--resume"], ["run", "--resume"]]
+
+
 def test_a_rank_that_left_a_message_was_not_lost(tmp_path: Path) -> None:
     error = launch.failure(1, 143, {"message": "no such model", "extraInfo": {"lost": False}}, tmp_path)
     assert isinstance(error, ValueError) and str(error) == "no such model"

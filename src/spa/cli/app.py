@@ -425,14 +425,15 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             note(f"Run folder: {folder}")
         if preset:
             note(f"Preset: {preset}")
-    words = [
+    again = [
         command,
         *(["--variant", chosen] if chosen else []),
         *(["--model", options.model] if options.model else []),
     ]
+    again += ["--out", str(folder), "--resume", *(["--quiet"] if options.quiet else [])]
     run = RunFolder(folder)
     record = run.info()
-    with interruptible(lambda: _how_to_resume(words, run, record)):
+    with interruptible(lambda: _how_to_resume(again, run, record)):
         pipeline = importlib.import_module("spa.pipeline")
         variants = [variant] if variant else variants_of(cfg) if command == "run" else []
         unused = [*launch.unused(cfg, settings), *overruled(cfg, settings, variants)]
@@ -452,7 +453,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             launch.check(cfg, variants)
             check_out(cfg, folder, command, options.resume, variants)
             try:
-                launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder)
+                launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder, again)
             except ValueError as error:
                 if run.info() != record:  # the ranks began; the main one may know only that another ended
                     run.close(error)
@@ -463,11 +464,11 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
                 work(pipeline, cfg, variant, folder)
 
 
-def _how_to_resume(words: Sequence[str], run: RunFolder, before: dict[str, Any]) -> str:
+def _how_to_resume(again: Sequence[str], run: RunFolder, before: dict[str, Any]) -> str:
     """``before``: the record of the run folder when the command began; a command that saves its settings adds an entry."""
     if run.info() == before:
         return "Nothing was written: give the same command again"
-    return f"Continue with: spa {shlex.join([*words, '--out', str(run.path), '--resume'])}"
+    return f"Continue with: spa {shlex.join(again)}"
 
 
 def _config(options: _Options) -> Config:

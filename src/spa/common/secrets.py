@@ -118,7 +118,10 @@ def from_environment(value: Any, key: str = "", *, missing_ok: bool = False) -> 
         raise ValueError(f"the environment variable {name} is not set; the config reads it ({match[0]})")
 
     def read(text: str, key: str) -> str:
-        _check_references(_REFERENCE.sub("", text) if "${" in text else "")
+        if "${" in text:
+            rest = _REFERENCE.sub("", text)
+            _check_references(rest)
+            _check_grammar(rest, key)
         filled = _REFERENCE.sub(value_of, text)
         if filled != text:
             _remember(key, filled, text)
@@ -159,6 +162,20 @@ def _remember(key: str, value: str, written: str) -> None:
 def _check_references(rest: str) -> None:
     if _ANY_REFERENCE.search(rest):
         raise ValueError("an environment variable is read as ${oc.env:NAME} or ${oc.env:NAME,default}")
+
+
+def _check_grammar(rest: str, key: str) -> None:
+    """Refuses what OmegaConf could not read again in the run's config.yaml."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError
+
+    try:
+        OmegaConf.create([rest])
+    except GrammarParseError:
+        at = f"{key}: " if key else ""
+        raise ValueError(
+            f"{at}'${{' begins a reference such as ${{oc.env:NAME}}; write '$ {{' where none is meant"
+        ) from None
 
 
 def print_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, /) -> None:

@@ -38,6 +38,8 @@ GROUPS = {  # and the setting that says which of a group's files a config needs
 }
 NO_FILE = ""  # the choice of a group's file where a world of one's own takes its place
 _SUFFIXES = (".yaml", ".yml")
+_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|\.[0-9][0-9_]*[eE][-+]?[0-9]+")
+_IN_MODULE = re.compile(r"[A-Za-z_][\w.]+:(?!/)")  # no Windows drive, no address
 _composing = threading.Lock()  # Hydra's state is the process's
 
 
@@ -170,7 +172,15 @@ def to_yaml(config: Any) -> str:
     """A config (or any dataclass) as YAML that ``load_config`` reads back as equal; a secret is a reference (``shown``)."""
     import yaml
 
-    return str(yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True, width=120))
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Quotes texts that OmegaConf would read as numbers, such as ``12e4``."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "'" if _EXPONENT.fullmatch(value) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(shown(config), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
@@ -196,7 +206,11 @@ def names_of(group: str) -> list[str]:
 
 
 def is_file_name(name: str) -> bool:
-    return name.endswith(_SUFFIXES) or "/" in name or "\\" in name
+    if name.endswith(_SUFFIXES):
+        return True
+    return ("/" in name or "\\" in name) and not _IN_MODULE.match(
+        name
+    )  # a world's id may have a namespace: gym:ALE/Pong-v5
 
 
 def choice_of(group: str, name: str) -> str:
@@ -258,7 +272,8 @@ def base_choices(name: str | Path | None, choices: Mapping[str, str]) -> dict[st
 def _setting(data: Mapping[str, Any], key: str) -> Any:
     """A setting in a config file, in its block or under its dotted name; None if it is not there."""
     block, _, name = key.partition(".")
-    return data[block].get(name) if isinstance(data.get(block), dict) else data.get(key)
+    value = data[block].get(name) if isinstance(data.get(block), dict) else None
+    return data.get(key) if value is None else value
 
 
 def file_layers(path: Path, data: Mapping[str, Any], choices: Mapping[str, str]) -> list[tuple[str, Mapping[str, Any]]]:

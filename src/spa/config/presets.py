@@ -109,10 +109,12 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
         head = config.get("head_dim") or hidden // heads
         queries, keys = heads * head, (config.get("num_key_value_heads") or heads) * head
         layer = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
-        if family == "qwen2" or config.get("attention_bias"):
+        if family == "qwen2" or (config.get("attention_bias") and family != "mistral"):
             layer += queries + 2 * keys + (hidden if family != "qwen2" else 0)
         if family == "qwen3":
             layer += 2 * head
+        if config.get("mlp_bias"):
+            layer += 2 * inner + hidden
         ends = 1 if config.get("tie_word_embeddings", False) else 2
         return int(layers * layer + ends * vocabulary * hidden + hidden) if family in LLAMA_LIKE else None
     except (KeyError, TypeError, ZeroDivisionError):

@@ -156,6 +156,8 @@ def export(
             raise ValueError(
                 f"{target} holds more than an exported model ({', '.join(sorted(foreign))}); give another --to"
             )
+    if checkpoint.resolve() in target.resolve().parents:
+        raise ValueError(f"{target} is in the model that is exported; give another --to")
     if target.exists() and (target.resolve() in checkpoint.resolve().parents or target.samefile(checkpoint)):
         raise ValueError(f"{target} holds the model that is exported; give another --to")
     if adapter and not (checkpoint / "adapter").is_dir():
@@ -165,7 +167,7 @@ def export(
     if adapter and dtype:
         raise ValueError("--dtype is of the merged model; leave it out with --adapter")
     manifest.check(checkpoint)
-    inside = checkpoint.resolve().parents[1]  # the stage's folder, or that of the hub's cache
+    inside = checkpoint.resolve().parent.parent  # the stage's folder, or that of the hub's cache
     if links := [path for path in checkpoint.rglob("*") if not path.resolve().is_relative_to(inside)]:
         raise ValueError(f"{links[0]} is a link that leads out of {inside}: replace it by what it names")
     with atomic_folder(target) as folder:

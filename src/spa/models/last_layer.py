@@ -38,10 +38,10 @@ class Reads:
 
     @classmethod
     def of(cls, rows: Sequence[Places], asked: Sequence[Places], layout: Layout) -> Reads | None:
-        """``asked[i]`` are the positions in row i whose states are used. Returns None if most are."""
+        """``asked[i]`` are the positions in row i whose states are used. Returns None if most are, or none."""
         device = layout.tokens_R.device
         wanted = np.unique(np.concatenate([row[at] for row, at in zip(rows, asked, strict=True)]))
-        if len(wanted) > _FEW * len(layout.places_T):
+        if not 0 < len(wanted) <= _FEW * len(layout.places_T):
             return None
         asks, masks = [], []
         for batch, (_, longest) in zip(layout.rows, layout.batches, strict=True):

@@ -68,7 +68,14 @@ def table(records: list[dict[str, Any]]) -> str:
 def write_card(folder: Path, settings: Mapping[str, Any], parameters: int, records: list[dict[str, Any]]) -> None:
     """Writes ``README.md`` beside the weights: how the model was made and what it can do."""
     changed = ", ".join(f"`{key}={value}`" for key, value in settings.items())
-    measured = "on 64 held-out worlds x 8 samples at temperature 1 per row" if records else "nothing yet"
+    measured = f"""
+**Measured** on 64 held-out worlds x 8 samples at temperature 1 per row (percent; EM = exact match of what was
+written with the true state; `spa pretrain` prints this table again):
+
+{table(records)}
+
+FrozenLake is played without slipping. Success is what random valid actions reach; predictions are wrong, as they must be.
+"""
     text = f"""---
 license: apache-2.0
 library_name: transformers
@@ -82,12 +89,5 @@ name and a tag are single tokens. It exists so that the whole recipe runs on a l
 answer format of both prompt modes, copying a state, reading coordinates, random valid actions. The corpus holds **no dynamics
 and no solutions**: its boards are random placements, its actions are blind to the board, and the "prediction" of a
 document is another random board.
-
-**Measured** {measured} (percent; EM = exact match of what was
-written with the true state; `spa pretrain` prints this table again):
-
-{table(records) if records else ""}
-
-FrozenLake is played without slipping. Success is what random valid actions reach; predictions are wrong, as they must be.
-"""
+{measured if records else ""}"""
     (folder / "README.md").write_text(text, encoding="utf-8")

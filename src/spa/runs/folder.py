@@ -85,6 +85,7 @@ _OPEN = {
     **{f"sft.{each.name}": "sft*/*" for each in fields(SFTConfig)},
     **{f"practice.{each.name}": "practice-*/*" for each in fields(PracticeConfig)},
     **{f"ppo.{each.name}": "*/*/ppo/*" for each in fields(PPOConfig)},
+    "sft.window": "s*/*",  # stage 1 plays with it
     "practice.worlds": "practice-*/round_*/plans/done.json",
     "curriculum.imagined_worlds": "imagined-*/done.json",
     "eval.worlds": "*/*/eval/*",  # its unfinished episodes count
@@ -374,6 +375,17 @@ class RunFolder:
                 raise ValueError(
                     f"{', '.join(changed)} select the rows of stage 1, on which {', '.join(trained)} in {self.path} were "
                     "trained: delete these to train them again, or give another --out"
+                )
+            half_played = [path for path in self.path.glob("selfplay*") if not (path / DONE).is_file()]
+            if (
+                "selfplay.filter" in changed
+                and half_played
+                and cfg.selfplay.policy == "model"
+                and cfg.selfplay.tries > 1
+            ):
+                raise ValueError(
+                    f"selfplay.filter decides which responses are sampled again, and {half_played[0]} is not finished: change it "
+                    "when it is, or give another --out"
                 )
             return
         if changed:

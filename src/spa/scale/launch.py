@@ -74,8 +74,9 @@ class Lost(Exception):
     """A rank was killed or does not answer: ranks that are started again go on from the last checkpoint."""
 
 
-def start(cfg: Config, words: Sequence[str], folder: Path) -> None:
-    """Runs ``spa WORDS``, which writes to ``folder``, in ``nproc`` ranks; after a loss up to ``scale.restarts`` times again.
+def start(cfg: Config, words: Sequence[str], folder: Path, again: Sequence[str]) -> None:
+    """Runs ``spa WORDS``, which writes to ``folder``, in ``nproc`` ranks; after a loss up to ``scale.restarts`` times
+    ``spa AGAIN``, which resumes with the settings that ``folder`` holds.
 
     Raises:
         ValueError: no number of ranks, or a rank failed: the message names it.
@@ -94,7 +95,7 @@ def start(cfg: Config, words: Sequence[str], folder: Path) -> None:
             if not left:
                 raise ValueError(str(error)) from None
             note(f"{error}; continuing from the last checkpoint")
-            words = [*words, "--resume"]
+            words = again if (folder / "config.yaml").is_file() else [*words, "--resume"]
 
 
 def count_of(cfg: Config, gpus: int) -> int:
