@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from spa.common.files import atomic_write
@@ -57,12 +58,18 @@ FIGURES = {  # of docs/images -> file and variants
 }
 
 
-def stored(file: str, variants: list[str] | None = None) -> tuple[Scale, Numbers]:
+def stored(file: str, variants: Sequence[str] = ()) -> tuple[Scale, Numbers]:
     """The numbers of a file, of all or some variants of its scale."""
-    scale = load_scale(SCALES[file])
+    path = DOCS / "results" / f"{file}.json"
+    return _read(path, path.stat().st_mtime_ns, SCALES[file], tuple(variants))
+
+
+@cache
+def _read(path: Path, changed: int, scale_name: str, variants: tuple[str, ...]) -> tuple[Scale, Numbers]:
+    scale = load_scale(scale_name)
     if variants:
-        scale.override("variants", variants)
-    return scale, read_numbers([DOCS / "results" / f"{file}.json"], scale)
+        scale.override("variants", [*variants])
+    return scale, read_numbers([path], scale)
 
 
 def blocks(file: str) -> dict[str, str]:

@@ -156,6 +156,8 @@ def test_practice_and_planners_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     rounds = _days([*small, "practice.rounds=3", "practice.groups=1", "practice.group_size=1"], "plan")["practice"]
     assert rounds == pytest.approx(3 * once["practice"] + 2 * once["sft"], rel=0.1)
     assert "planner" not in _days(small, "spa")
+    by_planner = ["selfplay.policy=planner", "agent.planner=lookahead", "planner.model=/models/mine"]
+    assert _days([*small, *by_planner], "spa")["planner"] > once["planner"], "it plays stage 1, too"
     simulated = _days([*small, "planner.model=simulator"], "search")
     assert "planner" not in simulated and "practice" not in simulated, "the true world costs no pass of the model"
 

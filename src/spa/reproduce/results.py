@@ -93,9 +93,9 @@ class VariantNumbers:
     def seeds(self) -> list[int]:
         return sorted(self.successes)
 
-    def table(self, k: int, seeds: Sequence[int]) -> NDArray[np.float64]:
+    def table(self, k: int) -> NDArray[np.float64]:
         """Pass@k of (seeds, worlds)."""
-        won_SW = np.array([self.successes[seed] for seed in seeds])
+        won_SW = np.array([self.successes[seed] for seed in self.seeds])
         return pass_at_k(won_SW.ravel(), np.full(won_SW.size, self.samples), k).reshape(won_SW.shape)
 
 
@@ -156,10 +156,12 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
             or len({entry.samples for entry in variants.values()} - {1}) > 1
         ):
             raise ValueError(f"{world}: the variants were not all evaluated on the same worlds with as many samples")
-        for entry in variants.values():
+        tables: dict[str, dict[int, NDArray[np.float64]]] = {}
+        for variant, entry in variants.items():
             ks = [k for k in (2**i for i in range(11)) if k <= entry.samples]
-            entry.passes = {k: two_way(entry.table(k, entry.seeds), 0, 1) for k in ks}
-            entry.by_seed = {seed: float(entry.table(1, [seed]).mean()) for seed in entry.seeds}
+            tables[variant] = {k: entry.table(k) for k in ks}
+            entry.passes = {k: two_way(values_SW, 0, 1) for k, values_SW in tables[variant].items()}
+            entry.by_seed = dict(zip(entry.seeds, tables[variant][1].mean(axis=1).tolist(), strict=True))
         means = {name: entry.passes[1].mean for name, entry in variants.items()}
         judged, rivals = main_variant(means), counterparts(means)
         for variant, entry in variants.items():
@@ -168,8 +170,9 @@ def compute(numbers: Numbers, versus: Sequence[str] = (BASELINE,)) -> None:
                 other = variants.get(name)
                 both = [seed for seed in entry.seeds if other is not None and seed in other.successes]
                 if other is not None and other is not entry and both:
+                    mine, theirs = ([each.seeds.index(seed) for seed in both] for each in (entry, other))
                     common = [k for k in entry.passes if k <= other.samples]
-                    apart = {k: entry.table(k, both) - other.table(k, both) for k in common}
+                    apart = {k: tables[variant][k][mine] - tables[name][k][theirs] for k in common}
                     entry.differences[name] = {k: two_way(values_SW, -1, 1) for k, values_SW in apart.items()}
 
 

@@ -134,6 +134,10 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
             _play(planner_lengths(variant_cfg, chat), variant_cfg.eval.worlds, parameters, speed)
             for _, variant_cfg in variant_cfgs
             if tested and variant_cfg.agent.planner != "none" and variant_cfg.planner.model != SIMULATOR
+        ) + sum(
+            _play(planner_lengths(source, chat), source.selfplay.groups * source.selfplay.group_size, parameters, speed)
+            for source in played
+            if source.selfplay.policy == "planner" and source.planner.model != SIMULATOR
         )
     except ValueError:
         uncounted = True

@@ -303,7 +303,7 @@ class PPOTrainer:
                 self.learner, episodes, chat, rng=rng, critic_only=warming_up or alike, world_model=examples
             )
             if alike and not (warming_up or examples):
-                self.learner.updates = updates  # the actor's learning-rate warm-up waits for its first step
+                self.learner.updates = updates  # the learning rates' warm-up waits for the actor's first step
             return learned | {"rollout/all_equal": float(alike)}
         except TrainingDiverged as error:
             if config.on_collapse == "stop":
