@@ -157,12 +157,12 @@ def main() -> None:
 
     set_quiet(True)
     path = DOCS / "results" / f"{args.file}.json"
-    before = blocks(args.file)
     try:
         joined = joined_numbers(args.file, args.numbers, args.replace.split(",") if args.replace else [])
         compute(joined, load_scale(SCALES[args.file]).compared)
     except (OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
+    before = blocks(args.file)
     atomic_write(path, to_json(joined) + "\n")
 
     tables, *_ = pages = [page.read_text(encoding="utf-8") for page in PAGES]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -194,10 +193,11 @@ def test_closed_outputs_are_no_defect() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_schedulers_rank_silences_no_single_process() -> None:
-    command = [sys.executable, "-m", "spa", "sft", "frozen_lake", "--out", "nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "1"}, check=False)
-    assert done.returncode == 2 and "Error: " in done.stderr and done.stderr.startswith("spa ")
+def test_a_schedulers_rank_silences_no_single_process(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert main(["sft", "frozen_lake", "--out", "nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("spa ") and "Error: " in error
 
 
 def test_a_prompt_of_thousands_of_digits_is_no_list_of_messages() -> None:

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def publish(copy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return run
 
 
-def never_won(copy: dict[str, Any], *names: str, seeds: Sequence[int] = (410, 411, 412)) -> Numbers:
+def never_won(*names: str, seeds: Sequence[int] = (410, 411, 412)) -> Numbers:
     """New numbers of variants in Sokoban."""
-    numbers = copy["stored"]("main")[1]["sokoban"]
+    numbers = deepcopy(PUBLISH["stored"]("main")[1]["sokoban"])
     for name in names:
         numbers[name].successes = {seed: [0] * len(numbers[name].successes[seed]) for seed in seeds}
     return {"sokoban": {name: numbers[name] for name in names}}
@@ -105,7 +106,7 @@ def test_variants_measured_again_replace_the_old_ones_everywhere(
 ) -> None:
     """The other worlds and variants stay as they are."""
     before = PUBLISH["blocks"]("main")
-    publish(never_won(copy, "plan", "plan+lookahead"), "--replace", "plan")
+    publish(never_won("plan", "plan+lookahead"), "--replace", "plan")
 
     page = (tmp_path / "docs" / "results.md").read_text(encoding="utf-8")
     blocks = copy["blocks"]("main")
@@ -129,8 +130,8 @@ def test_nothing_old_of_a_variant_measured_again_is_kept(
     copy: dict[str, Any], publish: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its planner played with the old weights; worlds without new numbers keep theirs."""
-    seeds = copy["stored"]("main")[1]["sokoban"]["plan"].seeds
-    publish(never_won(copy, "plan", seeds=seeds[:2]), "--replace", "plan")
+    seeds = PUBLISH["stored"]("main")[1]["sokoban"]["plan"].seeds
+    publish(never_won("plan", seeds=seeds[:2]), "--replace", "plan")
     numbers = copy["stored"]("main")[1]
     assert numbers["sokoban"]["plan"].seeds == seeds[:2] and "plan+lookahead" not in numbers["sokoban"]
     assert "spa_plan+lookahead" in numbers["sokoban"] and "plan+lookahead" in numbers["frozen_lake"]
@@ -139,13 +140,11 @@ def test_nothing_old_of_a_variant_measured_again_is_kept(
         assert f"sokoban, {name}: dropped without new numbers: seeds {', '.join(map(str, dropped))}\n" in printed
 
 
-def test_numbers_that_cannot_be_computed_leave_the_file_as_it_was(
-    copy: dict[str, Any], publish: Callable[..., None], tmp_path: Path
-) -> None:
+def test_numbers_that_cannot_be_computed_leave_the_file_as_it_was(publish: Callable[..., None], tmp_path: Path) -> None:
     """Other samples than those of the variants that stay."""
     path = tmp_path / "docs" / "results" / "main.json"
     before = path.read_text(encoding="utf-8")
-    numbers = never_won(copy, "plan", "plan+lookahead")
+    numbers = never_won("plan", "plan+lookahead")
     numbers["sokoban"]["plan"].samples = 8
     with pytest.raises(SystemExit, match="not all evaluated on the same worlds with as many samples"):
         publish(numbers, "--replace", "plan")
@@ -165,7 +164,7 @@ def test_numbers_that_cannot_be_computed_leave_the_file_as_it_was(
 def test_numbers_that_no_table_would_show_are_refused(
     copy: dict[str, Any], publish: Callable[..., None], world: str, name: str, replace: str, message: str
 ) -> None:
-    new = {world: {name: copy["stored"]("main")[1]["sokoban"]["plan"]}}
+    new = {world: {name: PUBLISH["stored"]("main")[1]["sokoban"]["plan"]}}
     stored = copy["DOCS"] / "results" / "main.json"
     before = stored.read_bytes()
     with pytest.raises(SystemExit, match=f"^Error: {message}[^\n]*$"):

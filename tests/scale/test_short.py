@@ -183,9 +183,15 @@ def test_one_process_imports_no_distributed_code() -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "Error: RANK=x and WORLD_SIZE=2 must be numbers"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, "Error: torchrun --max-restarts"),
+        pytest.param(
+            {"RANK": "x", "WORLD_SIZE": "2"}, "Error: RANK=x and WORLD_SIZE=2 must be numbers", marks=pytest.mark.slow
+        ),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "Error: cannot join the other ranks at 127.0.0.1:"),
+        pytest.param(
+            {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"},
+            "Error: torchrun --max-restarts",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_ranks_that_do_not_meet(tmp_path: Path, variables: dict[str, str], message: str) -> None:

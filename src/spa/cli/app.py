@@ -430,7 +430,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
         *(["--variant", chosen] if chosen else []),
         *(["--model", options.model] if options.model else []),
     ]
-    again += ["--out", str(folder), "--resume", *(["--quiet"] if options.quiet else [])]
+    again += ["--out", str(folder), "--resume"]
     run = RunFolder(folder)
     record = run.info()
     with interruptible(lambda: _how_to_resume(again, run, record)):
@@ -453,7 +453,7 @@ def _stage(command: str, options: _Options, work: Callable[[Any, Config, Variant
             launch.check(cfg, variants)
             check_out(cfg, folder, command, options.resume, variants)
             try:
-                launch.start(cfg, [*_words_given, *([] if options.out else ["--out", str(folder)])], folder, again)
+                launch.start(cfg, [*_words_given, "--out", str(folder)], folder, [*again, *["--quiet"] * options.quiet])
             except ValueError as error:
                 if run.info() != record:  # the ranks began; the main one may know only that another ended
                     run.close(error)

@@ -428,7 +428,13 @@ def test_only_gems_games_are_offered(gem):
 
 
 @pytest.mark.parametrize(
-    "name", ["reasoning_gym:sums", "textarena:Guess-v0", "textarena:Ladder-v0", "gem:game:Ladder-v0"]
+    "name",
+    [
+        "reasoning_gym:sums",
+        "textarena:Guess-v0",
+        pytest.param("textarena:Ladder-v0", marks=pytest.mark.slow),
+        pytest.param("gem:game:Ladder-v0", marks=pytest.mark.slow),
+    ],
 )
 def test_adapted_worlds_keep_the_contract(sums, arena, gem, name):
     findings = check_world(lambda: make_env(name), episodes=5, seeds=2)
