@@ -40,7 +40,7 @@ def bench(
     for name in dict.fromkeys(chosen):
         more = ["--vllm"] if vllm and name == "rollout" else []
         found = run(HERE / f"{name}.py", ["--repeats", str(repeats), "--threads", str(cores), *more])
-        results["machine"] = found["machine"]
+        results.setdefault("machine", found["machine"] | {"threads": cores})
         results[name] = found["results"]
     print()
     print(table({name: results[name] for name in chosen if isinstance(results[name], dict)}))

@@ -3,7 +3,7 @@
     python benchmarks/long_haul.py FOLDER                  # 2,000 steps of the built-in model on FrozenLake
     python benchmarks/long_haul.py FOLDER --steps 400      # further arguments are settings: ppo.keep_episodes=10
 
-``spa ppo`` runs in FOLDER as a process of its own (resumed, if it was interrupted). After every step its resident memory and
+``spa ppo`` runs in the new FOLDER as a process of its own. After every step its resident memory and
 its processor time, after every tenth the files and bytes of the folder go to ``FOLDER.jsonl``. Learning rates are so small that the
 policy, and so the work of a step, stays as it is. Compared are the medians of two spans of 100 steps: after the warm-up of 200,
 and the last. Steps are measured in processor time, which other processes disturb less, also per token of the update.
@@ -41,9 +41,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options, settings = parser.parse_known_args()
     rows = Path(f"{options.folder}.jsonl")
+    if options.folder.exists() or rows.exists():
+        parser.error(f"{options.folder} or {rows} exists: the times of a run in pieces are not those of one")
     command = [sys.executable, "-m", "spa", "ppo", "--variant", "vanilla", *SETTINGS, f"ppo.steps={options.steps}"]
-    with open(rows, "a", encoding="utf-8") as file:
-        run([*command, *settings, "--resume", "--out", str(options.folder)], options.folder, file)
+    with open(rows, "w", encoding="utf-8") as file:
+        run([*command, *settings, "--out", str(options.folder)], options.folder, file)
     found = summary([json.loads(line) for line in rows.read_text().splitlines()])
     print("\n".join(f"{name:32}{value:>12.4g}" for name, value in found.items()))
     finish(found, 1, options.json)
@@ -82,7 +84,6 @@ def follow(path: Path) -> Iterator[dict[str, Any] | None]:
     while not path.is_file():
         yield None
     with open(path, encoding="utf-8") as file:
-        file.seek(0, os.SEEK_END if path.stat().st_size > 100_000 else os.SEEK_SET)
         text = ""
         while True:
             text += file.readline()

@@ -111,6 +111,8 @@ def prepare(
         policy.engine = RandomEngine(policy.chat, random_responder(task))
     worlds = WorldSource(task, "train", cfg.seeds.train).take(groups)
     episodes = policy.play(task, worlds, samples=size, seed=0)
+    for episode in episodes:  # random play seldom wins: without differences there would be no advantages to compare
+        episode.turns[-1].reward = float(episode.member % 2)
     # As if the model that is trained had written them.
     scorer = load_model(dataclasses.replace(cfg.model, path=model))
     for sequence in (sequence for episode in episodes for sequence in episode.sequences):

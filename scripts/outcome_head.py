@@ -27,6 +27,7 @@ from spa.data.transitions import END
 from spa.evaluate.planned import area_under_curve
 from spa.models.forward import hidden_states
 from spa.models.score import Chosen, sum_logprobs
+from spa.runs.stage import model_of
 
 OPEN, CLOSE = "<outcome>", "</outcome>"
 
@@ -113,7 +114,8 @@ def main() -> None:
     print(f"{len(train)} and {len(test)} rows, outcomes: {dict(Counter(truth))}")
     for path in filter(None, (args.tag, args.plain)):
         cfg = Config()
-        policy = Policy.load(replace(cfg, model=replace(cfg.model, device="cpu")), path)
+        model = model_of(path, "--tag" if path == args.tag else "--plain")
+        policy = Policy.load(replace(cfg, model=replace(cfg.model, device="cpu")), model)
         if path == args.tag:
             describe("text", by_text(policy, test, kinds), truth, kinds)
         describe(

@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,17 @@ def test_frame_has_a_row_per_turn(run: spa.Run, monkeypatch) -> None:
     monkeypatch.setattr("spa.api.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install pandas"):
         spa.episodes_frame(episodes)
+
+
+def test_polars_infers_types_from_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first hundred it would take a prediction for none, and a reward of 0.5 for 0."""
+    made: dict[str, Any] = {}
+    polars = SimpleNamespace(DataFrame=lambda rows, **how: made.update(rows=rows, how=how))
+    monkeypatch.setattr("spa.api.find_spec", lambda name: name == "polars" or None)
+    monkeypatch.setattr("spa.api.import_module", lambda name: polars)
+    spa.episodes_frame([Episode("Lake", 0, 0, turns=[Turn(0, "_P", "", "", "P_", reward=0)])])
+    assert made["how"] == {"infer_schema_length": None}
+    assert type(made["rows"][0]["reward"]) is float
 
 
 def test_an_episode_is_short_in_a_console_and_escaped_in_a_notebook() -> None:

@@ -75,3 +75,16 @@ def test_mistakes_are_one_line(folder) -> None:
 
 def test_the_repository_has_all_of_them() -> None:
     assert all((ROOT / "benchmarks" / f"{name}.py").is_file() for name in BENCHMARKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rollout", "sft", "ppo", "step", "worlds"])
+def test_our_contestants_run(name: str, tmp_path) -> None:
+    options = {"sft": ["--steps", "1", "--step-tokens", "1024"]}.get(name, [])
+    sets = [] if name == "worlds" else ["--sets", "short"]
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--repeats", "1", "--threads", "1", *sets]
+    command += ["--peers", "spa", *options, "--json", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert all(kind["peers"]["spa"]["per_second"] > 0 for kind in results.values())

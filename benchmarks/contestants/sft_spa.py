@@ -67,9 +67,8 @@ config = SFTConfig(
     precision="bfloat16" if peer == "spa-bf16" else "float32",
 )
 with tempfile.TemporaryDirectory() as out:
-    trainer = Timed(
-        model, load_tokenizer(folder), examples, [], config, Path(out), seed=0, log=lambda *_: None, on_step=on_step
-    )
+    trainer = Timed(model, load_tokenizer(folder), examples, [], config, Path(out), seed=0, log=lambda *_: None)
+    trainer.on_step = on_step
     trainer.train()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seconds = marks[total] - marks[WARM]

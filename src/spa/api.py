@@ -145,6 +145,8 @@ def play(
     path = model_of(str(model), "model") if model else None
     preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
     cfg = _task(config, [*settings, *preset])
+    if take_over is not None and cfg.agent.planner != "none":
+        raise ValueError("a planner cannot be taken over: add agent.planner=none")
     task = make_task(cfg)
     check_planner(cfg, task.started_env())
     source = WorldSource(task, choose("split", split, SPLITS), first_seed(cfg.seeds, split), unique=True)
@@ -164,8 +166,6 @@ def play(
         closing(Policy.load(cfg, path, engine=local_engine(cfg) if path else cfg.engine)) as policy,
     ):
         if take_over is not None:
-            if cfg.agent.planner != "none":
-                raise ValueError("a planner cannot be taken over: add agent.planner=none")
             episodes = play_with_person(policy, task, chosen, take_over, **play_settings)
         elif cfg.agent.planner == "none":
             episodes = policy.play(task, chosen, samples=samples, **play_settings)
@@ -384,6 +384,7 @@ def episodes_frame(episodes: Iterable[Episode]) -> Any:
         {name: getattr(episode, name) for name in of_episode}
         | {"turn": turn.index + 1}
         | {name: getattr(turn, name) for name in (*of_turn, "format_ok", "finish_reason")}
+        | {"reward": float(turn.reward), "penalty": float(turn.penalty)}
         for episode in episodes
         for turn in episode.turns
     ]
@@ -391,5 +392,6 @@ def episodes_frame(episodes: Iterable[Episode]) -> Any:
     for package in ("pandas", "polars"):
         if find_spec(package) is not None:
             frame = import_module(package).DataFrame
-            return frame(rows) if rows else frame({name: [] for name in columns})
+            types = {"infer_schema_length": None} if package == "polars" else {}  # else of the first 100 rows
+            return frame(rows, **types) if rows else frame({name: [] for name in columns})
     raise ValueError("episodes_frame needs pandas or Polars: pip install pandas")

@@ -13,6 +13,7 @@ from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
+    own_steps,
     practice_variants,
     selfplay_name,
     selfplay_variants,
@@ -68,9 +69,11 @@ def plan(
             start = rl.start or (
                 "the practised model" if variant.practice else "the SFT model" if variant.sft else "the base model"
             )
+            start = f"the last model of variant {variant.continues}" if variant.continues else start
+            steps = own_steps(cfg, variant)
             lines.append(
-                f"ppo {variant.name}: {rl.steps} steps x {rl.groups} worlds x {rl.group_size} = "
-                f"{rl.steps * rl.groups * rl.group_size} episodes, from {start}, "
+                f"ppo {variant.name}: {steps} steps x {rl.groups} worlds x {rl.group_size} = "
+                f"{steps * rl.groups * rl.group_size} episodes, from {start}, "
                 f"states: {written_format(cfg, variant)}, prompt: {variant_cfg.agent.prompt}"
             )
             lines.append(f"ppo {variant.name}: {_algorithm(rl)}")

@@ -15,6 +15,7 @@ from spa.config.variants import (
     command_of,
     data_folder,
     overruled,
+    own_steps,
     practice_folder,
     practice_variants,
     selfplay_folder,
@@ -24,6 +25,7 @@ from spa.config.variants import (
     variant_config,
     variants_of,
 )
+from spa.dry_run import plan
 
 TRANSFERS = ("easy_to_hard", "cross_complexity", "cross_world")
 OUT = Path("run")
@@ -250,6 +252,10 @@ def test_a_variant_that_continues_another_is_checked_alone_too() -> None:
         )
     with pytest.raises(ValueError, match=r"needs more than its 20 ppo\.steps"):
         check_variants(cfg, [VariantConfig(name="long", continues="vanilla")])
+    long = VariantConfig(name="long", continues="vanilla", settings={"ppo.steps": 30})
+    assert (own_steps(cfg, load_variant("vanilla")), own_steps(cfg, long)) == (20, 10)
+    _, line = [line for line in plan(cfg, "run", [load_variant("vanilla"), long]) if " steps x " in line]
+    assert line.startswith("ppo long: 10 steps x") and "from the last model of variant vanilla, " in line
 
 
 def test_imagined_worlds_need_a_stage_2_that_can_imagine() -> None:

@@ -212,6 +212,12 @@ def _replaced(key: str, cfg: Config, changed: Config) -> str:
     return f"{name}={after}"
 
 
+def own_steps(cfg: Config, variant: VariantConfig) -> int:
+    """The PPO steps that a variant makes itself: those of the variant that it ``continues`` are made before."""
+    before = variant_config(cfg, variant_named(cfg, variant.continues)).ppo.steps if variant.continues else 0
+    return variant_config(cfg, variant).ppo.steps - before
+
+
 def source_config(cfg: Config, variant: VariantConfig | None) -> Config:
     """The config of a variant's stages 1 and 2: its settings and those of its source; without a variant, the run's config.
 

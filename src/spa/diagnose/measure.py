@@ -26,12 +26,12 @@ from spa.config.seeds import EVAL, PROBE, ROLLOUT, first_seed, stream_seed
 from spa.config.variants import (
     given_data,
     needs_sft,
+    own_steps,
     selfplay_folder,
     selfplay_variants,
     sft_folder,
     source_config,
     variant_config,
-    variant_named,
     variants_of,
 )
 from spa.data.encode import encode_rows
@@ -323,8 +323,7 @@ def _time(cfg: Config, variant: VariantConfig, policy: Policy, speed: float | No
             stage_2 = source.sft.epochs * count * share * tokens[0] / speed
             step = stage_2 / max(1.0, source.sft.epochs * count * share * rows / source.sft.batch_size)
     ppo = _ppo_step(variant_config(cfg, variant), variant) if variant.rl else 0.0
-    before = variant_config(cfg, variant_named(cfg, variant.continues)).ppo.steps if variant.continues else 0
-    stage_3 = None if ppo is None else ppo * (variant_config(cfg, variant).ppo.steps - before)
+    stage_3 = None if ppo is None else ppo * own_steps(cfg, variant)
     return VariantTime(variant.name, episode, row_rate, step, ppo, stage_1, stage_2, stage_3)
 
 

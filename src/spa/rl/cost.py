@@ -25,6 +25,7 @@ from spa.config.seeds import first_seed
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     given_data,
+    own_steps,
     played_config,
     practice_variants,
     selfplay_variants,
@@ -115,7 +116,7 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
         "sft": sum(_sft(source, sizes, parameters, speed_in) for source, sizes in data if source in tuned)
         + sum(_tune(source, tokens, parameters, speed_in) for source, tokens in rows),
         "ppo": sum(
-            _ppo(variant_cfg, plays[variant.name], parameters, speed_in)
+            own_steps(cfg, variant) * _ppo_step(variant_cfg, plays[variant.name], parameters, speed_in)
             for variant, variant_cfg in variant_cfgs
             if trained and variant.rl
         ),
@@ -314,7 +315,7 @@ def _practice(cfg: Config, episode: Lengths, chat: Chat, parameters: int, speed_
     return practice.rounds * (planning + tuning) + (practice.rounds - 1) * again
 
 
-def _ppo(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
+def _ppo_step(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
     ppo = cfg.ppo
     speed = speed_in(_dtype(cfg, ppo.precision))
     episodes = ppo.groups * ppo.group_size
@@ -327,7 +328,7 @@ def _ppo(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> 
     passes += scored * 2 * parameters / speed.many / EFFICIENCY
     kept_share = 1.0 if ppo.filter == "off" else ppo.filter_ratio
     played = _play(episode, episodes + validated, parameters, speed_in(cfg.model.dtype))
-    return ppo.steps * (played + kept_share * episodes * episode.trained * passes)
+    return played + kept_share * episodes * episode.trained * passes
 
 
 def _given_tokens(cfg: Config, data: str, chat: Chat) -> int:
