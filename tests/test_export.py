@@ -449,7 +449,7 @@ def test_what_is_there_is_replaced_only_when_asked(run, tmp_path, capsys) -> Non
     assert main(["export", str(stage), "--to", str(stage), "--force"]) == 2
     assert "give another --to" in capsys.readouterr().err
     assert stage.is_dir()
-    model = stage / "checkpoints" / "step_2"
+    model = stage / "checkpoints" / "global_step_2"
     assert main(["export", str(model), "--to", str(model / "inner")]) == 2
     assert "is in the model that is exported; give another --to" in capsys.readouterr().err
     assert not (model / "inner").exists()
