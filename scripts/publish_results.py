@@ -66,6 +66,7 @@ def stored(file: str, variants: Sequence[str] = ()) -> tuple[Scale, Numbers]:
 
 @cache
 def _read(path: Path, changed: int, scale_name: str, variants: tuple[str, ...]) -> tuple[Scale, Numbers]:
+    """``stored``, once for each state of the file (``changed``: its time of modification)."""
     scale = load_scale(scale_name)
     if variants:
         scale.override("variants", [*variants])

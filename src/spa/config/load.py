@@ -206,11 +206,8 @@ def names_of(group: str) -> list[str]:
 
 
 def is_file_name(name: str) -> bool:
-    if name.endswith(_SUFFIXES):
-        return True
-    return ("/" in name or "\\" in name) and not _IN_MODULE.match(
-        name
-    )  # a world's id may have a namespace: gym:ALE/Pong-v5
+    in_module = _IN_MODULE.match(name)  # a world's id may have a namespace: gym:ALE/Pong-v5
+    return name.endswith(_SUFFIXES) or (("/" in name or "\\" in name) and not in_module)
 
 
 def choice_of(group: str, name: str) -> str:

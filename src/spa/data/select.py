@@ -10,7 +10,7 @@ from statistics import median
 import numpy as np
 
 from spa.config.schema import SelfPlayConfig
-from spa.data.ground_truth import Row, answers_plainly, deduplicate, is_move, row_rejection
+from spa.data.ground_truth import Row, answers_plainly, deduplicate, row_rejection
 from spa.data.transitions import each_move_once
 
 _CLASS: dict[str, tuple[str, Callable[[Row], Hashable]]] = {
@@ -46,8 +46,7 @@ def select_rows(rows: Sequence[Row], play: SelfPlayConfig, seed: int) -> tuple[l
         reasons += Counter({"not won": len(remaining) - len(won)})
         remaining = won
     if play.deduplicate:
-        unique = each_move_once(remaining)
-        unique = [*filter(is_move, unique), *deduplicate([row for row in unique if not is_move(row)])]
+        unique = deduplicate(each_move_once(remaining))
         reasons += Counter({"duplicate": len(remaining) - len(unique)})
         remaining = unique
     if play.balance != "none":

@@ -72,8 +72,8 @@ def two_groups(means: Sequence[float]) -> tuple[list[float], list[float]] | None
     """The seeds' means in two groups, low and high, if they look bimodal: some runs took off and others did not.
 
     They do if the largest gap between neighbours is at least ten points, and a larger share of their range than in most
-    normal samples of so few (``_GAP_SHARES``). A mean over such seeds
-    mostly reflects how many runs took off, and its interval covers less than its nominal level.
+    normal samples of so few (``_GAP_SHARES``). A mean over such seeds mostly reflects how many runs took off, and its interval
+    covers less than its nominal level.
     """
     ordered = sorted(float(mean) for mean in means)
     if len(ordered) < 3:

@@ -76,7 +76,7 @@ class WorldModel:
         player: the policy that proposes actions; None is ``policy``.
 
     Raises:
-        ValueError: the model is behind a chat server, which cannot continue a partial response.
+        ValueError: a model is behind a chat server, which cannot continue a partial response.
     """
 
     def __init__(

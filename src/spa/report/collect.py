@@ -25,6 +25,7 @@ from spa.envs.tables import read_rows
 from spa.evaluate.summary import EvalResult
 from spa.models.folders import resolve_path
 from spa.report.data import Correction, ReportData, SelfPlay, VariantReport
+from spa.rl.episode_files import step_files
 from spa.runs.folder import RunFolder, variant_names, variants_folder
 from spa.runs.metrics import read_metrics
 from spa.runs.provenance import PACKAGES, described
@@ -171,10 +172,10 @@ def _episodes(path: Path) -> list[Episode]:
 
 def _training(folder: Path, limit: int) -> list[tuple[int, Episode]]:
     """The first episode of each of some steps, evenly spread from the first to the last."""
-    files = sorted(file for file in folder.glob("step_*.jsonl") if file.stem.removeprefix("step_").isdecimal())
+    files = list(step_files(folder).items())
     wanted = min(len(files), limit)
     chosen = [files[round(i * (len(files) - 1) / max(1, wanted - 1))] for i in range(wanted)]
-    return [(int(file.stem.removeprefix("step_")), each) for file in chosen for each in islice(read_episodes(file), 1)]
+    return [(step, each) for step, file in chosen for each in islice(read_episodes(file), 1)]
 
 
 def _selfplay(stage: Path) -> SelfPlay:

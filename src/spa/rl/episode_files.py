@@ -14,6 +14,12 @@ def step_file(out: Path, step: int) -> Path:
     return out / "episodes" / f"step_{step:06d}.jsonl"
 
 
+def step_files(folder: Path) -> dict[int, Path]:
+    """The files in ``episodes/`` by step, in order, without those of other names."""
+    names = {path.stem.removeprefix("step_"): path for path in folder.glob("step_*.jsonl")}
+    return dict(sorted((int(name), path) for name, path in names.items() if name.isdecimal()))
+
+
 def some_of_each(episodes: Sequence[Episode], tasks: Sequence[int], most: int) -> list[Episode]:
     """The first episodes of each task, as many of one as of another as far as there are."""
     seen: Counter[int] = Counter()
@@ -36,10 +42,6 @@ def write_step(out: Path, step: int, episodes: Iterable[Episode], most: int) -> 
     stride = 1
     while (step - 1) // stride + 2 > max(most, 2) and stride < step:
         stride *= 2
-    for path in (out / "episodes").glob("step_*.jsonl"):
-        name = path.stem.removeprefix("step_")
-        if not name.isdecimal():
-            continue  # not ours
-        number = int(name)
+    for number, path in step_files(out / "episodes").items():
         if number != step and (number - 1) % stride:
             path.unlink()

@@ -384,8 +384,8 @@ class RunFolder:
                 and cfg.selfplay.tries > 1
             ):
                 raise ValueError(
-                    f"selfplay.filter decides which responses are sampled again, and {half_played[0]} is not finished: change it "
-                    "when it is, or give another --out"
+                    f"selfplay.filter decides which responses are sampled again, and {half_played[0]} is not finished: let it "
+                    "finish first, or give another --out"
                 )
             return
         if changed:
