@@ -27,7 +27,8 @@ from spa.reproduce.table import markdown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = (DOCS / "results.md", ROOT / "README.md")  # both have an overview, the first has the tables
+OVERVIEWS = (DOCS / "results.md", ROOT / "README.md")
+TABLES = tuple(sorted((DOCS / "results").glob("*.md")))
 # docs/results/FILE.json -> the scale whose `spa reproduce --scale SCALE --numbers FILE` prints its table
 SCALES = {
     "frozen_lake": "hours",
@@ -166,14 +167,14 @@ def main() -> None:
     before = blocks(args.file)
     atomic_write(path, to_json(joined) + "\n")
 
-    tables, *_ = pages = [page.read_text(encoding="utf-8") for page in PAGES]
     for world, block in blocks(args.file).items():
-        if world not in before or before[world] not in tables:
-            print(f"{PAGES[0].name} does not have the old table of {world}: put in the new one by hand\n\n{block}\n")
-        else:
-            tables = tables.replace(before[world], block)
-    for page, text in zip(PAGES, [tables, *pages[1:]], strict=True):
-        page.write_text(overview(text), encoding="utf-8")
+        found = [page for page in TABLES if world in before and before[world] in page.read_text(encoding="utf-8")]
+        if not found:
+            print(f"No page has the old table of {world}: put in the new one by hand\n\n{block}\n")
+        for page in found:
+            page.write_text(page.read_text(encoding="utf-8").replace(before[world], block), encoding="utf-8")
+    for page in OVERVIEWS:
+        page.write_text(overview(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name in FIGURES:
         (DOCS / "images" / name).write_text(figure(name), encoding="utf-8")
 
