@@ -14,10 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import spa
 from spa.agent.episode import Episode, Turn
+from spa.agent.policy import Policy
+from spa.rl.batch import train_sequences
 from tests.test_examples import SMALL
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -72,8 +75,9 @@ def test_what_a_run_lacks_is_one_line(run: spa.Run, tmp_path: Path) -> None:
         run.metrics("vagen")
     with pytest.raises(ValueError, match="no episode file"):
         run.episodes("spa", "planner")
-    with pytest.raises(ValueError, match=r"practice-spa holds no finished stage"):
-        run.model("spa", "practice")
+    for variant, stage in (("spa", "practice"), ("vanilla", "sft"), ("base", "selfplay")):
+        with pytest.raises(ValueError, match=f"variant {variant} has no stage {stage}"):
+            run.episodes(variant, stage) if stage == "selfplay" else run.model(variant, stage)
     with pytest.raises(ValueError, match="unknown stage 'eval'"):
         run.model("spa", "eval")
     with pytest.raises(ValueError, match="unknown evaluated variant 'nope'"):
@@ -121,9 +125,26 @@ def test_a_run_plays_a_variant_as_it_was_evaluated(run: spa.Run) -> None:
     assert sorted(group for group, ended in told if ended) == [0, 0, 1, 1], "of every episode, whoever played it"
     config, model = run.player("vanilla", "sampling.temperature=0.5")
     assert (config.sampling.temperature, model) == (0.5, run.model("vanilla"))
-    assert run.play("spa", model="builtin:tiny", quiet=True)
+    assert run.play("spa", model="builtin:tiny", quiet=True, worlds=np.int64(1))
     with pytest.raises(ValueError, match=r"run\.play\('spa'\)"):
         spa.play("frozen_lake", model=run)  # type: ignore[arg-type]
+
+
+def test_an_exported_model_plays_its_own_task(run: spa.Run, tmp_path: Path) -> None:
+    folder = run.export("spa", tmp_path / "mine")
+    (episode,) = spa.play(folder, quiet=True)
+    assert episode.turns[0].state == run.play("spa", quiet=True)[0].turns[0].state
+    assert spa.play(str(folder), "env.max_turns=1", quiet=True)[0].turns[0].state == episode.turns[0].state
+    with pytest.raises(ValueError, match="mine exists; add --force"):
+        run.export("spa", folder)
+    assert run.export("spa", folder, force=True) == folder
+
+
+def test_evaluated_episodes_are_no_training_data(run: spa.Run) -> None:
+    chat = Policy.load(run.config).chat
+    assert train_sequences(run.episodes(stage="selfplay"), chat)
+    with pytest.raises(ValueError, match="stored without token ids"):
+        train_sequences(run.episodes("spa"), chat)
 
 
 def test_a_call_leaves_the_process_as_it_was(
@@ -186,6 +207,10 @@ def test_threads_may_run_at_once(run: spa.Run, capsys: pytest.CaptureFixture[str
         (lambda: spa.load_config(Turn), "a world of your own is 'module:Class'"),
         (lambda: spa.load_config("frozen_lake", f"ppo.start={None}"), "ppo.start: write null for no value"),
         (lambda: spa.play("frozen_lake", worlds="2"), "worlds='2' and samples=1 must be whole numbers"),
+        (lambda: spa.play("frozen_lake", worlds=True), "worlds=True and samples=1 must be whole numbers"),
+        (lambda: spa.play("frozen_lake", model=3), "model is a path or a hub name, not 3"),
+        (lambda: spa.play("frozen_lake", take_over=lambda state: ["Up"], quiet=True), "take_over returns text"),
+        (lambda: spa.run("frozen_lake", resume=True), "resume=True continues the run in out=: name its folder"),
         (
             lambda: spa.play("frozen_lake", samples=2, take_over=str),
             "take_over plays each world once: leave out samples",
@@ -221,6 +246,7 @@ def test_frame_has_a_row_per_turn(run: spa.Run, monkeypatch) -> None:
     frame = spa.episodes_frame(episodes)
     assert len(frame) == sum(len(episode.turns) for episode in episodes)
     assert frame["turn"].min() == 1
+    assert len(spa.episodes_frame(episodes[0])) == len(episodes[0].turns)
     assert list(spa.episodes_frame([]).columns) == list(frame.columns)
     assert frame["reward"].sum() == pytest.approx(sum(episode.total_reward for episode in episodes))
     monkeypatch.setattr("spa.api.find_spec", lambda name: None)

@@ -106,6 +106,7 @@ def test_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = spa.run("frozen_lake", *SMALL, out="runs/first", quiet=True)
     shutil.copytree("runs/first", "runs/second")
+    spa.run("frozen_lake", *SMALL, "variants=[search]", out="runs/planned", quiet=True)
     monkeypatch.setattr(spa, "run", lambda *args, **settings: run, raising=False)
     for page in (ROOT / "README.md", ROOT / "docs" / "python.md"):
         blocks = fenced(page, "python")

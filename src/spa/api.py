@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def run(
         config: a config's name or YAML file, or a ``Config``.
         settings: ``key=value``, as on the command line.
         out: the run folder; default ``runs/NAME-TIME``.
-        resume: continue what ``out`` holds.
+        resume: continue what ``out`` holds; a folder that holds nothing yet is begun.
         quiet: neither progress on stderr nor the table on stdout.
 
     Raises:
@@ -84,6 +85,8 @@ def run(
     from spa.models.load import restoring_threads
     from spa.runs.folder import default_folder
 
+    if resume and out is None:
+        raise ValueError("resume=True continues the run in out=: name its folder")
     cfg = _task(config, settings)
     folder = _folder(out) if out is not None else default_folder(cfg)
     with quieted(quiet), restoring_threads():
@@ -106,14 +109,15 @@ def play(
     """Plays worlds with a model, or with its planner if ``agent.planner`` is set.
 
     Args:
-        config: as ``run``.
+        config: as ``run``, or the folder of an exported model, which is played in its own task.
         settings: as ``run``.
         model: a checkpoint, a stage's folder or a hub name; default ``model.path``, or the chat server of ``engine``.
         worlds: number of worlds of ``split`` (test, val, selfplay or train), after the first ``skip``.
         samples: episodes per world.
         on_turn: called after each turn with the episode and whether it has ended (of those that another process plays only at
             their end); replaces the progress bar.
-        take_over: given the state before each turn, returns a person's actions for it; empty lets the model play.
+        take_over: given the state before each turn, returns a person's actions for it as text (``"Up || Right"``);
+            empty lets the model play.
         quiet: no progress on stderr.
 
     Returns:
@@ -132,9 +136,14 @@ def play(
     from spa.models.load import restoring_threads
     from spa.planning.play import play_with_planner
     from spa.preflight import check_planner
+    from spa.runs.folder import TASK
     from spa.runs.stage import model_of
 
-    if not all(isinstance(count, int) for count in (worlds, samples, skip)) or min(worlds, samples, skip + 1) < 1:
+    counts: Sequence[Any] = (worlds, samples, skip)
+    if (
+        not all(isinstance(n, Integral) and not isinstance(n, bool) for n in counts)
+        or min(worlds, samples, skip + 1) < 1
+    ):
         raise ValueError(
             f"worlds={worlds!r} and samples={samples!r} must be whole numbers from 1, skip={skip!r} one from 0"
         )
@@ -142,6 +151,11 @@ def play(
         raise ValueError("take_over plays each world once: leave out samples")
     if isinstance(model, Run):
         raise ValueError("model: a run has several models: use run.play('spa'), or model=run.model('spa')")
+    if model is not None and not isinstance(model, str | os.PathLike):
+        raise ValueError(f"model is a path or a hub name, not {model!r}")
+    if isinstance(config, str | os.PathLike) and (expanded(config) / TASK).is_file():
+        folder = expanded(config)
+        config, model, settings = folder / TASK, model or folder, (f"model={folder}", *settings)
     path = model_of(str(model), "model") if model else None
     preset = [f"model.path={path}"] if path and not isinstance(config, Config) else []
     cfg = _task(config, [*settings, *preset])
@@ -259,7 +273,8 @@ class Run:
 
     def episodes(self, variant: str | None = None, stage: str = "eval") -> list[Episode]:
         """The stored episodes of a variant's ``eval`` (every sample that its table counts), ``world_model`` (with the prompt that
-        asks for predictions) or ``planner``, or of ``selfplay`` (of the run without a variant).
+        asks for predictions) or ``planner``, or of ``selfplay`` (of the run without a variant). Those of ``eval`` have no token
+        ids.
 
         Raises:
             ValueError: the stage has none yet, or never has.
@@ -328,6 +343,19 @@ class Run:
         config, model = self.player(variant, *settings, model=how.pop("model", None))
         return play(config, model=model, **how)
 
+    def export(self, variant: str, to: str | Path, *, dtype: str | None = None, force: bool = False) -> Path:
+        """Writes a variant's model as a plain Hugging Face folder with a card, as ``spa export`` does; returns the folder.
+
+        Raises:
+            ValueError: no such model, or ``to`` exists.
+        """
+        from spa.models.export import export, find_checkpoint
+        from spa.report.model_card import export_files
+
+        checkpoint, folder = find_checkpoint(self.folder, variant=variant), _folder(to)
+        export(checkpoint, folder, files=export_files(checkpoint, variant), dtype=dtype, force=force)
+        return folder
+
     def report(self) -> Path:
         """Writes ``report.html``; returns its path."""
         from spa import pipeline
@@ -348,7 +376,10 @@ class Run:
         if variant is None:
             return self.folder / stage
         of = {"selfplay": selfplay_folder, "sft": sft_folder, "practice": practice_folder}[stage]
-        return of(self.folder, RunFolder(self.folder).variant(variant))
+        chosen = RunFolder(self.folder).variant(variant)
+        if not (chosen.practice if stage == "practice" else chosen.sft):
+            raise ValueError(f"variant {variant} has no stage {stage}")
+        return of(self.folder, chosen)
 
 
 @dataclass(frozen=True)
@@ -368,7 +399,7 @@ class Comparison:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def episodes_frame(episodes: Iterable[Episode]) -> Any:
+def episodes_frame(episodes: Iterable[Episode] | Episode) -> Any:
     """One row per turn as a pandas data frame, or a Polars one if pandas is not installed.
 
     Columns: of the episode ``task``, ``seed``, ``group``, ``member``, ``success``, ``status``, ``total_reward``; of the turn
@@ -378,6 +409,8 @@ def episodes_frame(episodes: Iterable[Episode]) -> Any:
     Raises:
         ValueError: neither package is installed.
     """
+    from spa.agent.episode import Episode
+
     of_episode = ("task", "seed", "group", "member", "success", "status", "total_reward")
     of_turn = ("state", "response", "observation", "prediction", "executed", "next_state", "reward", "penalty")
     rows = [
@@ -385,7 +418,7 @@ def episodes_frame(episodes: Iterable[Episode]) -> Any:
         | {"turn": turn.index + 1}
         | {name: getattr(turn, name) for name in (*of_turn, "format_ok", "finish_reason")}
         | {"reward": float(turn.reward), "penalty": float(turn.penalty)}
-        for episode in episodes
+        for episode in ([episodes] if isinstance(episodes, Episode) else episodes)
         for turn in episode.turns
     ]
     columns = [*of_episode, "turn", *of_turn, "format_ok", "finish_reason"]

@@ -239,6 +239,9 @@ def test_worlds_of_which_the_last_comes_late_are_refused_too() -> None:
         ValueError, match=r"gave only (3\d|4\d) distinct worlds for split 'test' \(500 asked for by eval.worlds\)"
     ):
         check_enough(Task(env, AgentConfig()), {"test": 500}, 0, {"test": "eval.worlds"})
+    env.settings = {"count": 600}  # of which new ones turn up to the end of the look
+    with pytest.raises(ValueError, match=r"gave only \d+ distinct worlds for split 'test' \(500 asked for\)"):
+        check_enough(Task(env, AgentConfig()), {"test": 500}, 0)
     env.settings = {"count": 5000}  # too many to see all
     check_enough(Task(env, AgentConfig()), {"test": 5000}, 0)
 

@@ -63,6 +63,14 @@ def test_intervals() -> None:
     assert (same.low, same.mean, same.high) == (0.25, 0.25, 0.25)
 
 
+@pytest.mark.parametrize("values", [[], [1.0, float("nan")], [[1.0], [2.0]]])
+def test_what_has_no_interval_is_named(values: list[object]) -> None:
+    with pytest.raises(ValueError, match="finite values"):
+        bootstrap_mean(np.array(values), 100, 0)
+    with pytest.raises(ValueError, match="num_resamples=0"):
+        bootstrap_mean(np.ones(2), 0, 0)
+
+
 def test_a_paired_difference_is_narrower_than_two_intervals() -> None:
     wins = [group % 4 for group in range(100)]
     better = [won + group // 50 for group, won in enumerate(wins)]

@@ -139,6 +139,15 @@ class GoesOnAlone(ByHeart):
         return dataclasses.replace(done, ids=ids, logprobs=[0.0] * len(ids))
 
 
+def test_a_pair_is_a_move_and_anything_else_no_question() -> None:
+    task = lake_task(1)
+    model = WorldModel(player_of(TrueEngine(task)), task)
+    move = Move(start_of(task, World(1, "w")), "Right")
+    assert model.predict([tuple(move)]) == model.predict([move])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="a question is a Move, Choice or Worth, not "):
+        model.ask([tuple(move)])  # type: ignore[list-item]
+
+
 def test_an_answer_that_does_not_begin_as_its_question_ends_is_none() -> None:
     model, engine = by_heart(TASK, ASKED, 0.5)
     engine.__class__ = GoesOnAlone

@@ -125,6 +125,19 @@ def test_a_turns_last_token_gets_the_turns_advantage() -> None:
     np.testing.assert_allclose(advantages[[1, 3]], [first, last])
 
 
+@pytest.mark.parametrize("name", ["gae", "bi_level_gae"])
+def test_whole_numbers_are_not_cut_off(name: str) -> None:
+    """An array of integers would take the fractions of what is written into it."""
+    rewards, values = np.array([0, 1, 0, 2]), np.array([0, 0, 1, 0])
+    episode, exact = tokens(rewards, values, [0, 0, 1, 1]), tokens(rewards * 1.0, values * 1.0, [0, 0, 1, 1])
+    episode.rewards, episode.values = rewards, values
+    estimates = {
+        "gae": lambda one: gae(one.rewards, one.values, 0.9, 0.95),
+        "bi_level_gae": lambda one: bi_level_gae(one, 0.9, 0.95, 0.95),
+    }
+    np.testing.assert_allclose(estimates[name](episode), estimates[name](exact))
+
+
 def test_a_turn_without_reward_is_a_turn_all_the_same() -> None:
     """RAGEN's code sees no end there: the first turn's end gets a value target of its own."""
     episode = tokens(np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.1, 0.2, 0.3, 0.4]), [0, 0, 1, 1])

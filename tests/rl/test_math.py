@@ -14,6 +14,7 @@ from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.worlds import World
 from spa.config.overrides import choices
 from spa.config.schema import PPOConfig
+from spa.data.encode import loss_spans
 from spa.rl.advantages import gae, whiten
 from spa.rl.batch import train_sequences
 from spa.rl.losses import kl_penalty, policy_loss, token_weights, value_loss
@@ -207,6 +208,17 @@ def test_weights_of_tokens(aggregation: str) -> None:
         "seq-mean-token-sum-norm": 17 / 30,
     }[aggregation]
     assert total == pytest.approx(expected)
+
+
+def test_a_misspelled_mode_is_no_other_mode(played) -> None:
+    with pytest.raises(ValueError, match=r"unknown aggregation 'mean'; choose one of token-mean"):
+        token_weights([3, 5], "mean")
+    with pytest.raises(ValueError, match=r"unknown KL estimator 'k4'"):
+        kl_penalty(torch.zeros(1), torch.zeros(1), "k4")
+    with pytest.raises(ValueError, match=r"unknown loss mask 'answr'.* Did you mean 'answer'\?"):
+        train_sequences(played, CHAT, "answr")
+    with pytest.raises(ValueError, match=r"unknown loss 'thnk_answer'"):
+        loss_spans("<think>a</think><answer>Up</answer>", "thnk_answer")
 
 
 def test_kl_estimators_are_means_of_the_kl() -> None:

@@ -91,7 +91,7 @@ class Policy:
         trained: bool = False,
         precision: Precision = "float32",
     ) -> Policy:
-        """Loads ``path`` (default: ``config.model.path``).
+        """Loads ``path`` (default: ``config.model.path``) and sets torch's threads to ``model.threads``.
 
         Args:
             engine: the engine's settings; None is the transformers engine. For a chat server nothing is loaded and a

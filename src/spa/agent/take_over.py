@@ -44,7 +44,13 @@ class TakeOver(Engine):
         streams: Sequence[int],
     ) -> list[Completion]:
         (context,), (stream,) = contexts, streams
-        if not (actions := self.ask(self.state)):
+        actions = self.ask(self.state)
+        if not isinstance(actions, str):
+            raise ValueError(
+                f"take_over returns text, as a model would write it (several actions with agent.action_sep between), or '' to "
+                f"let the model play; got {actions!r}"
+            )
+        if not actions:
             return self.engine.generate([context], sampling, stop_ids=stop_ids, seed=stream)
         return [completion_of(self.chat, self.thought + tagged("answer", actions))]
 

@@ -24,6 +24,8 @@ WORLD_SPLITS = ("train", "val", "test")  # splits that a world may declare
 _GIVE_UP = 20_000  # candidates in a row without a new world
 _CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long at most
 _FEW = 0.8  # share of new worlds among them below which it looks on
+_RARE = 0.1  # share of looks at worlds seen once, at most, from which the number of unseen worlds is estimated
+_MARGIN = 3.0  # times that estimate, which is too low where some worlds are much rarer than others
 _ALL_NEW = 64  # different ones in a row after which worlds are not few
 _TRIED = 8  # worlds of which a check before the run must be able to reset one
 
@@ -100,8 +102,8 @@ class WorldSource:
         self._env = task.make_env()
         self._taken: set[str] = set()
 
-    def take(self, count: int, bar: progress | None = None) -> list[World]:
-        """The next ``count`` worlds; ``bar`` shows how many have been found."""
+    def take(self, count: int, bar: progress | None = None, *, setting: str | None = None) -> list[World]:
+        """The next ``count`` worlds, as ``setting`` asks; ``bar`` shows how many have been found."""
         worlds: list[World] = []
         fruitless, began, noted = 0, self.cursor, time.monotonic()
         while len(worlds) < count:
@@ -112,7 +114,7 @@ class WorldSource:
                 raise ValueError(f"the seeds of split {self.split!r} are used up")
             if fruitless >= _GIVE_UP:
                 found = len(self._taken) if self.unique else len(worlds)
-                raise ValueError(_too_few(self.task, (self.split, found, count, None)))
+                raise ValueError(_too_few(self.task, (self.split, found, count, setting)))
             seed = self.first_seed + self.cursor
             self.cursor += 1
             world, key, split = self.look(seed)
@@ -151,7 +153,8 @@ def check_enough(
     """Refuses a task whose worlds cannot be reset, or are clearly too few, before a source looks for them in vain.
 
     It looks at 500 seeds, fewer where all worlds differ, more where many are alike, for at most two seconds, and judges only where
-    the last half gave no new world.
+    the last half gave no new world, or where at most a tenth of the looks were at worlds seen once: then the number of
+    unseen worlds is estimated (Chao 1984, bias-corrected).
 
     Args:
         counts: distinct worlds needed, by split.
@@ -163,8 +166,8 @@ def check_enough(
     if not any(counts.values()):
         return
     source = WorldSource(task, "val", first_seed)
-    known: set[str] = set()
-    missing = Counter(counts)
+    known: Counter[str] = Counter()
+    missing, found = Counter(counts), Counter[str]()
     looks = last_new = 0
     begun = False
     end = time.monotonic() + _SECONDS
@@ -181,16 +184,20 @@ def check_enough(
         if begun and task.env.disjoint == "seed":
             return
         if key not in known:
-            known.add(key)
             missing[split] -= 1
+            found[split] += 1
             last_new = looks
-    if looks < _CHECKED or last_new > looks / 2:
+        known[key] += 1
+    once, twice = (sum(count == times for count in known.values()) for times in (1, 2))
+    all_seen = last_new <= looks / 2
+    if looks < _CHECKED or not (all_seen or once <= _RARE * looks):
         return
-    if +missing:
-        few = [
-            (split, counts[split] - count, counts[split], (settings or {}).get(split))
-            for split, count in (+missing).items()
-        ]
+    unseen = 0.0 if all_seen else _MARGIN * once * (once - 1) / (2 * (twice + 1))
+    if few := [
+        (split, found[split], counts[split], (settings or {}).get(split))
+        for split, count in (+missing).items()
+        if count > unseen * (found[split] + 1) / (len(known) + 1)
+    ]:
         raise ValueError(_too_few(task, *few))
 
 

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from spa.agent.chat import Chat
 from spa.agent.response import Span, parse_response, replace_spans
+from spa.common.names import choose
 from spa.config.schema import SFTConfig
 from spa.data.ground_truth import Row, body_spans, without_overlaps
 from spa.engines.base import Message
@@ -31,7 +32,11 @@ def loss_spans(text: str, loss: str) -> list[Span]:
 
     ``think_answer``: the think and the answer span, tags included (paper, Eq. 1-2). ``state``: the bodies of
     observation and prediction. ``masked``: as ``think_answer`` without the placeholders.
+
+    Raises:
+        ValueError: another ``loss``.
     """
+    choose("loss", loss, ("think_answer", "state", "masked"))
     if loss == "state":
         return [*body_spans(text, "observation", None), *body_spans(text, "prediction", None)]
     spans = parse_response(text).spans

@@ -74,10 +74,17 @@ def bootstrap_mean(
         num_resamples: number of bootstrap samples, at least 1.
         seed: of the resampling.
         least, most: bounds of the values: 0 and 1 for shares, -1 and 1 for their differences.
+
+    Raises:
+        ValueError: other values.
     """
     array = np.asarray(values, dtype=np.float64)
     worlds = array.size
-    assert array.ndim == 1 and worlds and np.isfinite(array).all() and num_resamples >= 1
+    if array.ndim != 1 or not worlds or not np.isfinite(array).all() or num_resamples < 1:
+        raise ValueError(
+            f"the bootstrap needs finite values (worlds,) and num_resamples from 1, got shape {array.shape} with "
+            f"{np.count_nonzero(~np.isfinite(array))} not finite, num_resamples={num_resamples}"
+        )
     # One world, or identical worlds, carry no information about the spread: rounding must not invent one.
     if np.ptp(array) == 0:
         return without_spread(float(array[0]), worlds, least, most)

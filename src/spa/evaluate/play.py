@@ -50,7 +50,7 @@ def evaluate_model(cfg: Config, variant: VariantConfig, model: str | None, out: 
 
 def _evaluate(cfg: Config, variant: VariantConfig, model: str | None, policy: Policy, out: Path) -> dict[str, Any]:
     task = make_task(cfg, state_format=variant.state_format)
-    worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds)
+    worlds = WorldSource(task, "test", cfg.seeds.test, unique=True).take(cfg.eval.worlds, setting="eval.worlds")
     store, probed = (_unfinished(out, model, part) for part in ("episodes", "probe"))
     title = f"evaluating {variant.name}"
     episodes = play_chunks(policy, task, worlds, cfg.eval.samples, cfg.seeds.run, EVAL, title, store)

@@ -41,7 +41,10 @@ def two_way(values_SW: NDArray[np.float64], least: float = -np.inf, most: float 
 
     values = np.asarray(values_SW, dtype=np.float64)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-        raise ValueError(f"values must be a table (seeds, worlds) of finite numbers, got the shape {values.shape}")
+        raise ValueError(
+            f"values must be a table (seeds, worlds) of finite numbers, got the shape {values.shape} "
+            f"with {np.count_nonzero(~np.isfinite(values))} not finite"
+        )
     seeds, worlds = values.shape
     mean = float(values.mean())
     by_seed, by_world = values.mean(axis=1) - mean, values.mean(axis=0) - mean

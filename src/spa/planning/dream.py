@@ -63,7 +63,9 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
     planner, seeds = cfg.planner, cfg.seeds
     policy = Policy.load(cfg, model, engine=local_engine(cfg))
     task = make_task(cfg, state_format=cfg.selfplay.state_format, prompt="base")
-    worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(cfg.curriculum.imagined_worlds)
+    worlds = WorldSource(task, "train", first_seed(seeds, "train"), unique=True).take(
+        cfg.curriculum.imagined_worlds, setting="curriculum.imagined_worlds"
+    )
     world_model = WorldModel(policy, task, samples=planner.samples, proposals=planner.proposals, seed=seeds.run)
     left = task.env.max_actions
     depth = min(planner.depth, left)

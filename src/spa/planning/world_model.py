@@ -121,7 +121,12 @@ class WorldModel:
 
         Args:
             headers: of the world that each question is about; without them those of the world of seed 0.
+
+        Raises:
+            ValueError: something else is asked.
         """
+        if odd := [question for question in questions if not isinstance(question, Question)]:
+            raise ValueError(f"a question is a Move, Choice or Worth, not {odd[0]!r}")
         keys = self._with_headers([self._key(question) for question in questions], headers)
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         self.usage += Usage(cached=len(questions) - len(new))
@@ -168,7 +173,8 @@ class WorldModel:
         An answer that is cut off, has no readable outcome, or does not fit into the model's context has probability 0.
         """
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
-        queries = [(one, sample) for one in self._with_headers(moves, headers) for sample in range(self.samples)]
+        asked = self._with_headers([Move(*move) for move in moves], headers)
+        queries = [(one, sample) for one in asked for sample in range(self.samples)]
         answers = self._spread(self.policy, self._imagine, queries, sampling)
         return [tuple(answers[i : i + self.samples]) for i in range(0, len(answers), self.samples)]
 

@@ -32,6 +32,7 @@ def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Pair:
     Returns:
         advantages (T,) and returns (T,) = advantages + values. The value after the last step is 0.
     """
+    rewards, values = (np.asarray(array, dtype=np.float64) for array in (rewards, values))
     assert rewards.shape == values.shape and rewards.ndim == 1
     advantages = np.zeros_like(values)
     running = next_value = 0.0
@@ -76,7 +77,7 @@ def bi_level_gae(episode: TrainSequence, gamma: float, lam: float, high_gamma: f
     defect is not reproduced.
     """
     ends = _turn_ends(episode)
-    rewards, values = episode.rewards.copy(), episode.values
+    rewards, values = episode.rewards.astype(np.float64), episode.values
     for piece in _pieces(ends):  # a turn's reward counts where the turn ends
         total = rewards[piece].sum()
         rewards[piece] = 0.0

@@ -14,6 +14,7 @@ from torch import Tensor
 from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.response import parse_response
+from spa.common.names import choose
 from spa.models.score import TokenBatch, batches
 
 Array = NDArray[np.float64]
@@ -90,8 +91,9 @@ def train_sequences(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "s
         loss_mask: ``sampled`` tokens, those of the ``answer`` alone, or ``all``, context included.
 
     Raises:
-        ValueError: no token to train in any episode.
+        ValueError: no token to train in any episode, episodes without token ids, or another ``loss_mask``.
     """
+    choose("loss mask", loss_mask, ("sampled", "answer", "all"))
     result = []
     for episode in episodes:
         sequences = [_sequence(episode, sequence, chat, loss_mask) for sequence in episode.sequences]
@@ -102,6 +104,10 @@ def train_sequences(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "s
 
 
 def _sequence(episode: Episode, sequence: TokenSequence, chat: Chat, loss_mask: str) -> TrainSequence:
+    if len(sequence.ids) != len(sequence.mask):
+        raise ValueError(
+            "episodes of an evaluation are stored without token ids: take those of self-play, or play anew"
+        )
     sampled = np.array(sequence.mask, dtype=bool)
     sampled[:1] = False
     turns = np.where(sampled, sequence.turns, -1)

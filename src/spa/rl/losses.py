@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from spa.common.names import choose
+
 MAX_LOG_RATIO = 20.0  # as in verl: exp() of more overflows float32
 
 
@@ -21,6 +23,11 @@ def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1)
 
     A sequence is an episode with the whole history in context, or a turn with a history window.
     """
+    choose(
+        "aggregation",
+        aggregation,
+        ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
+    )
     count = len(lengths)
     if aggregation == "token-mean":
         return [1 / sum(lengths)] * count
@@ -28,7 +35,6 @@ def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1)
         return [1 / count / length for length in lengths]
     if aggregation == "seq-mean-token-sum":
         return [1 / count] * count
-    assert aggregation == "seq-mean-token-sum-norm"
     return [1 / count / horizon] * count
 
 
@@ -96,11 +102,11 @@ def kl_penalty(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tenso
     With d the log-prob minus the reference's: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d (clipped to [-10, 10] as in verl).
     In expectation k1 and k3 equal the KL; as a loss, k2 has the gradient of the KL, and k1 has expected gradient 0.
     """
+    choose("KL estimator", estimator, ("k1", "k2", "k3"))
     difference = logprobs_N - reference_N
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return 0.5 * difference**2
-    assert estimator == "k3"
     clamped = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (clamped.exp() - clamped - 1).clamp(-10.0, 10.0)

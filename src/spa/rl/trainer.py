@@ -104,7 +104,9 @@ class PPOTrainer:
         self.failures = [Failures(f"PPO in {label}", self.config.env.max_failed) for label in self.labels]
         self.validations: list[tuple[str, Task, list[World]]] = []
         if config.val_every:
-            worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(config.val_worlds)
+            worlds = WorldSource(self.task, "val", seeds.val, unique=True).take(
+                config.val_worlds, setting="ppo.val_worlds"
+            )
             self.validations.append(("val/", self.task, worlds))
             for label, task in zip(self.labels, tasks, strict=True) if self.config.curriculum.mixture else ():
                 if task.env != self.task.env:
