@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from spa.common.files import expanded
 from spa.config.load import load_config as _load_config
@@ -211,6 +211,18 @@ def compare(*runs: str | Path | Run) -> RunComparison:
     return compare_runs([run.folder if isinstance(run, Run) else _folder(run) for run in runs])
 
 
+class HowToPlay(TypedDict, total=False):
+    """Arguments of ``play`` that ``Run.play`` passes on."""
+
+    worlds: int
+    samples: int
+    split: str
+    skip: int
+    on_turn: Callable[[Episode, bool], None] | None
+    take_over: Callable[[str], str] | None
+    quiet: bool
+
+
 class Run:
     """A run folder, finished or not: its config, comparison, metrics and episodes.
 
@@ -333,15 +345,17 @@ class Run:
         cfg = apply_overrides(played_config(self.config, chosen), settings)  # last: the variant's must not undo them
         return cfg, str(model or trained_model(self.config, chosen, self.folder))
 
-    def play(self, variant: str | None = None, *settings: str, **how: Any) -> list[Episode]:
+    def play(
+        self, variant: str | None = None, *settings: str, model: str | Path | None = None, **how: Unpack[HowToPlay]
+    ) -> list[Episode]:
         """``spa.play`` of a variant (default: the recipe's) as it was evaluated; see ``player``.
 
         Args:
             settings: ``key=value``, on top of the variant's own.
-            how: what ``spa.play`` takes: ``worlds``, ``samples``, ``split``, ``skip``, ``on_turn``, ``take_over``, ``quiet``.
+            how: as ``spa.play``.
         """
-        config, model = self.player(variant, *settings, model=how.pop("model", None))
-        return play(config, model=model, **how)
+        config, path = self.player(variant, *settings, model=model)
+        return play(config, model=path, **how)
 
     def export(self, variant: str, to: str | Path, *, dtype: str | None = None, force: bool = False) -> Path:
         """Writes a variant's model as a plain Hugging Face folder with a card, as ``spa export`` does; returns the folder.
