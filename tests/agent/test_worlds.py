@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import re
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -239,11 +241,27 @@ def test_worlds_of_which_the_last_comes_late_are_refused_too() -> None:
         ValueError, match=r"gave only (3\d|4\d) distinct worlds for split 'test' \(500 asked for by eval.worlds\)"
     ):
         check_enough(Task(env, AgentConfig()), {"test": 500}, 0, {"test": "eval.worlds"})
-    env.settings = {"count": 600}  # of which new ones turn up to the end of the look
-    with pytest.raises(ValueError, match=r"gave only \d+ distinct worlds for split 'test' \(500 asked for\)"):
-        check_enough(Task(env, AgentConfig()), {"test": 500}, 0)
     env.settings = {"count": 5000}  # too many to see all
     check_enough(Task(env, AgentConfig()), {"test": 5000}, 0)
+
+
+class Rare(Few):
+    """Worlds each a little rarer than the one before: every doubling of the looks gives as many new ones."""
+
+    def reset(self, *, seed=None, options=None):
+        return f"world {int(math.exp(random.Random(seed).random() * math.log(self.count)))}", {}
+
+
+def test_worlds_that_get_fewer_are_refused_before_all_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the 2,000 looks of two seconds."""
+    clock = count()
+    monkeypatch.setattr("spa.agent.worlds.time", SimpleNamespace(monotonic=lambda: next(clock) / 1000))
+    env = EnvConfig(id=f"{__name__}:Late", tag="L", settings={"count": 600})
+    with pytest.raises(ValueError, match=r"gave only \d\d distinct worlds for split 'test' \(128 asked for\)"):
+        check_enough(Task(env, AgentConfig()), {"test": 128}, 0)
+    check_enough(Task(env, AgentConfig()), {"test": 80}, 0)
+    rare = EnvConfig(id=f"{__name__}:Rare", tag="R", settings={"count": 100_000})
+    check_enough(Task(rare, AgentConfig()), {"test": 500}, 0)
 
 
 def test_where_worlds_are_many_or_need_not_differ_few_are_looked_at() -> None:

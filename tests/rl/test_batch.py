@@ -24,7 +24,7 @@ SMALL = st.floats(-3, 3)
 
 @pytest.mark.parametrize(("returns", "explained"), [([0.1, 0.1, 0.1 + 2e-17], 0.0), ([0.0, 1.0, 2.0], 0.75)])
 def test_explained_variance_is_zero_where_there_is_nothing_to_explain(returns: list[float], explained: float) -> None:
-    ((row,),) = train_sequences([scripted("a")], CHAT, "response")
+    ((row,),) = train_sequences([scripted("a")], CHAT)
     row.mask = np.arange(len(row.ids)) < 3
     row.returns[:3], row.values[:3] = returns, [0.5, 1.0, 1.5]
     assert values_explained([row]) == {"losses/explained_variance": pytest.approx(explained)}

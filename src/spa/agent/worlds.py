@@ -24,8 +24,10 @@ WORLD_SPLITS = ("train", "val", "test")  # splits that a world may declare
 _GIVE_UP = 20_000  # candidates in a row without a new world
 _CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long at most
 _FEW = 0.8  # share of new worlds among them below which it looks on
-_RARE = 0.1  # share of looks at worlds seen once, at most, from which the number of unseen worlds is estimated
-_MARGIN = 3.0  # times that estimate, which is too low where some worlds are much rarer than others
+_FADING = (
+    0.8  # of the new worlds of one doubling of the looks, the share in the next one below which their end is foreseen
+)
+_MARGIN = 2.0  # times what is foreseen
 _ALL_NEW = 64  # different ones in a row after which worlds are not few
 _TRIED = 8  # worlds of which a check before the run must be able to reset one
 
@@ -153,8 +155,8 @@ def check_enough(
     """Refuses a task whose worlds cannot be reset, or are clearly too few, before a source looks for them in vain.
 
     It looks at 500 seeds, fewer where all worlds differ, more where many are alike, for at most two seconds, and judges only where
-    the last half gave no new world, or where at most a tenth of the looks were at worlds seen once: then the number of
-    unseen worlds is estimated (Chao 1984, bias-corrected).
+    the last half gave no new world, or clearly fewer than the quarter before it: then as many more are expected as a geometric
+    series over further doublings of the looks gives. Worlds some of which are very rare go on giving new ones and are not judged.
 
     Args:
         counts: distinct worlds needed, by split.
@@ -166,13 +168,14 @@ def check_enough(
     if not any(counts.values()):
         return
     source = WorldSource(task, "val", first_seed)
-    known: Counter[str] = Counter()
+    known: set[str] = set()
+    seen = [0]  # how many worlds after each look
     missing, found = Counter(counts), Counter[str]()
-    looks = last_new = 0
+    looks = 0
     begun = False
     end = time.monotonic() + _SECONDS
     while (+missing or not begun) and time.monotonic() < end and not len(known) == looks == _ALL_NEW:
-        if looks >= _CHECKED and (last_new <= looks / 2 or len(known) > _FEW * looks):
+        if looks >= _CHECKED and (seen[-1] == seen[looks // 2] or len(known) > _FEW * looks):
             break
         world, key, split = source.look(first_seed + looks)
         looks += 1
@@ -184,15 +187,15 @@ def check_enough(
         if begun and task.env.disjoint == "seed":
             return
         if key not in known:
+            known.add(key)
             missing[split] -= 1
             found[split] += 1
-            last_new = looks
-        known[key] += 1
-    once, twice = (sum(count == times for count in known.values()) for times in (1, 2))
-    all_seen = last_new <= looks / 2
-    if looks < _CHECKED or not (all_seen or once <= _RARE * looks):
+        seen.append(len(known))
+    before, last = seen[looks // 2] - seen[looks // 4], seen[-1] - seen[looks // 2]
+    ratio = (last + 1) / (before + 1)
+    if looks < _CHECKED or (last and ratio > _FADING):
         return
-    unseen = 0.0 if all_seen else _MARGIN * once * (once - 1) / (2 * (twice + 1))
+    unseen = _MARGIN * last * ratio / (1 - ratio) if last else 0.0
     if few := [
         (split, found[split], counts[split], (settings or {}).get(split))
         for split, count in (+missing).items()

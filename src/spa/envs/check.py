@@ -69,15 +69,7 @@ class Finding:
 
 
 def check_world(make: MakeEnv, **kwargs: Any) -> list[Finding]:
-    """The findings of ``each_finding``, which takes the same arguments.
-
-    Raises:
-        ValueError: ``make`` cannot be called.
-    """
-    if not callable(make):
-        raise ValueError(
-            f"what makes the world must be callable, such as lambda: spa.make_env('frozen_lake'), not {make!r}"
-        )
+    """The findings of ``each_finding``, which takes the same arguments."""
     return list(each_finding(make, **kwargs))
 
 
