@@ -24,10 +24,8 @@ WORLD_SPLITS = ("train", "val", "test")  # splits that a world may declare
 _GIVE_UP = 20_000  # candidates in a row without a new world
 _CHECKED, _SECONDS = 500, 2.0  # candidates that a check before the run looks at, and for how long at most
 _FEW = 0.8  # share of new worlds among them below which it looks on
-_FADING = (
-    0.8  # of the new worlds of one doubling of the looks, the share in the next one below which their end is foreseen
-)
-_MARGIN = 2.0  # times what is foreseen
+_FADING = 0.8  # ratio of the new worlds in two successive doublings of the looks up to which their end is foreseen
+_MARGIN = 2.0  # times the worlds that are foreseen
 _ALL_NEW = 64  # different ones in a row after which worlds are not few
 _TRIED = 8  # worlds of which a check before the run must be able to reset one
 
@@ -155,8 +153,8 @@ def check_enough(
     """Refuses a task whose worlds cannot be reset, or are clearly too few, before a source looks for them in vain.
 
     It looks at 500 seeds, fewer where all worlds differ, more where many are alike, for at most two seconds, and judges only where
-    the last half gave no new world, or clearly fewer than the quarter before it: then as many more are expected as a geometric
-    series over further doublings of the looks gives. Worlds some of which are very rare go on giving new ones and are not judged.
+    the last half gave no new world, or clearly fewer than the quarter before it: then a geometric series over further doublings
+    of the looks gives how many more to expect. Where some worlds are very rare, new ones keep turning up, and nothing is judged.
 
     Args:
         counts: distinct worlds needed, by split.
@@ -170,7 +168,7 @@ def check_enough(
     source = WorldSource(task, "val", first_seed)
     known: set[str] = set()
     seen = [0]  # how many worlds after each look
-    missing, found = Counter(counts), Counter[str]()
+    missing = Counter(counts)
     looks = 0
     begun = False
     end = time.monotonic() + _SECONDS
@@ -189,18 +187,18 @@ def check_enough(
         if key not in known:
             known.add(key)
             missing[split] -= 1
-            found[split] += 1
         seen.append(len(known))
     before, last = seen[looks // 2] - seen[looks // 4], seen[-1] - seen[looks // 2]
     ratio = (last + 1) / (before + 1)
     if looks < _CHECKED or (last and ratio > _FADING):
         return
     unseen = _MARGIN * last * ratio / (1 - ratio) if last else 0.0
-    if few := [
-        (split, found[split], counts[split], (settings or {}).get(split))
-        for split, count in (+missing).items()
-        if count > unseen * (found[split] + 1) / (len(known) + 1)
-    ]:
+    few = []
+    for split, count in (+missing).items():
+        found = counts[split] - count
+        if count > unseen * (found + 1) / (len(known) + 1):
+            few.append((split, found, counts[split], (settings or {}).get(split)))
+    if few:
         raise ValueError(_too_few(task, *few))
 
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-_WHICH = ("used", "last", "best")
-
 
 def export(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run folder, a stage's folder or a checkpoint.")],
@@ -38,7 +36,6 @@ def export(
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
 ) -> None:
     """Write a trained model as a plain Hugging Face folder with a card, without the trainer's state."""
-    from spa.common.names import choose
     from spa.common.progress import note
     from spa.models.export import export as write
     from spa.models.export import find_checkpoint
@@ -46,7 +43,6 @@ def export(
     from spa.report.model_card import export_files
     from spa.runs.record import read_done
 
-    choose("--which", which, _WHICH)
     if public and not push:
         raise ValueError("--public is of the upload: add --push REPO")
     if push:

@@ -11,6 +11,7 @@ from itertools import accumulate
 from spa.agent.chat import Chat
 from spa.agent.response import Span, parse_response, replace_spans
 from spa.common.names import choose
+from spa.config.overrides import choices
 from spa.config.schema import SFTConfig
 from spa.data.ground_truth import Row, body_spans, without_overlaps
 from spa.engines.base import Message
@@ -36,7 +37,7 @@ def loss_spans(text: str, loss: str) -> list[Span]:
     Raises:
         ValueError: another ``loss``.
     """
-    choose("loss", loss, ("think_answer", "state", "masked"))
+    choose("loss", loss, choices(SFTConfig, "loss"))
     if loss == "state":
         return [*body_spans(text, "observation", None), *body_spans(text, "prediction", None)]
     spans = parse_response(text).spans

@@ -50,7 +50,7 @@ def find_checkpoint(
         ValueError: there is none; the message lists the existing ones.
     """
     source = Path(source)
-    choose("checkpoint", which, ("used", "last", "best"))
+    choose("--which", which, ("used", "last", "best"))
     if step is not None and which != "used":
         raise ValueError(f"a checkpoint is chosen by its step, {step}, or as the {which} one, not both")
     if not source.is_dir():

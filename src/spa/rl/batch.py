@@ -15,6 +15,8 @@ from spa.agent.chat import Chat
 from spa.agent.episode import Episode, TokenSequence, Turn
 from spa.agent.response import parse_response
 from spa.common.names import choose
+from spa.config.overrides import choices
+from spa.config.schema import PPOConfig
 from spa.models.score import TokenBatch, batches
 
 Array = NDArray[np.float64]
@@ -93,7 +95,7 @@ def train_sequences(episodes: Sequence[Episode], chat: Chat, loss_mask: str = "s
     Raises:
         ValueError: no token to train in any episode, episodes without token ids, or another ``loss_mask``.
     """
-    choose("loss mask", loss_mask, ("sampled", "answer", "all"))
+    choose("loss mask", loss_mask, choices(PPOConfig, "loss_mask"))
     result = []
     for episode in episodes:
         sequences = [_sequence(episode, sequence, chat, loss_mask) for sequence in episode.sequences]

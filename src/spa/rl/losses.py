@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from spa.common.names import choose
+from spa.config.overrides import choices
+from spa.config.schema import PPOConfig
 
 MAX_LOG_RATIO = 20.0  # as in verl: exp() of more overflows float32
 
@@ -23,11 +25,7 @@ def token_weights(lengths: Sequence[int], aggregation: str, *, horizon: int = 1)
 
     A sequence is an episode with the whole history in context, or a turn with a history window.
     """
-    choose(
-        "aggregation",
-        aggregation,
-        ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"),
-    )
+    choose("aggregation", aggregation, choices(PPOConfig, "loss_aggregation"))
     count = len(lengths)
     if aggregation == "token-mean":
         return [1 / sum(lengths)] * count
@@ -102,7 +100,7 @@ def kl_penalty(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tenso
     With d the log-prob minus the reference's: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d (clipped to [-10, 10] as in verl).
     In expectation k1 and k3 equal the KL; as a loss, k2 has the gradient of the KL, and k1 has expected gradient 0.
     """
-    choose("KL estimator", estimator, ("k1", "k2", "k3"))
+    choose("KL estimator", estimator, choices(PPOConfig, "kl_reward_estimator"))
     difference = logprobs_N - reference_N
     if estimator == "k1":
         return difference
