@@ -491,3 +491,8 @@ def test_a_world_that_never_ends_is_given_up(monkeypatch):
     NeverEnds.steps = 0
     outcomes(NeverEnds, 200)
     assert NeverEnds.steps == 0
+
+
+def test_a_name_instead_of_a_world_is_refused():
+    with pytest.raises(ValueError, match="make: a class or function"):
+        check_world("frozen_lake")

@@ -69,7 +69,9 @@ class Finding:
 
 
 def check_world(make: MakeEnv, **kwargs: Any) -> list[Finding]:
-    """The findings of ``each_finding``, which takes the same arguments."""
+    """The findings of ``each_finding``, which takes the same arguments; ValueError if ``make`` cannot be called."""
+    if not callable(make):
+        raise ValueError(f"make: a class or function without arguments that makes the world, not {make!r}")
     return list(each_finding(make, **kwargs))
 
 
@@ -361,10 +363,11 @@ def _nonsense(make: MakeEnv) -> None:
             raise
         except Exception as error:
             raise Problem(f"the action {short(text)} raised {one_line(error)}") from error
-        if info.get("valid") is not False:
-            if not env.actions:  # any text may be an answer
-                continue
-            raise Problem(f"info['valid'] is {info.get('valid')!r} after the action {short(text)}")
+        if info.get("valid") is not False and not env.actions:  # any text may be an answer
+            continue
+        fail_if(
+            info.get("valid") is not False, f"info['valid'] is {info.get('valid')!r} after the action {short(text)}"
+        )
         changed = after != before or reward or terminated or truncated or info.get("effective")
         fail_if(changed, f"the action {short(text)} changed the state, gave a reward or ended the episode")
         for action, step in _steps(env, 0, 20):  # nor may it change what comes later
@@ -441,9 +444,8 @@ def _predictable(make: MakeEnv, episodes: int) -> str:
 def _without_tags(make: MakeEnv, seeds: int) -> None:
     for seed, state in _states(make, seeds):
         tag = TAG.search(state)
-        fail_if(
-            tag, f"seed {seed}: a state contains {tag and tag[0]!r}: stage 1 would drop its rows, write it otherwise"
-        )
+        problem = f"seed {seed}: a state contains {tag and tag[0]!r}: stage 1 would drop its rows, write it otherwise"
+        fail_if(tag, problem)
 
 
 def _blind(make: MakeEnv, seeds: int) -> None:
