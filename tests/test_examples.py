@@ -186,7 +186,7 @@ def test_every_vault_opens_within_its_moves(folder: Path) -> None:
 def test_sharing_by_entry_point(folder: Path, monkeypatch, capsys) -> None:
     points = tomllib.loads(blocks("toml")[0])["project"]["entry-points"]["spa.envs"]
     made = [EntryPoint(name, value, registry.ENTRY_POINT_GROUP) for name, value in points.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: made)
+    monkeypatch.setattr(registry, "_plugins", lambda: {point.name: point for point in made})
     assert make_env("vault", wheels=2).reset(seed=0)[0]
     assert main(["env", "list"]) == 0
     assert "vault" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,11 +312,12 @@ def test_as_many_requests_at_once_as_asked_for(server: Server, workers: int) -> 
     assert len(server.log) == 6
 
 
-def test_requests_per_minute(server: Server) -> None:
-    play(server, 1, lake_task(max_turns=1))  # the first request of a process arrives late: modules are imported
+def test_requests_per_minute(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("spa.engines.openai.time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr("spa.engines.openai._sleep", lambda seconds, stop: waits.append(seconds))
     play(server, 6, lake_task(max_turns=1), requests_per_minute=1200)
-    starts = sorted(entry["start"] for entry in server.log[1:])
-    assert starts[-1] - starts[0] > 5 * 0.05 - 0.02
+    assert sorted(waits) == pytest.approx([0.05 * n for n in range(6)])
 
 
 def test_a_failed_episode_is_tried_once_more_after_the_others(server: Server) -> None:

@@ -190,7 +190,14 @@ def test_gymnasium_wrappers_of_a_registration_are_kept():
     assert env.step("Up")[3] is True
 
 
-def test_entry_points(monkeypatch):
+@pytest.fixture
+def no_known_plugins():
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+
+
+def test_entry_points(monkeypatch, no_known_plugins):
     points = [EntryPoint("corridor", here("Corridor"), registry.ENTRY_POINT_GROUP)]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "spa.envs" else [])
     assert env_names() == [*registry.BUILT_IN, "corridor"]

@@ -95,7 +95,7 @@ def test_a_config_cannot_run_a_program(
 
 def test_a_function_may_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("passage", here("make_corridor"), registry.ENTRY_POINT_GROUP)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_plugins", lambda: {point.name: point for point in points})
     assert make_env("passage", length=5).reset(seed=0)[0] == "P____"
     if "SpaTestPassage-v0" not in gymnasium.registry:
         gymnasium.register(id="SpaTestPassage-v0", entry_point=make_corridor)
@@ -184,5 +184,5 @@ def test_what_a_world_imports(name: str, module: str | None) -> None:
 
 def test_what_an_entry_point_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("passage", "nowhere.far:Passage", registry.ENTRY_POINT_GROUP)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_plugins", lambda: {point.name: point for point in points})
     assert registry.imported_for("passage") == "nowhere.far"

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,7 @@ def _check_settings(make: Callable[..., Any], name: str, settings: dict[str, Any
             raise ValueError(f"unknown setting {setting!r} of world {name!r}.{hint}")
 
 
+@cache  # tens of milliseconds, and each episode makes a world
 def _plugins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
