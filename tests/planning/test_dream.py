@@ -229,7 +229,7 @@ def test_what_was_imagined_is_no_action_in_the_world_and_no_truth_to_learn(path:
 
 
 def test_only_training_worlds_are_imagined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "search_all", lambda model, searches, headers: [{} for _ in searches])
+    monkeypatch.setattr(module, "search_all", lambda model, searches, headers, max_tokens: [{} for _ in searches])
     cfg = tiny_config()
     cfg.curriculum.imagined_worlds = 12
     record = module.imagine_worlds(cfg, tmp_path, model="builtin:tiny")

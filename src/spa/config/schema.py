@@ -262,7 +262,13 @@ class PlannerConfig:
     whole: Flag = setting(
         False, "lookahead, beam, practice: imagine everything within depth, as a later end may pay more than the first."
     )
-    max_questions: Count = setting(0, "Moves asked about per decision, not samples and proposals; 0 = no limit.")
+    max_questions: Count = setting(
+        0,
+        "Most moves asked about per decision, after the first ones; samples and proposals do not count; 0 = no limit.",
+    )
+    max_tokens: Count = setting(
+        0, "Most tokens written per decision, after those about the first moves, cached answers included; 0 = no limit."
+    )
     values: Flag = setting(False, "Also query the [values](planning.md#move-values) of moves.")
     model: str | None = setting(
         None,

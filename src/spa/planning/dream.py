@@ -84,7 +84,7 @@ def imagine_worlds(cfg: Config, out: Path, *, model: str) -> dict[str, Any]:
             searches = [
                 dream(start, shown.actions, planner, depth, left) for start, shown in zip(starts, headers, strict=True)
             ]
-            dreamt = search_all(world_model, searches, headers)
+            dreamt = search_all(world_model, searches, headers, max_tokens=planner.max_tokens)
             imagined += [
                 {"start": start, "moves": moves, "actions": shown.actions}
                 for start, moves, shown in zip(starts, dreamt, headers, strict=True)

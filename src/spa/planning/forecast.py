@@ -33,6 +33,7 @@ class Forecast(Simulator):
 
     def predict(self, moves: Sequence[Move], headers: Sequence[Headers] = ()) -> list[tuple[Imagined, ...]]:
         answers = super().predict(moves)
+        self._written |= dict.fromkeys(self._with_headers(moves, headers), 0)
         # By state: greedy answers about one state read what their questions share once.
         before: dict[tuple[str, Headers], list[int]] = {}
         for (move, shown), drawn in zip(self._with_headers(moves, headers), answers, strict=True):
@@ -40,6 +41,7 @@ class Forecast(Simulator):
                 ids, read, written = self._tokens(move, shown, answer)
                 shared = common_length(ids, before.get((move.state, shown), ())) if self.samples == 1 else 0
                 before[move.state, shown] = ids
+                self._written[move, shown] += written
                 self.usage += Usage(questions=1, tokens_read=len(ids) - shared + read, tokens_written=written)
         return answers
 

@@ -31,6 +31,7 @@ class _Entry:
     asked: str
     usage: tuple[int, int, int, int]
     answers: list[_Stored]
+    written: list[int]
 
 
 class Journal:
@@ -47,14 +48,14 @@ class Journal:
         self._lines = deque(path.read_bytes().splitlines(keepends=True) if path.is_file() else ())
         self._read = 0
 
-    def replay(self, asked: Sequence[Asked[Question]]) -> tuple[list[Answer], tuple[int, ...]] | None:
-        """The stored answers to the next batch of questions and the usage up to them; None if there are none."""
+    def replay(self, asked: Sequence[Asked[Question]]) -> tuple[list[Answer], list[int], tuple[int, ...]] | None:
+        """The stored answers to the next batch of questions, their tokens and the usage up to them; None if there are none."""
         if not self._lines:
             return None
         line = self._lines.popleft()
         try:
             entry = parse(_Entry, line)
-            if entry.asked != self._digest(asked) or not line.endswith(b"\n"):
+            if entry.asked != self._digest(asked) or len(entry.written) != len(asked) or not line.endswith(b"\n"):
                 raise ValueError("other questions")
             answers = [_answer(question, stored) for (question, _), stored in zip(asked, entry.answers, strict=True)]
         except ValueError:
@@ -63,17 +64,23 @@ class Journal:
                 file.truncate(self._read)
             return None
         self._read += len(line)
-        return answers, entry.usage
+        return answers, entry.written, entry.usage
 
-    def add(self, asked: Sequence[Asked[Question]], answers: Sequence[Answer], usage: tuple[int, ...]) -> None:
-        """Appends a batch."""
+    def add(
+        self,
+        asked: Sequence[Asked[Question]],
+        answers: Sequence[Answer],
+        written: Sequence[int],
+        usage: tuple[int, ...],
+    ) -> None:
+        """Appends a batch: questions, their answers, the tokens written for each and the usage so far."""
         stored = [
             [(one.state, one.reward, one.ended, one.probability) for one in answer]
             if isinstance(answer, tuple)
             else answer
             for answer in answers
         ]
-        entry = {"asked": self._digest(asked), "usage": usage, "answers": stored}
+        entry = {"asked": self._digest(asked), "usage": usage, "answers": stored, "written": list(written)}
         append(self.path, json.dumps(entry, allow_nan=False) + "\n")
         work_stored()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from spa.agent.worlds import World
 from spa.config.schema import PlannerConfig
 from spa.data.transitions import RESPONSE_FORMATS, transitions_of
 from spa.envs.checked import WorldError
-from spa.planning.search import PLANNERS, Answer, Imagined, Move, Plan, Question
+from spa.planning.search import PLANNERS, Answer, Choice, Imagined, Move, OutOfTokens, Plan, Question
 from spa.planning.world_model import Headers, WorldModel
 
 T = TypeVar("T")
@@ -28,26 +29,39 @@ def search_all(
     searches: Sequence[Generator[list[Question], list[Answer], T]],
     headers: Sequence[Headers],
     memories: Sequence[Memory] = (),
+    *,
+    max_tokens: int = 0,
 ) -> list[T]:
     """Runs searches concurrently; their simultaneous questions go to the model as one batch.
 
     Args:
         headers: of each search's world.
         memories: for each search, known answers that replace the model's.
+        max_tokens: a search decides before questions for which, at the mean of its answers so far, more tokens would be written;
+            0 = no limit. Its first moves are always asked about.
     """
     results: dict[int, T] = {}
     pending: dict[int, list[Question]] = {}
+    answered, written = ([0] * len(searches) for _ in range(2))
+    begun: set[int] = set()  # searches that have asked about moves
 
-    def advance(number: int, answers: list[Answer] | None) -> None:
+    def advance(number: int, step: Callable[[], list[Question]]) -> None:
         try:
-            pending[number] = searches[number].send(answers)  # type: ignore[arg-type]
+            pending[number] = step()
         except StopIteration as stop:
             results[number] = stop.value
             pending.pop(number, None)
 
+    def is_spent(number: int) -> bool:
+        """At the mean so far, the pending answers about moves would be too many tokens."""
+        total = written[number] * (answered[number] + len(pending[number]))
+        return number in begun and _of_moves(pending[number]) and total > max_tokens * answered[number] > 0
+
     for number in range(len(searches)):
-        advance(number, None)
+        advance(number, partial(next, searches[number]))
     while pending:
+        for number in [number for number in pending if is_spent(number)]:
+            advance(number, partial(searches[number].throw, OutOfTokens()))
         order = list(pending)
         known_answers: list[Memory] = [memories[number] if memories else {} for number in order]
         unknown = [
@@ -56,9 +70,18 @@ def search_all(
         ]
         shown = [headers[number] for number, questions in zip(order, unknown, strict=True) for _ in questions]
         answers = iter(world_model.ask([question for questions in unknown for question in questions], shown))
-        for number, memory in zip(order, known_answers, strict=True):
-            advance(number, [memory[q] if q in memory else next(answers) for q in pending[number]])  # type: ignore[index]
+        for number, memory, questions in zip(order, known_answers, unknown, strict=True):
+            if max_tokens:
+                answered[number] += len(questions)
+                written[number] += world_model.tokens_written(questions, headers[number])
+                begun |= {number} if _of_moves(pending[number]) else set()
+            replies = [memory[q] if q in memory else next(answers) for q in pending[number]]  # type: ignore[index]
+            advance(number, partial(searches[number].send, replies))
     return [results[number] for number in range(len(searches))]
+
+
+def _of_moves(questions: Sequence[Question]) -> bool:
+    return any(not isinstance(question, Choice) for question in questions)
 
 
 def play_with_planner(
@@ -90,7 +113,7 @@ def play_with_planner(
     memories: list[dict[Move, tuple[Imagined, ...]]] = [{} for _ in plays]
     for index in range(task.env.max_turns):
         live = [number for number, play in enumerate(plays) if play.live]
-        turns_hold = (task.env.max_turns - index) * _actions_a_turn(task, config)
+        turns_hold = (task.env.max_turns - index) * actions_a_turn(task, config)
         searches = [
             search(
                 plays[number].state,
@@ -103,7 +126,8 @@ def play_with_planner(
             for number in live
         ]
         of_live = [headers[number] for number in live]
-        plans = search_all(world_model, searches, of_live, [memories[number] for number in live])
+        known = [memories[number] for number in live]
+        plans = search_all(world_model, searches, of_live, known, max_tokens=config.max_tokens)
         for number, plan in zip(live, plans, strict=True):
             play = plays[number]
             play.open_turn(index, play.user_text(index, play.first_shown(index)))
@@ -142,7 +166,7 @@ def _seen(turn: Turn, config: PlannerConfig) -> dict[Move, tuple[Imagined, ...]]
     }
 
 
-def _actions_a_turn(task: Task, config: PlannerConfig) -> int:
+def actions_a_turn(task: Task, config: PlannerConfig) -> int:
     """How much of a plan a turn plays. Where chance decides, one action is all that was planned."""
     return task.env.max_actions_per_turn if config.samples == 1 else 1
 
@@ -150,7 +174,7 @@ def _actions_a_turn(task: Task, config: PlannerConfig) -> int:
 def _response(play: Play, plan: Plan, config: PlannerConfig) -> str:
     """What a model would write that had this plan."""
     task, form = play.task, RESPONSE_FORMATS[play.task.agent.style]
-    path = plan.path[: min(_actions_a_turn(task, config), play.actions_left)]
+    path = plan.path[: min(actions_a_turn(task, config), play.actions_left)]
     actions = f" {task.agent.action_sep} ".join(action for action, _ in path)
     if not task.agent.think:
         return form.answer.format(actions)

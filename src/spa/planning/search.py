@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -107,6 +108,10 @@ def believes(answer: Imagined, config: PlannerConfig) -> bool:
     """Whether a planner uses an answer. With several samples, it uses all complete ones."""
     least = config.min_probability if config.samples == 1 else 0.0
     return answer.probability > 0 and answer.probability >= least
+
+
+class OutOfTokens(Exception):
+    """Thrown into a search instead of the answers to its questions (``planner.max_tokens``): it decides by what it knows."""
 
 
 class ImaginedGraph:
@@ -229,7 +234,15 @@ def expand(
     graph: ImaginedGraph, actions: Sequence[str], depth: int, actions_left: int, *, stop_at_goal: bool
 ) -> Generator[list[Question], list[Answer], None]:
     """Queries the actions in all states of the graph up to ``depth``; with ``stop_at_goal``, stops after the layer in which an
-    action is first imagined to end the episode with a gain, unless a path that goes on has already gained more."""
+    action is first imagined to end the episode with a gain, unless a path that goes on has already gained more. A layer that does
+    not fit into the planner's budget is not begun; the first always is."""
+    with suppress(OutOfTokens):
+        yield from _layers(graph, actions, depth, actions_left, stop_at_goal)
+
+
+def _layers(
+    graph: ImaginedGraph, actions: Sequence[str], depth: int, actions_left: int, stop_at_goal: bool
+) -> Generator[list[Question], list[Answer], None]:
     config = graph.config
     frontier = [graph.states[0]]
     returns = {graph.states[0]: 0.0}
@@ -340,7 +353,7 @@ def mcts(
     """Runs ``planner.simulations`` simulations from ``root`` and chooses the action with which most of them began.
 
     A state reached by several paths has one node. A simulation that comes back to the root repeats moves there, so that its visits
-    are no choice.
+    are no choice. One for which the tokens run out does not count.
     """
     graph = ImaginedGraph(root, config)
     nodes: dict[str, _Node] = {}
@@ -348,50 +361,51 @@ def mcts(
     low, high = math.inf, -math.inf
     begun: Counter[str] = Counter()
     question_count, limit = 0, config.max_questions or math.inf
-    for _ in range(config.simulations):
-        state, value = root, None
-        trail: list[tuple[_Node, str, float, float]] = []
-        imagined_all = True
-        while len(trail) < horizon:
-            if state not in nodes:
-                shares: list[dict[str, float]] = yield [Choice(state, actions_left - len(trail))]
-                nodes[state] = _Node(shares[0], actions)
-                if state != root:
+    with suppress(OutOfTokens):
+        for _ in range(config.simulations):
+            state, value = root, None
+            trail: list[tuple[_Node, str, float, float]] = []
+            imagined_all = True
+            while len(trail) < horizon:
+                if state not in nodes:
+                    shares: list[dict[str, float]] = yield [Choice(state, actions_left - len(trail))]
+                    nodes[state] = _Node(shares[0], actions)
+                    if state != root:
+                        break
+                if not nodes[state].visits:  # neither the world nor the policy offers an action
                     break
-            if not nodes[state].visits:  # neither the world nor the policy offers an action
-                break
-            action = nodes[state].select(config.exploration, low, high, rng)
-            believed = graph.answers(state, action)
-            if believed is None:
-                if question_count and question_count + _each(config) > limit:
-                    break
-                question_count += _each(config)
-                ((imagined, worth),) = yield from _what_if([Move(state, action)], config)
-                graph.add(state, action, imagined, worth)
+                action = nodes[state].select(config.exploration, low, high, rng)
                 believed = graph.answers(state, action)
-            if not believed:  # no better than the worst known value
-                trail.append((nodes[state], action, min(low, 0.0), 1.0))
-                value = 0.0
-                imagined_all = False
+                if believed is None:
+                    if question_count and question_count + _each(config) > limit:
+                        break
+                    question_count += _each(config)
+                    ((imagined, worth),) = yield from _what_if([Move(state, action)], config)
+                    graph.add(state, action, imagined, worth)
+                    believed = graph.answers(state, action)
+                if not believed:  # no better than the worst known value
+                    trail.append((nodes[state], action, min(low, 0.0), 1.0))
+                    value = 0.0
+                    imagined_all = False
+                    break
+                seen = believed[int(rng.integers(len(believed)))]
+                trail.append((nodes[state], action, seen.reward, graph.weight(seen)))
+                if seen.ended:
+                    value = 0.0
+                    break
+                state = seen.state
+            if value is None:
+                value = graph.worth[graph.index[state]]
+            begun.update(action for _, action, *_ in trail[:1])
+            for node, action, reward, sure in reversed(trail):
+                value = reward + config.gamma * value
+                value = sure * value if value > 0 else value
+                node.visits[action] += 1
+                node.total[action] += value
+                if imagined_all:
+                    low, high = min(low, value), max(high, value)
+            if question_count + _each(config) > limit or not nodes[root].visits:
                 break
-            seen = believed[int(rng.integers(len(believed)))]
-            trail.append((nodes[state], action, seen.reward, graph.weight(seen)))
-            if seen.ended:
-                value = 0.0
-                break
-            state = seen.state
-        if value is None:
-            value = graph.worth[graph.index[state]]
-        begun.update(action for _, action, *_ in trail[:1])
-        for node, action, reward, sure in reversed(trail):
-            value = reward + config.gamma * value
-            value = sure * value if value > 0 else value
-            node.visits[action] += 1
-            node.total[action] += value
-            if imagined_all:
-                low, high = min(low, value), max(high, value)
-        if question_count + _each(config) > limit or not nodes[root].visits:
-            break
     top = nodes[root]
     if not top.visits:
         return Plan([("", NOTHING)])

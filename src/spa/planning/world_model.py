@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spa.agent.chat import Chat
 from spa.agent.policy import Policy, ServedPolicy, sampling_for
@@ -29,6 +29,7 @@ from spa.planning.search import Answer, Choice, Imagined, Move, Question, Worth
 
 Q = TypeVar("Q")
 T = TypeVar("T")
+_Answers = tuple[list[T], list[int], "Usage"]  # the tokens written for each; the usage lacks them
 
 
 @dataclasses.dataclass
@@ -106,6 +107,7 @@ class WorldModel:
             env.reset(seed=0)
             self._first_headers = self.headers(env)
         self._known: dict[Asked[Question], Answer] = {}
+        self._written: dict[Asked[Question], int] = {}  # tokens of the answers
         self.journal: Journal | None = None
 
     def headers(self, env: TextEnv) -> Headers:
@@ -132,13 +134,15 @@ class WorldModel:
         self.usage += Usage(cached=len(questions) - len(new))
         stored = self.journal.replay(new) if self.journal and new else None
         if stored:
-            answers, usage = stored
+            answers, written, usage = stored
             self._known.update(zip(new, answers, strict=True))
+            self._written.update(zip(new, written, strict=True))
             self.usage = Usage(*usage)
         elif new:
             self._answer(new)
             if self.journal:
-                self.journal.add(new, [self._known[key] for key in new], dataclasses.astuple(self.usage))
+                written = [self._written.get(key, 0) for key in new]
+                self.journal.add(new, [self._known[key] for key in new], written, dataclasses.astuple(self.usage))
         show(questions=self.usage.questions)
         return [self._known[key] for key in keys]
 
@@ -150,7 +154,8 @@ class WorldModel:
         predicted = self.predict([move for move, _ in moves], [headers for _, headers in moves])
         self._known.update(zip(moves, predicted, strict=True))
         self._known.update(zip(choices, self._choose(choices), strict=True))
-        self._known.update(zip(worths, self._spread(self.policy, self._value, worths, self._reading(0.0)), strict=True))
+        valued = self._spread(self.policy, self._value, [(one, 0) for one in worths], self._reading(0.0))
+        self._known.update(zip(worths, valued, strict=True))
 
     def answered(self) -> dict[Move, tuple[Imagined, ...]]:
         """What is in the cache about moves in worlds with the headers of the world of seed 0."""
@@ -160,9 +165,14 @@ class WorldModel:
             if isinstance(question, Move) and headers == self._first_headers
         }
 
+    def tokens_written(self, questions: Iterable[Question], headers: Headers) -> int:
+        """How many tokens the answers to questions of ``ask`` had, whoever asked first."""
+        return sum(self._written.get((self._key(question), headers), 0) for question in questions)
+
     def forget(self) -> None:
         """Empties the cache, e.g. after further training."""
         self._known.clear()
+        self._written.clear()
 
     def _key(self, question: Question) -> Question:
         return Choice(question.state, 0) if isinstance(question, Choice) and not self.proposals else question
@@ -171,7 +181,13 @@ class WorldModel:
         """The model's predictions for moves, ``samples`` answers each; bypasses the cache. ``headers`` as of ``ask``.
 
         An answer that is cut off, has no readable outcome, or does not fit into the model's context has probability 0.
+
+        Raises:
+            ValueError: something else than moves is asked.
         """
+        for move in moves:
+            if not isinstance(move, tuple) or len(move) != 2 or not all(isinstance(part, str) for part in move):
+                raise ValueError(f"a move is a state and an action, both texts, not {move!r}")
         sampling = self._reading(0.0 if self.samples == 1 else 1.0)
         asked = self._with_headers([Move(*move) for move in moves], headers)
         queries = [(one, sample) for one in asked for sample in range(self.samples)]
@@ -218,9 +234,7 @@ class WorldModel:
             max_tokens=max(self.policy.sampling.max_tokens, 16),
         )
 
-    def _imagine(
-        self, queries: Sequence[tuple[Asked[Move], int]], sampling: SamplingConfig
-    ) -> tuple[list[Imagined], Usage]:
+    def _imagine(self, queries: Sequence[tuple[Asked[Move], int]], sampling: SamplingConfig) -> _Answers[Imagined]:
         """Answers each question in two turns of a session: first the state, then the outcome."""
         chat, form = self.policy.chat, self._format
         # Greedy answers about one state share a session: their contexts share a prefix, which engines with a KV cache read once.
@@ -238,6 +252,7 @@ class WorldModel:
         done: dict[tuple[Asked[Move], int], Imagined] = {}
         before: dict[int, list[int]] = {}
         begun: dict[int, str] = {}  # the end of the question with which an answer begins
+        written: Counter[tuple[Asked[Move], int]] = Counter()
         usage = Usage(questions=len(queries))
 
         def asked(session: int) -> Move:
@@ -270,7 +285,7 @@ class WorldModel:
             return read(session, ids, before.get(session, ()))
 
         def answer(session: int, completion: Completion) -> list[int] | None:
-            usage.tokens_written += len(completion.ids)
+            written[sessions[session][place[session]]] += len(completion.ids)
             text, closed = _read(chat.decode(completion.ids), begun[session])
             sure = math.exp(min(0.0, math.fsum(completion.logprobs)))
             if session in state:
@@ -291,7 +306,7 @@ class WorldModel:
 
         contexts = {session: ids for session in sessions if (ids := next_question(session)) is not None}
         self.policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
-        return [done[key] for key in queries], usage
+        return [done[key] for key in queries], [written[key] for key in queries], usage
 
     def _choose(self, choices: Sequence[Asked[Choice]]) -> list[dict[str, float]]:
         """Frequencies of the first actions in the plain policy's responses; unreadable ones are left out."""
@@ -306,55 +321,54 @@ class WorldModel:
             shares.append({name: count / counts.total() for name, count in counts.most_common()})
         return shares
 
-    def _propose(
-        self, queries: Sequence[tuple[Asked[Choice], int]], sampling: SamplingConfig
-    ) -> tuple[list[str | None], Usage]:
+    def _propose(self, queries: Sequence[tuple[Asked[Choice], int]], sampling: SamplingConfig) -> _Answers[str | None]:
         chat, agent = self.player.chat, self._plain_task.agent
         sessions = [self._session(choice, sample, headers) for (choice, headers), sample in queries]
         contexts = {
             session: [*_prompt(chat, self._plain_task, *choice, headers.base), *chat.forced_ids]
             for session, ((choice, headers), _) in zip(sessions, queries, strict=True)
         }
-        texts, usage = self._continue(self.player, contexts, sampling)
+        texts, written, usage = self._continue(self.player, contexts, sampling)
         named = []
         for session, ((_, headers), _) in zip(sessions, queries, strict=True):
             text = chat.forced + texts[session]
             parsed = parse_response(text, "base", think=agent.think, action_sep=agent.action_sep, max_actions=1)
             named.append(match_action(parsed.actions[0], headers.actions) if parsed.actions else None)
-        return named, usage
+        return named, [written[session] for session in sessions], usage
 
-    def _value(self, worths: Sequence[Asked[Worth]], sampling: SamplingConfig) -> tuple[list[float | None], Usage]:
+    def _value(self, queries: Sequence[tuple[Asked[Worth], int]], sampling: SamplingConfig) -> _Answers[float | None]:
         """The model's estimates of action values."""
         chat, form = self.policy.chat, self._format
+        worths = [one for one, _ in queries]
         asked = [chat.unfinished(form.worth(one.state, one.action), STARTS_OF_OUTCOMES) for one, _ in worths]
         contexts = {
             number: [*self._question_prompt(one.state, headers), *ids]
             for number, ((one, headers), (ids, _)) in enumerate(zip(worths, asked, strict=True))
         }
-        texts, usage = self._continue(self.policy, contexts, sampling)
+        texts, written, usage = self._continue(self.policy, contexts, sampling)
         values: list[float | None] = []
         for number, (_, begun) in enumerate(asked):
             text, closed = _read(texts[number], begun)
             outcome = read_outcome(text) if closed else None
             values.append(None if outcome is None or outcome[1] else outcome[0])
-        return values, usage
+        return values, [written[number] for number in range(len(worths))], usage
 
     def _continue(
         self, policy: Policy, contexts: dict[int, list[int]], sampling: SamplingConfig
-    ) -> tuple[dict[int, str], Usage]:
-        """A policy's continuation of each session's context; "" of one that the model cannot read."""
-        chat = policy.chat
+    ) -> tuple[dict[int, str], Counter[int], Usage]:
+        """A policy's continuation of each session's context, "" of one that the model cannot read, and its tokens."""
+        chat, written = policy.chat, Counter[int]()
         usage = Usage(questions=len(contexts))
         texts = dict.fromkeys(contexts, "")
         contexts = {session: ids for session, ids in contexts.items() if policy.engine.has_room(ids, sampling)}
         usage.tokens_read = sum(map(len, contexts.values()))
 
         def answer(session: int, completion: Completion) -> None:
-            usage.tokens_written += len(completion.ids)
+            written[session] += len(completion.ids)
             texts[session] = chat.decode(completion.ids)
 
         policy.engine.serve(contexts, sampling, stop_ids=chat.stop_ids, seed=self.seed, on_completion=answer)
-        return texts, usage
+        return texts, written, usage
 
     def _question_prompt(self, state: str, headers: Headers) -> list[int]:
         task = self._world_model_task
@@ -372,24 +386,29 @@ class WorldModel:
     def _spread(
         self,
         policy: Policy,
-        answer: Callable[[Sequence[Q], SamplingConfig], tuple[list[T], Usage]],
-        queries: Sequence[Q],
+        answer: Callable[[Sequence[tuple[Asked[Q], int]], SamplingConfig], _Answers[T]],
+        queries: Sequence[tuple[Asked[Q], int]],
         sampling: SamplingConfig,
     ) -> list[T]:
-        """``answer``'s results for all queries, in several processes where that is faster; ``policy`` is the one it asks."""
+        """``answer``'s results for all queries, questions with the number of a sample, in several processes where that is faster;
+        ``policy`` is the one it asks."""
         count = len(queries)
         if not count:
             return []
         engine = policy.engine
         processes = engine.split(sampling, count, 1)
 
-        def work(number: int) -> tuple[list[T], Usage]:
+        def work(number: int) -> _Answers[T]:
             with engine.alone(processes):
                 return answer(queries[number::processes], sampling)
 
         parts = in_processes(work, processes)
-        for _, usage in parts:
-            self.usage += usage
+        written: Counter[Any] = Counter()
+        for number, (_, tokens, usage) in enumerate(parts):
+            self.usage += usage + Usage(tokens_written=sum(tokens))
+            for (question, _), count_of_tokens in zip(queries[number::processes], tokens, strict=True):
+                written[question] += count_of_tokens
+        self._written |= written
         return [parts[place % processes][0][place // processes] for place in range(count)]
 
 

@@ -1,10 +1,10 @@
 """Practice in imagination: plan in a model's own predictions and distil the plans into its plain policy. Beyond the paper.
 
 A round imagines what is reachable from the start states of self-play and training worlds. Each imagined state from which a gain
-is reachable becomes a row: its plain prompt, answered by an action on the shortest way to the gain (of equally short ways, on the
-one that the model believes most). Fine-tuning on these rows (and on some transitions, so that the world model is not forgotten)
-gives a policy that needs no search. The next round plays with this policy, retrains the world model on all transitions so far, and
-plans again.
+is reachable becomes a row: its plain prompt, answered by as many actions of the shortest way to the gain as a turn may have (of
+equally short ways, of the one that the model believes most). Fine-tuning on these rows (and on some transitions, so that the world
+model is not forgotten) gives a policy that needs no search. The next round plays with this policy, retrains the world model on all
+transitions so far, and plans again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from spa.data.transitions import (
 from spa.evaluate.play import play_chunks
 from spa.models.folders import identity
 from spa.planning.journal import journaled
-from spa.planning.play import search_all
+from spa.planning.play import actions_a_turn, search_all
 from spa.planning.search import Answer, ImaginedGraph, Question, best_actions, expand
 from spa.planning.world_model import Headers, WorldModel
 from spa.runs.record import read_done
@@ -54,11 +54,13 @@ CHUNK = 256  # worlds imagined at once
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """An imagined state from which a gain is reachable, its depth (``met``, in actions) and the values of its actions."""
+    """An imagined state from which a gain is reachable, its depth (``met``, in actions), the values of its actions, and the ways
+    that begin with the best ones, up to the length of a turn."""
 
     state: str
     met: int
     values: dict[str, float]
+    ways: list[list[str]]
 
 
 @dataclasses.dataclass
@@ -71,7 +73,14 @@ class Lessons:
 
 
 def imagine(
-    root: str, actions: Sequence[str], config: PlannerConfig, depth: int, actions_left: int, *, whole: bool
+    root: str,
+    actions: Sequence[str],
+    config: PlannerConfig,
+    depth: int,
+    actions_left: int,
+    *,
+    whole: bool,
+    actions_a_turn: int = 1,
 ) -> Generator[list[Question], list[Answer], list[Lesson]]:
     """The lessons of one start: imagined states from which a gain is reachable within ``depth`` actions.
 
@@ -87,7 +96,9 @@ def imagine(
         if values[here] > max(config.optimism, 0.0) or (
             values[here] > config.optimism and graph.path(gains, best_actions(of_actions)[0], depth, here)[-1][1].ended
         ):
-            lessons.append(Lesson(graph.states[here], graph.depth[here], of_actions))
+            paths = [graph.path(gains, action, actions_a_turn, here) for action in best_actions(of_actions)]
+            ways = [[action for action, _ in path] for path in paths]
+            lessons.append(Lesson(graph.states[here], graph.depth[here], of_actions, ways))
     return lessons
 
 
@@ -113,6 +124,7 @@ def lesson_rows(
     env = task.make_env()
     left = task.env.max_actions
     depth = min(config.depth, left)
+    several = actions_a_turn(task, config)
     world_model_task = dataclasses.replace(task, agent=dataclasses.replace(agent, prompt="world_model"))
     result, failures = Lessons(), Failures(title, task.env.max_failed, len(worlds), unit="worlds")
     with progress(len(worlds), title) as bar:
@@ -124,17 +136,22 @@ def lesson_rows(
                     state, _ = env.reset(seed=world.seed, options={"noise_seed": world.noise_seed(0)})
                     actions = world_model.headers(env).actions
                     starts.append((world, state, Headers(task.header(env), world_model_task.header(env), actions)))
-            searches = [imagine(state, shown.actions, config, depth, left, whole=whole) for _, state, shown in starts]
+            searches = [
+                imagine(state, shown.actions, config, depth, left, whole=whole, actions_a_turn=several)
+                for _, state, shown in starts
+            ]
             headers = [shown for *_, shown in starts]
-            for (world, _, shown), lessons in zip(starts, search_all(world_model, searches, headers), strict=True):
+            found = search_all(world_model, searches, headers, max_tokens=config.max_tokens)
+            for (world, _, shown), lessons in zip(starts, found, strict=True):
                 result.solved += any(lesson.met == 0 for lesson in lessons)
                 for lesson in lessons:
                     state, met = lesson.state, lesson.met
                     extra = {"seed": world.seed, "content": world.content, "turn": met}
                     prompt = state_prompt(task, shown.base, state, left - met)
-                    for action in best_actions(lesson.values):
-                        response = form.choice(action) if agent.think else form.answer.format(action)
-                        result.plans.append(Row(task.tag, prompt, response, {**extra, "executed": [action]}))
+                    for way in lesson.ways:
+                        answer = f" {agent.action_sep} ".join(way)
+                        response = form.choice(answer) if agent.think else form.answer.format(answer)
+                        result.plans.append(Row(task.tag, prompt, response, {**extra, "executed": way}))
                     prompt = state_prompt(world_model_task, shown.world_model, state, left - met)
                     for action, value in lesson.values.items() if values else ():
                         if np.isfinite(value):
