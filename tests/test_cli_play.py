@@ -39,8 +39,8 @@ def shown(episode: Episode, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_what_was_imagined_stands_beside_the_actual_state(capsys: pytest.CaptureFixture[str]) -> None:
     path = [{"action": "Right", "state": "_P\n_O", "reward": 0.5, "ended": False, "probability": 0.25}]
-    text = shown(Episode("Lake", 7, 0, turns=[turn(imagined={"path": path})], success=True), capsys)
-    assert "Turn 1: Right; reward 1. Planned: Right; expected now: reward 0.5, probability 0.25" in text
+    text = shown(Episode("Lake", 7, 0, turns=[turn(imagined={"path": path, "questions": 4})], success=True), capsys)
+    assert "Turn 1: Right; reward 1. Planned: Right; expected now: reward 0.5, probability 0.25; 4 questions" in text
     lines = text.splitlines()
     header = next(i for i, line in enumerate(lines) if "before" in line)
     assert [line.split() for line in lines[header : header + 3]] == [

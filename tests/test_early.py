@@ -63,12 +63,16 @@ def test_short_answers_that_come_first_are_not_judged_alone(capsys: pytest.Captu
         for end in range(3):
             watch(answered(number, ["broken"] * (end + 1)), end == 2)
     assert capsys.readouterr().err == ""
-    for number in range(0, 96, 2):
+    for number in range(0, 10, 2):
+        watch(answered(number, [GOOD]), False)
+    assert capsys.readouterr().err == "", "the first dozen is not complete"
+    for number in range(10, 96, 2):
         watch(answered(number, [GOOD]), False)
     said = capsys.readouterr().err
     assert said.startswith(
-        "self-play after 96 turns: 50.0% kept, 0.0% in the format, 50.0% with a valid action, 0.0% cut"
+        "self-play after 12 turns: 50.0% kept, 0.0% in the format, 50.0% with a valid action, 0.0% cut"
     )
+    assert watch.judged == 96, "whether to stop is judged by more"
     assert ", 10 tokens a turn, " in said
     assert " tokens/s; the stage takes up to " in said
 

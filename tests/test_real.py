@@ -87,6 +87,15 @@ def test_the_export_is_plain_and_its_snippet_runs(run, tmp_path, capsys, monkeyp
     assert capsys.readouterr().out.startswith("<think>")
 
 
+def test_the_model_itself_fills_stage_1(folder, tmp_path) -> None:
+    """Without the preset's grammar it keeps nothing."""
+    words = ["frozen_lake", "model=smollm2-135m", f"model.path={folder}", "env.max_turns=1", "sampling.max_tokens=192"]
+    more = ["selfplay.groups=4", "sampling.temperature=0.5", "selfplay.val_fraction=0.0"]
+    assert main(["generate", *words, *more, "--out", str(tmp_path / "run")]) == 0
+    done = read_done(tmp_path / "run" / "selfplay")
+    assert done is not None and done["rows_train"] == 4
+
+
 @pytest.mark.parametrize("window", [0, 1])
 def test_sampler_and_trainer_agree_on_log_probs(folder, window) -> None:
     """Two turns, cached and packed: within 1e-4 nats."""

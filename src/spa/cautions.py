@@ -20,16 +20,27 @@ from spa.runs.record import run_around
 
 def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iterator[str]:
     """What a command would do in vain: settings that leave a model as it is, or a variant like another, or a planner without a
-    world model."""
+    world model, or one that no planner asks."""
     vanish = "steps are mostly too small for bfloat16 weights, which stay as they are: set model.dtype=float32 or"
     for tuned in (source_config(cfg, each) for each in sft_variants(cfg, stage, variants)):
         if tuned.model.dtype == "bfloat16" and not tuned.sft.lora_rank:
             yield f"stage 2: {vanish} sft.lora_rank=32"
-    if stage == "eval" and [each.name for each in variants] == ["base"] and (run := _run_of(cfg.model.path)):
+    plays = cfg.agent.planner != "none"
+    only_base = stage == "eval" and [each.name for each in variants] == ["base"]
+    if only_base and not plays and (run := _run_of(cfg.model.path)):
         yield (
             f"{cfg.model.path} was trained in the run {run}, but is asked as an untrained model, in the config's state format: "
             "name its variant with --variant"
         )
+    if only_base and plays and not cfg.planner.model and cfg.model.path.startswith("builtin:"):
+        yield (
+            f"{cfg.model.path} is not trained to predict single moves, which agent.planner={cfg.agent.planner} asks about: give "
+            "--model, such as RUN/sft-plan, or planner.model"
+        )
+    configs = [variant_config(cfg, variant) for variant in variants]
+    if stage in ("eval", "run") and not any(each.agent.planner != "none" for each in configs):
+        for model in {each.planner.model for each in configs if each.planner.model}:
+            yield f"planner.model={model} without effect: set agent.planner"
     for variant in variants if stage == "run" else ():
         each = variant_config(cfg, variant)
         learns = variant.sft and source_config(cfg, variant).selfplay.rows == "transitions"

@@ -13,6 +13,7 @@ from spa.config.schema import Config, PPOConfig, VariantConfig
 from spa.config.training import WITH_VALUES
 from spa.config.variants import (
     changes_nothing,
+    imagines,
     own_steps,
     practice_variants,
     selfplay_name,
@@ -50,10 +51,11 @@ def plan(
     lines += _unique(text for variant in played for text in _lengths(source_config(cfg, variant)))
     sources = [source_config(cfg, variant) for variant in played]
     lines += _unique(
-        _memory("generate", each, lambda cfg, device, _: ppo_memory.play_estimate(cfg, device, local_only=True))
+        _play_memory("generate", each, each.selfplay.groups * each.selfplay.group_size)
         for each in sources
         if each.selfplay.policy == "model"
     )
+    lines += _unique(_sft_memory(each, "warm-up") for each in sources if each.selfplay.warms_up)
     lines += _unique(_plan_sft(source_config(cfg, variant), sft_folder(Path(), variant).name) for variant in tuned)
     lines += _unique(_sft_memory(source_config(cfg, variant)) for variant in tuned)
     for variant in practice_variants(cfg, command, variants):
@@ -78,6 +80,11 @@ def plan(
             )
             lines.append(f"ppo {variant.name}: {_algorithm(rl)}")
             lines += [f"ppo {variant.name}: {text}" for text in _curriculum(variant_cfg)]
+            if imagines(cfg, variant):
+                lines.append(
+                    f"ppo {variant.name}: before, stage 2's model imagines {variant_cfg.curriculum.imagined_worlds} worlds, "
+                    f"{variant_cfg.planner.depth} actions deep (beyond the paper)"
+                )
         if command in ("run", "eval"):
             test = variant_cfg.eval
             lines.append(
@@ -98,6 +105,9 @@ def plan(
         lines += _unique(
             _memory("ppo", each, ppo_need) + _cards(each, ppo_need, ppo_memory.saving_settings) for each in configs
         )
+    if command == "eval":
+        configs = [variant_config(cfg, variant) for variant in variants]
+        lines += _unique(_play_memory("eval", each, each.eval.worlds * each.eval.samples) for each in configs)
     lines += time_estimates(cfg, command, variants)
     if command == "run":
         lines.append("report: report.html")
@@ -154,11 +164,17 @@ def _plan_sft(cfg: Config, folder: str) -> str:
     return f"{folder}: {tune.epochs} epochs, {tune.batch_size} rows a step, loss on {tune.loss}, lr {tune.lr:g}, {what}"
 
 
-def _sft_memory(cfg: Config) -> str:
+def _play_memory(stage: str, cfg: Config, episodes: int) -> str:
+    from spa.rl.memory import play_estimate
+
+    return _memory(stage, cfg, lambda cfg, device, _: play_estimate(cfg, device, episodes=episodes, local_only=True))
+
+
+def _sft_memory(cfg: Config, stage: str = "sft") -> str:
     from spa.sft.memory import memory_estimate, saving_settings
 
     need = partial(memory_estimate, longest=cfg.sft.max_length, local_only=True)
-    return _memory("sft", cfg, need) + _cards(cfg, need, partial(saving_settings, longest=cfg.sft.max_length))
+    return _memory(stage, cfg, need) + _cards(cfg, need, partial(saving_settings, longest=cfg.sft.max_length))
 
 
 def _algorithm(rl: PPOConfig) -> str:

@@ -174,16 +174,16 @@ def _check_data(source: Config, data: Path, chat: Chat | None, local_only: bool)
 
 
 def _check_training(cfg: Config, stage: str, variants: Sequence[VariantConfig], local_only: bool) -> None:
-    """Refuses stages 2 and 3 of a model that cannot be scored, trained or packed, and where they do not fit; a model whose config
-    is not at hand is left out."""
+    """Refuses stages 2 and 3 that do not fit, or of a model that cannot be scored, trained or packed, if its config is at hand."""
     from spa.models.families import check_packing, logit_scale
     from spa.models.load import check_trainable, load_config
     from spa.rl import memory as ppo
     from spa.sft import memory as sft
 
-    checks: list[tuple[Config, str, Callable[..., None]]] = [
-        (source_config(cfg, each), "sft", sft.check_memory) for each in sft_variants(cfg, stage, variants)
-    ]
+    played = [source_config(cfg, each) for each in selfplay_variants(cfg, stage, variants)]
+    tuned = [source_config(cfg, each) for each in sft_variants(cfg, stage, variants)]
+    tuned += filter(lambda source: source.selfplay.warms_up, played)
+    checks: list[tuple[Config, str, Callable[..., None]]] = [(each, "sft", sft.check_memory) for each in tuned]
     if stage in ("run", "ppo"):
         checks += [(variant_config(cfg, each), "ppo", ppo.check_memory) for each in variants if each.rl]
     for stage_cfg, name, check in checks:
@@ -432,7 +432,7 @@ def check_planner(cfg: Config, env: TextEnv) -> None:
         raise ValueError("agent.planner=beam needs planner.width above 0: set planner.width=16")
     if (cfg.planner.values or cfg.agent.planner == "best_of_n") and not cfg.practice.values:
         raise ValueError(
-            "this planner needs move values, which practice trains: set practice.values=0.25 in a variant that practises"
+            "this planner needs a model that practised with practice.values above 0: set the value with which it did, such as 0.25"
         )
     if cfg.planner.model == SIMULATOR:
         from spa.planning.simulator import check_settable

@@ -118,11 +118,11 @@ def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_engines_copy_of_the_weights(big: str) -> None:
     parameters = memory.count_parameters(BIG)
-    assert ppo.play_estimate(config(big), device="cpu").copy == 4 * parameters
-    assert ppo.play_estimate(config(big, "model.dtype=bfloat16"), device="cpu").copy == 0
-    served = ppo.play_estimate(config(big, "engine=vllm", "model.dtype=bfloat16"), device="cuda")
+    assert ppo.play_estimate(config(big), device="cpu", episodes=64).copy == 4 * parameters
+    assert ppo.play_estimate(config(big, "model.dtype=bfloat16"), device="cpu", episodes=64).copy == 0
+    served = ppo.play_estimate(config(big, "engine=vllm", "model.dtype=bfloat16"), device="cuda", episodes=64)
     assert (served.weights, served.copy) == (0, 2 * parameters)
-    assert ppo.play_estimate(load_config("sokoban", []), device="cpu").copy == 0
+    assert ppo.play_estimate(load_config("sokoban", []), device="cpu", episodes=64).copy == 0
 
 
 def test_what_cannot_be_estimated_is_not_checked_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

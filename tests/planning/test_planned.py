@@ -21,6 +21,7 @@ from spa.data.transitions import RESPONSE_FORMATS
 from spa.evaluate import planned
 from spa.evaluate.planned import (
     area_under_curve,
+    chance_decides,
     evaluate_planner,
     expected_wins,
     imagination_metrics,
@@ -315,10 +316,26 @@ def test_a_planner_that_expects_wins_in_vain_is_told_of(
     monkeypatch.setattr(planned, "expected_wins", lambda episodes: [True, False, False, False])
     result = evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path / "b")
     assert result.metrics["planner/wins_expected"] == 4 / len(WORLDS)
-    assert "a+lookahead: of 4 moves that it expected to win, 25% did." in "".join(capsys.readouterr())
-    cfg.planner.samples = 2
+    assert "a+lookahead: of 4 moves that it expected to win, 25% did. Another training" in "".join(capsys.readouterr())
+    cfg.planner.model = "simulator"
+    evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path / "simulated")
+    assert "25% did. Moves have several results: set planner.samples=8" in "".join(capsys.readouterr())
+    cfg.planner.model, cfg.planner.samples = None, 2
     evaluate_planner(cfg, "a", player_of(TrueEngine(TASK)), TASK, WORLDS, tmp_path / "c")
     assert "expected to win" not in "".join(capsys.readouterr()), "chance may be the reason"
+
+
+def test_what_counts_as_chance() -> None:
+    def episode(*states: str) -> Episode:
+        turns = [
+            Turn(number, before, "", "", after, executed=["Right"], reward=0.0, rewards=[0.0])
+            for number, (before, after) in enumerate(pairwise(states))
+        ]
+        return Episode("Lake", 7, 0, turns=turns)
+
+    assert not chance_decides([episode("a", "b", "c"), episode("a", "b", "c")])
+    assert chance_decides([episode("a", "b", "c"), episode("b", "d")])
+    assert chance_decides([episode("a", "a", "b")])
 
 
 def test_oscillating_is_a_share_of_the_lost_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from spa.agent.worlds import World
+from spa.evaluate.planned import evaluate_planner
 from spa.planning.search import Choice, Move, Worth
 from spa.planning.world_model import WorldModel
 from tests.planning.test_world_model import STARTS, TASK
 from tests.planning.tools import IMAGINING, MOVES, Asked, Table, decide, of_table, player_of, seen
-from tests.scripted import Scripted
+from tests.scripted import Scripted, lake_task, tiny_config, tiny_policy
 
 END = "the end"
 # Two ways that look alike as far as they are imagined; behind `b` lies more.
@@ -106,3 +110,11 @@ def test_a_worth_is_a_number_or_nothing(text: str, value: float | None) -> None:
 
 def test_a_worth_is_not_taken_for_its_move() -> None:
     assert Worth("0", "a") != Move("0", "a")
+
+
+def test_a_model_without_values_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = tiny_config()
+    cfg.agent.planner, cfg.eval.world_model_worlds, cfg.planner.proposals = "best_of_n", 0, 2
+    evaluate_planner(cfg, "a", tiny_policy(), lake_task(1), [World(0, "w")], tmp_path)
+    told = "a+best_of_n: the model gave no value of any move: it has to be trained with practice.values"
+    assert told in "".join(capsys.readouterr())

@@ -36,7 +36,7 @@ def _headline(turn: Turn) -> str:
         known = expected if first["probability"] else "no usable prediction"
         if first.get("remembered"):
             known = "seen before"
-        text += f". Planned: {plan}; {known}"
+        text += f". Planned: {plan}; {known}; {turn.imagined['questions']} questions"
     elif turn.prediction:
         text += f". Its prediction is {'right' if exact(turn.prediction, turn.next_state, turn.state) else 'wrong'}"
     return clean(text)

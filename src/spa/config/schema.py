@@ -237,6 +237,11 @@ class SelfPlayConfig:
     min_kept: Share = setting(0.05, "Stop if a smaller share of the turns gives a row; 0 = never.")
 
     @property
+    def warms_up(self) -> bool:
+        """Whether a copy of the model is trained before it plays."""
+        return self.policy == "model" and self.warmup_rows > 0
+
+    @property
     def without_model(self) -> bool:
         """Whether actions are drawn and no model writes a response."""
         return self.policy in ("random", "explore")

@@ -61,6 +61,7 @@ GROUP_SIZE = 2  # episodes a world of the small stage 1
 # 16 rows at the config's rate made 37% and 28% of the predictions right, at twice the rate 69% and 37%.
 BATCH = 16
 FASTER = 2.0
+SAMPLES = 4  # answers to a planner's question where chance decides, unless the settings ask for more
 RANDOM_EPISODES = 200  # for detecting hidden information
 MOST_ACTIONS = 12  # listed actions with which lookahead is affordable
 MOST_QUESTIONS = 400  # of the planner, per decision
@@ -217,6 +218,8 @@ def _small(cfg: Config, base: Base, hidden: Outcomes, groups: int) -> Config:
     play.model, play.groups, play.group_size, play.val_fraction = None, groups, GROUP_SIZE, 0.0
     play.success_only, play.balance, play.states = False, "none", "truth"
     play.deduplicate = hidden.kind == "certain"
+    if hidden.kind == "chance" and small.planner.samples == 1:
+        small.planner.samples = SAMPLES
     if play.policy == "planner":  # which needs a trained model
         play.policy = "model"
     if base.valid_turns < FEW and base.random is not None:

@@ -19,7 +19,7 @@ from spa.agent.worlds import World
 from spa.common.progress import note, progress
 from spa.config.schema import SIMULATOR, Config
 from spa.config.seeds import PLANNER, stream_seed
-from spa.data.transitions import Transition
+from spa.data.transitions import Transition, transitions_of
 from spa.envs import TextEnv
 from spa.envs.checked import CheckedEnv
 from spa.evaluate.calibration import corruptions
@@ -86,7 +86,12 @@ def evaluate_planner(
     if deterministic and (true < BELIEVABLE or exact < EXACT):
         found = [f"of {len(wins)} moves that it expected to win, {true:.0%} did"] if wins else []
         found += [f"of the answers to its search {exact:.0%} are the world's"] if exact < 1 else []
-        note(f"{title}: {', and '.join(found)}. Another training of stage 2 (seeds.run) may do better")
+        by_chance = chance_decides(episodes) or cfg.planner.model == SIMULATOR
+        chance = "Moves have several results: set planner.samples=8"
+        remedy = chance if by_chance else "Another training of stage 2 (seeds.run) may do better"
+        note(f"{title}: {', and '.join(found)}. {remedy}")
+    if world_model.gives_values is False:
+        note(f"{title}: the model gave no value of any move: it has to be trained with practice.values")
     result.write(out / "planner.json")
     write_episodes(out / "planner_episodes.jsonl", episodes)
     return result
@@ -101,6 +106,16 @@ def expected_wins(episodes: Iterable[Episode]) -> list[bool]:
         for number, step in enumerate(turn.imagined.get("path", [])[: len(turn.rewards)])
         if step["ended"] and step["reward"] > 0
     ]
+
+
+def chance_decides(episodes: Iterable[Episode]) -> bool:
+    """Whether the same action in the same state led to different ones."""
+    results: dict[Move, set[str]] = defaultdict(set)
+    for episode in episodes:
+        for turn in episode.turns:
+            for move in transitions_of(turn):
+                results[Move(move.state, move.action)].add(move.next_state)
+    return any(len(states) > 1 for states in results.values())
 
 
 def oscillates(episode: Episode) -> bool:

@@ -109,6 +109,7 @@ class WorldModel:
         self._known: dict[Asked[Question], Answer] = {}
         self._written: dict[Asked[Question], int] = {}  # tokens of the answers
         self.journal: Journal | None = None
+        self.gives_values: bool | None = None  # whether any Worth had an answer; None: none was asked
 
     def headers(self, env: TextEnv) -> Headers:
         """Those of a world that has been reset."""
@@ -143,6 +144,8 @@ class WorldModel:
             if self.journal:
                 written = [self._written.get(key, 0) for key in new]
                 self.journal.add(new, [self._known[key] for key in new], written, dataclasses.astuple(self.usage))
+        if worths := [self._known[key] for key in new if isinstance(key[0], Worth)]:
+            self.gives_values = self.gives_values or any(worth is not None for worth in worths)
         show(questions=self.usage.questions)
         return [self._known[key] for key in keys]
 

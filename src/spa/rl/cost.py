@@ -46,7 +46,9 @@ from spa.sft.selfplay import selfplay_task, training_rows
 T = TypeVar("T")
 
 TOO_SMALL = 10e6  # parameters below which Python, not the products, takes the time
-EFFICIENCY = 0.5  # speed of a whole pass, attention and all, relative to that of a large product alone (assumed)
+# Speed of a whole pass, attention and all, relative to that of a large product alone: on a CPU measured (SmolLM2-135M in float32,
+# dev/LOG.md, section 74), elsewhere assumed.
+CPU_SHARE, OTHER_SHARE = 0.9, 0.5
 WORTHWHILE = 1.5  # times as fast: bfloat16 products that are worth a word
 WIDTH = 2048  # of the products that are timed
 WORLDS = 8  # played by random moves, for the lengths of episodes and rows
@@ -54,10 +56,12 @@ WORLDS = 8  # played by random moves, for the lengths of episodes and rows
 
 @dataclass(frozen=True)
 class Speed:
-    """Products of this machine in FLOP/s: of many rows at once, and of the rows decoded at once."""
+    """Products of this machine in FLOP/s, of many rows at once and of the rows decoded at once; ``share`` of it is the speed of a
+    whole pass of a model."""
 
     many: float
     few: float
+    share: float = OTHER_SHARE
 
 
 Measured = Callable[[str], Speed]  # of a dtype's name
@@ -112,7 +116,7 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
     speed_in = cache(lambda dtype: measure(device, getattr(torch, dtype), min(cfg.sampling.batch_size, 64)))
     speed = speed_in(cfg.model.dtype)
     stages = {
-        "generate": sum(_selfplay(source, sizes, parameters, speed) for source, sizes in data if source in played),
+        "generate": sum(_selfplay(source, sizes, parameters, speed_in) for source, sizes in data if source in played),
         "sft": sum(_sft(source, sizes, parameters, speed_in) for source, sizes in data if source in tuned)
         + sum(_tune(source, tokens, parameters, speed_in) for source, tokens in rows),
         "ppo": sum(
@@ -149,7 +153,7 @@ def time_estimates(cfg: Config, command: str, variants: Sequence[VariantConfig])
         f"time, about: {', '.join(times)} (an order of magnitude{'; planners and practice not counted' * uncounted})",
         f"time assumes: episodes as long as {WORLDS} of random moves, responses of sampling.max_tokens (plain prompts: "
         f"max_tokens_base); {parameters / 1e6:.0f} million parameters; {speed.many / 1e9:.0f} GFLOP/s in large products and "
-        f"{speed.few / 1e9:.0f} in decoding, measured now on {device.type} in 0.2 s, {EFFICIENCY:.0%} of it in a whole pass",
+        f"{speed.few / 1e9:.0f} in decoding, measured now on {device.type} in 0.2 s, {speed.share:.0%} of it in a whole pass",
     ]
     if stages["sft"] and _dtype(cfg, cfg.sft.precision) == "float32" and has_bfloat16(device):
         gain = speed_in("bfloat16").many / speed.many
@@ -252,7 +256,8 @@ def measure(device: torch.device, dtype: torch.dtype, rows: int) -> Speed:
             else:
                 done, seconds = done + 1, now - started
         speeds.append(2 * count * WIDTH**2 * done / seconds)
-    return Speed(*speeds)
+    many, few = speeds
+    return Speed(many, few, CPU_SHARE if device.type == "cpu" else OTHER_SHARE)
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -272,7 +277,7 @@ def about(seconds: float) -> str:
 
 def _play(episode: Lengths, episodes: float, parameters: int, speed: Speed) -> float:
     """Seconds to play ``episodes``: prompts are read at the speed of large products, responses at that of decoding."""
-    return 2 * parameters * episodes * (episode.read / speed.many + episode.written / speed.few) / EFFICIENCY
+    return 2 * parameters * episodes * (episode.read / speed.many + episode.written / speed.few) / speed.share
 
 
 def _dtype(cfg: Config, precision: str) -> str:
@@ -283,13 +288,15 @@ def _dtype(cfg: Config, precision: str) -> str:
 def _pass(cfg: Config, lora: int, parameters: int, speed: Speed) -> float:
     """Seconds to train on a token: 2 FLOP per parameter forward, 2 for the states' and 2 for the weights' gradient."""
     flops = 2 + 2 + (0 if lora else 2) + (2 if cfg.model.gradient_checkpointing else 0)
-    return flops * parameters / speed.many / EFFICIENCY
+    return flops * parameters / speed.many / speed.share
 
 
-def _selfplay(cfg: Config, episode: Lengths, parameters: int, speed: Speed) -> float:
-    if cfg.selfplay.policy != "model":
+def _selfplay(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
+    play = cfg.selfplay
+    if play.policy != "model":
         return 0.0
-    return _play(episode, cfg.selfplay.groups * cfg.selfplay.group_size, parameters, speed)
+    warm_up = play.warmup_rows * episode.row * _pass(cfg, cfg.sft.lora_rank, parameters, _tuning_speed(cfg, speed_in))
+    return warm_up + _play(episode, play.groups * play.group_size, parameters, speed_in(cfg.model.dtype))
 
 
 def _sft(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> float:
@@ -300,13 +307,17 @@ def _sft(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured) -> 
 
 def _tune(cfg: Config, tokens: float, parameters: int, speed_in: Measured) -> float:
     """Seconds of stage 2 on rows of ``tokens`` tokens."""
-    return tokens * cfg.sft.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, speed_in(_dtype(cfg, cfg.sft.precision)))
+    return tokens * cfg.sft.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, _tuning_speed(cfg, speed_in))
+
+
+def _tuning_speed(cfg: Config, speed_in: Measured) -> Speed:
+    return speed_in(_dtype(cfg, cfg.sft.precision))
 
 
 def _practice(cfg: Config, episode: Lengths, chat: Chat, parameters: int, speed_in: Measured) -> float:
     """Seconds of all rounds. ``episode`` is one of stage 1."""
     practice, start = cfg.practice, plan_lengths(cfg, chat)
-    speed, tuning_speed = speed_in(cfg.model.dtype), speed_in(_dtype(cfg, cfg.sft.precision))
+    speed, tuning_speed = speed_in(cfg.model.dtype), _tuning_speed(cfg, speed_in)
     planning = _play(start, practice.worlds, parameters, speed)
     tokens = start.rows + (practice.rehearsal + practice.values) * start.turns * episode.row
     tuning = practice.worlds * tokens * practice.epochs * _pass(cfg, cfg.sft.lora_rank, parameters, tuning_speed)
@@ -325,7 +336,7 @@ def _ppo_step(cfg: Config, episode: Lengths, parameters: int, speed_in: Measured
     if values and ppo.critic == "model":
         passes += ppo.epochs * _pass(cfg, ppo.critic_lora_rank, parameters, speed)
     scored = bool(values) + ppo.needs_reference  # without gradients, before the update
-    passes += scored * 2 * parameters / speed.many / EFFICIENCY
+    passes += scored * 2 * parameters / speed.many / speed.share
     kept_share = 1.0 if ppo.filter == "off" else ppo.filter_ratio
     played = _play(episode, episodes + validated, parameters, speed_in(cfg.model.dtype))
     return played + kept_share * episodes * episode.trained * passes

@@ -86,8 +86,8 @@ class PPOMemory:
         )
 
 
-def play_estimate(cfg: Config, device: str, *, local_only: bool = False) -> PlayMemory:
-    """Of self-play and evaluation with full-length responses; every process has all weights.
+def play_estimate(cfg: Config, device: str, *, episodes: int, local_only: bool = False) -> PlayMemory:
+    """Of self-play and evaluation of ``episodes`` with full-length responses; every process has all weights.
 
     Raises:
         ValueError: the model's config cannot be read.
@@ -96,7 +96,8 @@ def play_estimate(cfg: Config, device: str, *, local_only: bool = False) -> Play
     weights = count_parameters(model) * bytes_of(cfg.model.dtype)
     vllm = cfg.engine.kind == "vllm"
     copy, row = _engine(cfg, model, device)
-    return PlayMemory(0 if vllm else weights, copy, (cfg.sampling.batch_size + 1) * row, PROCESS[device])
+    at_once = min(cfg.sampling.batch_size, episodes)
+    return PlayMemory(0 if vllm else weights, copy, (at_once + 1) * row, PROCESS[device])
 
 
 def _engine(cfg: Config, model: Any, device: str, *, adapters: bool = False) -> tuple[int, int]:

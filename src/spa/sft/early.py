@@ -35,7 +35,8 @@ class EarlyReport:
     """Called after every turn of stage 1; prints one report, and raises ValueError where too few turns are kept.
 
     The responses that finish first are the shortest, which often are the broken ones. So episodes are judged in order of their
-    numbers: the first ``WIDTH``, or as many as are played at once, as far as all of them have got; then as many more.
+    numbers, as far as all of them have got: until the report the first ``selfplay.early_turns``, then the first ``WIDTH``, or as
+    many as are played at once; then as many more.
 
     Args:
         episodes: number of episodes of the stage.
@@ -46,7 +47,7 @@ class EarlyReport:
         self.cfg, self.total, self.concurrent = cfg, episodes, concurrent
         self.width = min(WIDTH, concurrent, episodes)
         # Episodes first..last are judged as far as all of them have got, earlier ones whole.
-        self.first, self.last = 0, self.width
+        self.first, self.last = 0, min(cfg.selfplay.early_turns or self.width, self.width)
         self.seen: dict[int, tuple[Episode, int, bool]] = {}  # number -> episode, answered turns, ended
         self.started, self.tokens_before = time.monotonic(), sampled_tokens()
         self.judged = 0
@@ -62,7 +63,7 @@ class EarlyReport:
             return
         self.judged = len(judged)
         if not self.reported and len(judged) >= play.early_turns:
-            self.reported = True
+            self.reported, self.last = True, max(self.last, self.width)
             note(f"self-play after {self._report(judged)}")
         kept = sum(why_dropped(turn, play) is None for _, turn in judged)
         if play.min_kept and hopeless(kept, len(judged), play.min_kept):

@@ -98,6 +98,11 @@ def check_source(cfg: Config) -> None:
             "selfplay.states=belief keeps the states that a model wrote, and random play writes none: set "
             "selfplay.policy=model or selfplay.states=truth"
         )
+    if play.states == "belief" and play.prompt == "base":
+        raise ValueError(
+            "selfplay.states=belief keeps the states that a model wrote, and selfplay.prompt=base asks for none: set "
+            "selfplay.prompt=world_model or selfplay.states=truth"
+        )
     if play.filter and play.rows == "written" and not cfg.agent.think:
         raise ValueError(
             "stage 1 keeps responses that write states, and with agent.think=false there is no place for them: set "
