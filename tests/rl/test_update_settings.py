@@ -56,8 +56,14 @@ def gradient(episodes, **settings) -> torch.Tensor:
     return before - flat(trained)
 
 
+@pytest.fixture
+def episodes(played):
+    """A copy for each test: some change rewards or log-probs."""
+    return copy.deepcopy(played)
+
+
 @pytest.fixture(scope="module")
-def episodes():
+def played():
     """Sequences of several turns, of unequal length, and of one turn."""
     policy = tiny_policy()
     return policy.play(lake_task(0), WORLDS, samples=2, seed=3) + policy.play(lake_task(1), WORLDS, samples=2, seed=4)

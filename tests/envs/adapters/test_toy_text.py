@@ -130,7 +130,12 @@ def test_blackjack():
     assert 0 < wins < 60
 
 
-@pytest.mark.parametrize("name", [*TOYS, "gym:Blackjack-v1"])
+LARGER = [pytest.param(name, marks=pytest.mark.slow) for name in ("gym:CliffWalking", "gym:FrozenLake8x8")]
+
+
+@pytest.mark.parametrize(
+    "name", ["gym:Taxi", "gym:CliffWalkingSlippery", "gym:FrozenLake", "gym:Blackjack-v1", *LARGER]
+)
 def test_toys_keep_the_contract(name):
     check_env(make_env(name), skip_render_check=True)
     failed = [one.line() for one in check_world(lambda: make_env(name), episodes=3, seeds=2) if one.failed]
