@@ -251,7 +251,7 @@ def test_a_run_with_a_damaged_model_comes_out_the_same(
     assert snapshot(run) == snapshot(whole)
 
 
-@pytest.mark.parametrize("damage", [flip, missing])
+@pytest.mark.parametrize("damage", [flip, pytest.param(missing, marks=pytest.mark.slow)])
 def test_a_damaged_best_checkpoint_is_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:

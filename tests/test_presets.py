@@ -162,7 +162,7 @@ def test_a_file_of_ones_own_lies_over_the_preset(tmp_path: Path, head: str) -> N
     file.write_text(f"{head}model: {{path: {folder(tmp_path / 'm')}}}\nppo: {{critic_lr: 0.5}}\n")
     config = load_config(file, ["sft.lr=0.25"])
     assert (config.ppo.actor_lr, config.ppo.critic_lr, config.sft.lr) == (5e-6, 0.5, 0.25)
-    assert config.ppo.steps == 1000
+    assert config.ppo.steps == 20
     assert f"Set by: default < model/preset < {file}\n" in explain("ppo.critic_lr", str(file), [])
 
 
@@ -213,7 +213,7 @@ def test_explain_names_the_preset_and_its_reason(tmp_path: Path) -> None:
     text = explain("ppo.actor_lr", "sokoban", [f"model={folder(tmp_path / 'm')}", "ppo.actor_lr=1e-5"])
     assert "Set by: default < model/preset < command line\n" in text
     assert "Preset: smollm2-135m (135 million parameters, llama; " in text
-    assert "Preset:" not in explain("ppo.steps", "sokoban", [f"model={tmp_path / 'm'}"])
+    assert "Preset:" not in explain("ppo.gamma", "sokoban", [f"model={tmp_path / 'm'}"])
 
 
 def test_a_saved_config_is_read_back_unchanged(tmp_path: Path) -> None:

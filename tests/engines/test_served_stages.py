@@ -97,6 +97,7 @@ def test_a_killed_generation_goes_on_where_it_was(server: Server, whole: Path, t
     assert sorted(asked) == sorted(_request_seed(seed, e.group, e.member, t.index) for e in rest for t in e.turns)
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_no_answer(server: Server, tmp_path: Path) -> None:
     server.control(script=["answer"] * 12, then="hang:20")
     out = tmp_path / "run"

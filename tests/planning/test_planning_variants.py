@@ -169,8 +169,11 @@ def test_settings_that_mean_nothing_are_refused(setting: str, message: str) -> N
     [
         (["frozen_lake", "agent.planner=beam"], "planner.width=16"),
         (["sudoku", "agent.planner=lookahead"], "planner.proposals=8"),
-        (["frozen_lake", "agent.planner=best_of_n"], "practice.values=0.25"),
-        (["frozen_lake", "agent.planner=mcts", "planner.values=true"], "practice.values=0.25"),
+        (["frozen_lake", "agent.planner=best_of_n"], "a model that practised with practice.values above 0"),
+        (
+            ["frozen_lake", "agent.planner=mcts", "planner.values=true"],
+            "a model that practised with practice.values above 0",
+        ),
     ],
 )
 def test_a_planner_that_could_not_play_is_refused_before_anything(given: list[str], message: str, capsys) -> None:

@@ -171,6 +171,7 @@ def test_one_rank_tells_the_trackers(tmp_path: Path) -> None:
     assert in_ranks(lambda: evaluated(tmp_path), 2) == [[0], []]
 
 
+@pytest.mark.slow
 def test_one_process_imports_no_distributed_code() -> None:
     code = (
         "import sys, spa.cli, spa.pipeline, spa.rl.trainer, spa.sft.train, spa.sft.selfplay; from spa.scale import ranks;"
@@ -186,7 +187,11 @@ def test_one_process_imports_no_distributed_code() -> None:
         pytest.param(
             {"RANK": "x", "WORLD_SIZE": "2"}, "Error: RANK=x and WORLD_SIZE=2 must be numbers", marks=pytest.mark.slow
         ),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, "Error: cannot join the other ranks at 127.0.0.1:"),
+        pytest.param(
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            "Error: cannot join the other ranks at 127.0.0.1:",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"},
             "Error: torchrun --max-restarts",
