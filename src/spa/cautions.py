@@ -37,10 +37,9 @@ def cautions(cfg: Config, stage: str, variants: Sequence[VariantConfig]) -> Iter
             f"{cfg.model.path} is not trained to predict single moves, which agent.planner={cfg.agent.planner} asks about: give "
             "--model, such as RUN/sft-plan, or planner.model"
         )
-    configs = [variant_config(cfg, variant) for variant in variants]
-    if stage in ("eval", "run") and not any(each.agent.planner != "none" for each in configs):
-        for model in {each.planner.model for each in configs if each.planner.model}:
-            yield f"planner.model={model} without effect: set agent.planner"
+    configs = [variant_config(cfg, variant) for variant in variants if stage in ("eval", "run")]
+    if cfg.planner.model and all(each.agent.planner == "none" for each in configs) and configs:
+        yield f"planner.model={cfg.planner.model} without effect: set agent.planner"
     for variant in variants if stage == "run" else ():
         each = variant_config(cfg, variant)
         learns = variant.sft and source_config(cfg, variant).selfplay.rows == "transitions"

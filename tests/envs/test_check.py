@@ -494,5 +494,5 @@ def test_a_world_that_never_ends_is_given_up(monkeypatch):
 
 
 def test_a_name_instead_of_a_world_is_refused():
-    with pytest.raises(ValueError, match="make: a class or function"):
+    with pytest.raises(ValueError, match="make: a class, or a function"):
         check_world("frozen_lake")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from spa.rl.learner import Learner
 from spa.rl.reference import Reference
 from spa.rl.update import TrainingDiverged, score_tokens, set_advantages, update
 from spa.scale import ranks
-from tests.models.networks import network, with_images
+from tests.models.networks import network
 from tests.scripted import flat, lake_task, tiny_config, tiny_policy
 
 WORLDS = [World(s, str(s)) for s in range(3)]
@@ -91,17 +91,12 @@ def test_accidents_in_good_episodes_are_silenced(episodes, monkeypatch: pytest.M
 # Packing, padding, order
 
 
-@pytest.mark.parametrize(
-    ("critic", "aggregation"),
-    [
-        ("head", "token-mean"),
-        ("detached_head", "seq-mean-token-mean"),
-        pytest.param("head", "seq-mean-token-mean", marks=pytest.mark.slow),
-        pytest.param("detached_head", "token-mean", marks=pytest.mark.slow),
-        pytest.param("model", "token-mean", marks=pytest.mark.slow),
-        pytest.param("model", "seq-mean-token-mean", marks=pytest.mark.slow),
-    ],
-)
+OFTEN = [("head", "token-mean"), ("detached_head", "seq-mean-token-mean")]
+EVERY = product(("head", "model", "detached_head"), ("token-mean", "seq-mean-token-mean"))
+SELDOM = [pytest.param(*pair, marks=pytest.mark.slow) for pair in EVERY if pair not in OFTEN]
+
+
+@pytest.mark.parametrize(("critic", "aggregation"), OFTEN + SELDOM)
 def test_neither_packing_nor_padding_nor_order_matters(episodes, critic: str, aggregation: str) -> None:
     settings = {"critic": critic, "loss_aggregation": aggregation, "entropy_coef": 0.05, "kl_loss_coef": 0.1}
     wanted = gradient(episodes, reference=True, packing=False, micro_batch_tokens=100_000, **settings)
@@ -490,18 +485,3 @@ def test_the_value_head_of_a_bfloat16_model_is_float32(kind: str, episodes) -> N
     assert {p.dtype for p in weights} == {one.optimizer.state[p]["exp_avg"].dtype for p in weights} == {torch.float32}
     assert torch.equal(one.critic.head.weight, saved["critic"]["head.weight"].float())
     step(policy, one, episodes)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_are_not_rounded_in_autocast(dtype: torch.dtype) -> None:
-    _, one = make(critic="head")
-    assert one.critic is not None
-    hidden = torch.randn(50, one.critic.head.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
-    expected = one.critic.head(hidden.float()).squeeze(-1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        values = one.critic.values(None, hidden)  # type: ignore[arg-type]
-    assert values.dtype == torch.float32 and torch.equal(values, expected)
-
-
-def test_a_critic_of_a_model_of_several_parts() -> None:
-    assert Critic("head", with_images()).head.in_features == 32

@@ -35,8 +35,8 @@ SIZE_CLASSES = (
     SizeClass(
         0.3e9,
         "smollm2-135m",
-        "a first look on a CPU: 100 self-play episodes, 20 PPO steps of 64 episodes, five times as large as the paper's (not in "
-        "the paper, not tuned); one turn of history, since states hold all that matters",
+        "a first look on a CPU: 100 self-play episodes, 20 PPO steps of 64 episodes at five times the paper's "
+        "learning rates (not tuned); one turn of history, since states hold all that matters",
     ),
     SizeClass(0.8e9, "qwen2.5-0.5b", "the paper's settings"),
     SizeClass(4e9, "qwen2.5-1.5b", "the paper's settings"),

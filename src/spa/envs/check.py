@@ -71,7 +71,7 @@ class Finding:
 def check_world(make: MakeEnv, **kwargs: Any) -> list[Finding]:
     """The findings of ``each_finding``, which takes the same arguments; ValueError if ``make`` cannot be called."""
     if not callable(make):
-        raise ValueError(f"make: a class or function without arguments that makes the world, not {make!r}")
+        raise ValueError(f"make: a class, or a function such as lambda: make_env('sokoban'), not {make!r}")
     return list(each_finding(make, **kwargs))
 
 
