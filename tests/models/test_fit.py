@@ -123,6 +123,8 @@ def test_the_engines_copy_of_the_weights(big: str) -> None:
     served = ppo.play_estimate(config(big, "engine=vllm", "model.dtype=bfloat16"), device="cuda", episodes=64)
     assert (served.weights, served.copy) == (0, 2 * parameters)
     assert ppo.play_estimate(load_config("sokoban", []), device="cpu", episodes=64).copy == 0
+    few, many, more = (ppo.play_estimate(config(big), device="cpu", episodes=n).cache for n in (4, 64, 10**6))
+    assert few < many <= more < 20 * many, "no more than sampling.batch_size at once"
 
 
 def test_what_cannot_be_estimated_is_not_checked_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
